@@ -1,7 +1,7 @@
 """
-The data source `tieringd` for Spark to find: it looks into each installed package named pyspark_*.
+Let Spark find the data source `tieringd`. Spark looks for one in each installed package named pyspark_*.
 
-Everything is in `tieringd.spark.source`; nothing is to be imported from here.
+The source itself is in `tieringd.spark.source`. User code imports nothing from this package.
 """
 
 from tieringd.spark.source.data_source import TieringdDataSource as DefaultSource

@@ -1,7 +1,7 @@
 """
-The daemon's services over any store and broker, put together as the daemon does it.
+The daemon's services over any store and broker, assembled as the daemon does it.
 
-And short words for what tests do with them: look at a log, archive it, read it back.
+Short functions do what tests need: observe a log, archive it, and read it back.
 """
 
 from __future__ import annotations
@@ -47,25 +47,26 @@ if TYPE_CHECKING:
 
 
 LOOKS = count(1)
-"""The numbers of looks."""
+"""Ascending numbers for observations."""
 
 
 class Clock:
-    """Wall-clock milliseconds that pass only when a test says so."""
+    """A wall clock in milliseconds that only a test moves."""
 
     def __init__(self, now_ms: int = DEFAULT_TIME_MS) -> None:
         self.now_ms = now_ms
 
     def __call__(self) -> int:
-        """Return the time."""
+        """Return the time in milliseconds since the epoch."""
         return self.now_ms
 
 
 def archive_clock(wall_ms: Callable[[], int], store: object = None) -> ArchiveClock:
     """
-    Return the clock of a host that shows *wall_ms*, and was never set by hand: its steady clock agrees.
+    Return the archive's clock on a host whose wall clock shows *wall_ms* and never jumps.
 
-    It is compared with the clock of *store*, if that has one of its own. A directory's is the real one.
+    If *store* has a clock of its own, the archive's clock is compared with it. A store in a directory has the
+    real clock.
     """
     clock = ArchiveClock(wall_ms=wall_ms, steady_seconds=lambda: wall_ms() / 1000)
     backend = store.backend if isinstance(store, ResilientStore) else store
@@ -75,17 +76,17 @@ def archive_clock(wall_ms: Callable[[], int], store: object = None) -> ArchiveCl
 
 
 class _LoopTimers:
-    """The running loop's clock, for a gate that is built before any loop runs."""
+    """The running loop's timers, for a gate that is built before any loop runs."""
 
     def time(self) -> float:
-        """Return the loop's time; 0 before there is one."""
+        """Return the running loop's time; 0 without a running loop."""
         try:
             return asyncio.get_running_loop().time()
         except RuntimeError:
             return 0.0
 
     def call_at(self, when: float, callback: Callable[[float], object], argument: float, /) -> Any:
-        """Arrange for a call on the running loop."""
+        """Schedule a call on the running loop."""
         return asyncio.get_running_loop().call_at(when, callback, argument)
 
 
@@ -102,9 +103,9 @@ def tiered_config(
     """
     Return a configuration that archives all topics and keeps *target_bytes* of each partition locally.
 
-    *retention_ms* and *retention_bytes* are total retention. Unless *is_strict*, the local targets of topics
-    that use Redpanda's names are only advice. Objects go a second after their segment. *more* are further
-    lines of YAML.
+    *retention_ms* and *retention_bytes* are total retention. Unless *is_strict*, local targets of topics
+    that use Redpanda's names are only advisory. Objects are deleted one second after their segment expired.
+    *more* are further lines of YAML.
     """
     return parse_config(
         f"""\
@@ -139,7 +140,11 @@ def archive_in(
     clock: ArchiveClock | None = None,
     layout: Layout | None = None,
 ) -> Archive:
-    """Return the services of one daemon process, or of one reader; *clock* where the host's may be wrong."""
+    """
+    Return the services of one daemon process, or of one reader.
+
+    *clock* replaces the clock made from *now_ms*, for tests in which the host's clock may be wrong.
+    """
     return archive_on(
         store,
         check_store=_fit,
@@ -151,7 +156,7 @@ def archive_in(
 
 
 async def _fit() -> None:
-    """Find nothing wrong with the store."""
+    """Check nothing: every store is good."""
 
 
 def archiver_of(
@@ -165,9 +170,9 @@ def archiver_of(
     limits: UploadLimits | None = None,
 ) -> Archiver:
     """
-    Return an archiver of *writer*'s partition, under the newest epoch of its log unless told otherwise.
+    Return an archiver of *writer*'s partition, with *leader_epoch* or the newest epoch of its log.
 
-    Without *now_ms* it goes by the archive's clock.
+    Without *now_ms* the archiver uses the archive's clock.
     """
     newest = writer.epochs[-1][0] if writer.epochs else 0
     return _archiver(
@@ -191,9 +196,9 @@ def reconciler_of(
     max_interval_ms: int | None = None,
 ) -> Reconciler:
     """
-    Return the reconciler of a daemon; *pins* are by log directory, and without a budget.
+    Return the reconciler of a daemon. *pins* are by log directory, with a budget too large to matter.
 
-    Without *now_ms* it goes by the archive's clock.
+    Without *now_ms* the reconciler uses the archive's clock.
     """
     metrics = metrics or Metrics()
     follower = Follower(archive.manifests, steady_ms=now_ms or archive.clock.steady_ms)
@@ -265,13 +270,13 @@ def _archiver(
 def observed(
     writer: LogWriter, *, target_ms: int | None = None, target_bytes: int | None = None, **changes: Any
 ) -> Observation:
-    """Return a look at *writer*'s log as it is now; without a target nothing is trimmed."""
+    """Return an observation of *writer*'s current log. Without a target nothing is trimmed."""
     topic = topic_config(target_ms=target_ms, target_bytes=target_bytes, **changes)
     return Observation(writer.local_log(), writer.bounds(), topic, look=next(LOOKS))
 
 
 async def archived(writer: LogWriter, archive: Archive) -> PartitionManifest:
-    """Archive all that is closed and stable in *writer*'s log, and return the manifest."""
+    """Archive all closed and stable segments of *writer*'s log, and return the manifest."""
     archiver = archiver_of(writer, archive, FakeBroker(writer))
     while (await archiver.step(observed(writer))).uploaded:
         pass
@@ -282,7 +287,7 @@ async def archived(writer: LogWriter, archive: Archive) -> PartitionManifest:
 async def values_in(
     archive: Archive, manifest: PartitionManifest, *, from_offset: int = 0, read_committed: bool = False
 ) -> dict[int, bytes | None]:
-    """Return what reading the archive gives: each record's value by its offset."""
+    """Read the archive, and return each record's value by its offset."""
     found: dict[int, bytes | None] = {}
     async for record in archive.records.records(
         manifest, from_offset=from_offset, read_committed=read_committed, on_gap=lambda _: None
@@ -293,7 +298,7 @@ async def values_in(
 
 
 def written_below(writer: LogWriter, offset: int, *, read_committed: bool = False) -> dict[int, bytes]:
-    """Return what reading the log up to *offset* should give."""
+    """Return the values that a reader should find below *offset*, by offset."""
     return {
         each: value for each, value in writer.values(read_committed=read_committed).items() if each < offset
     }

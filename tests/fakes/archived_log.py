@@ -1,7 +1,7 @@
 """
-An archive for the gateway that is a copy of log files, with Kafka's own rules for what a fetch gets.
+An archive for the gateway that is a copy of log files, with Kafka's own rules for the batches of a fetch.
 
-Batches come as slices of the copy, as from a warm cache.
+Batches are slices of the copied file, as from a warm cache.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class LogCopy:
     path: Path
     descriptor: int
     batches: list[tuple[int, BatchHeader]] = field(default_factory=list)
-    """With their positions in the file."""
+    """The batches' positions in the file, and their headers."""
     aborted: list[AbortedTransaction] = field(default_factory=list)
 
     @classmethod
     def of(cls, log_dir: Path, topic: str, partition: int, copy: Path) -> Self:
-        """Copy the whole log of a partition that a broker has under *log_dir*."""
+        """Copy the whole log of a partition from a broker's *log_dir* to the file *copy*."""
         directory = log_dir / f"{topic}-{partition}"
         with copy.open("wb") as target:
             for path in sorted(directory.glob("*.log")):
@@ -67,7 +67,7 @@ class LogCopy:
     def _scan(self, view: memoryview) -> None:
         tracker = TransactionTracker()
         position = 0
-        # A segment that was preallocated, or is being written to, may end in zeros.
+        # A preallocated segment, or one that is being written, may end in zeros.
         while position < len(view) and view[position + 16]:
             header = parse_header(view, position)
             self.batches.append((position, header))
@@ -87,7 +87,7 @@ class LogCopy:
     def answer(
         self, asked: AskedPartition, *, max_bytes: int, oversized: bool, committed: bool
     ) -> Replacement | None:
-        """Return batches from the asked offset on, or None when it is not here."""
+        """Return batches from the requested offset on; None if the offset was not copied."""
         begin = next(
             (n for n, (_, header) in enumerate(self.batches) if header.last_offset >= asked.fetch_offset),
             None,
@@ -119,7 +119,7 @@ class LogCopy:
 
 
 class ArchivedLogs:
-    """An archive of some partitions; the rest it does not know."""
+    """An archive of some partitions, which knows no others."""
 
     def __init__(self, *logs: LogCopy) -> None:
         self._logs = {(name, log.partition): log for log in logs for name in (log.topic, log.topic_id)}
@@ -128,30 +128,30 @@ class ArchivedLogs:
         self.released = 0
         self.is_writable = True
         self.fault: Exception | None = None
-        """Raised by every question while it is set."""
+        """Every request raises this while it is set."""
 
     def may_produce(self) -> bool:
-        """Say what the test has set."""
+        """Return the test's setting."""
         return self.is_writable
 
     def may_have(self, topic: str | UUID, partition: int) -> bool:
-        """Say whether the partition was copied."""
+        """Return whether the partition was copied."""
         return (topic, partition) in self._logs
 
     def log_start(self, topic: str | UUID, partition: int, broker_offset: int) -> int:
-        """Tell where the copy begins."""
+        """Return the copy's first offset, or the broker's if that is lower or nothing was copied."""
         log = self._logs.get((topic, partition))
         return broker_offset if log is None else min(log.batches[0][1].base_offset, broker_offset)
 
     async def delete_records(
         self, before: Mapping[tuple[str | UUID, int], int]
     ) -> Mapping[tuple[str | UUID, int], int | TieringError]:
-        """Hide nothing, and tell where the copies begin."""
+        """Delete nothing, and return the first offsets of the copies."""
         self._fail()
         return {key: self._logs[key].batches[0][1].base_offset for key in before}
 
     async def fetch(self, question: FetchQuestion) -> ArchivedFetch:
-        """Serve batches until the limits are reached."""
+        """Return batches up to the request's limits."""
         self.questions.append(question)
         self._fail()
         left, oversized = question.max_bytes, question.needs_a_batch
@@ -191,7 +191,7 @@ class ArchivedLogs:
     async def offset_for_leader_epoch(
         self, asked: Mapping[tuple[str | UUID, int], int]
     ) -> Mapping[tuple[str | UUID, int], EpochEnd]:
-        """Tell the end of each epoch after which another one is archived."""
+        """Return the end offset of each epoch that is followed by a later epoch in the copy."""
         self._fail()
         found = {}
         for key, epoch in asked.items():
@@ -203,7 +203,7 @@ class ArchivedLogs:
         return found
 
     async def describe_log_dirs(self) -> Sequence[RemoteLogDir]:
-        """Tell the sizes of the copies."""
+        """Return the sizes of the copies."""
         self._fail()
         sizes = {
             (log.topic, log.partition): log.path.stat().st_size for log in dict.fromkeys(self._logs.values())

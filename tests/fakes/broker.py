@@ -1,8 +1,8 @@
 """
-A broker in this process, over the logs that `LogWriter`s write.
+A broker in this process, over the logs of `LogWriter`s.
 
-It answers from what was written, never from the files, and it trims as Kafka does: the log
-start moves at once, whole segments go, at once or when their delay is over.
+It answers from the records of the writers, never from the files. It trims as Kafka does: the log start offset
+moves at once, and whole segments are deleted, at once or after a delay.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def broker_unavailable(operation: str, outcome_unknown: bool = False) -> BrokerU
 
 
 def require_time(send_by: float) -> None:
-    """Send nothing after *send_by*, in loop time."""
+    """Refuse a request after *send_by*, in seconds of the loop's clock."""
     if asyncio.get_running_loop().time() > send_by:
         raise BrokerUnavailable("the last check is too long ago")
 
@@ -42,8 +42,8 @@ class FakeBroker:
     """
     The leader of the partitions in *epochs*.
 
-    *keeps_trimmed_files* leaves the files of trimmed segments until `delete_trimmed`, as
-    Kafka's retention check does. The topics in *denied* are never trimmed.
+    With *keeps_trimmed_files* the files of trimmed segments stay until `delete_trimmed`, as with Kafka's
+    periodic retention check. Topics in *denied* are never trimmed.
     """
 
     def __init__(
@@ -55,33 +55,33 @@ class FakeBroker:
         self._faults: defaultdict[str, deque[TieringError]] = defaultdict(deque)
         self.epochs: dict[TopicPartition, int] = {each.name: each.epochs[-1][0] for each in writers}
         self.followed: dict[TopicPartition, int] = {}
-        """Partitions that another broker leads, and its epoch."""
+        """Partitions that another broker leads, with that leader's epoch."""
         self.cluster_topics: dict[str, set[str]] = {
             each.identified.topic: {each.identified.topic_id} for each in writers
         }
-        """The ids of the topics that the cluster has, by name."""
+        """The topic ids of the cluster's topics, by name."""
         self.untold: set[str] = set()
-        """Topics of which the cluster does not tell whether they are there, or how they are configured."""
+        """Topics of which the cluster reports neither existence nor configuration."""
         self.configs: dict[str, dict[str, str]] = {}
         self.bounds_errors: dict[TopicPartition, TieringError] = {}
         self.node = 0
         self.quotas: dict[QuotaEntity, dict[str, float]] = {}
-        """The client quotas of the cluster; brokers of one cluster may be given one dictionary."""
+        """The client quotas of the cluster. Brokers of one cluster may share one dictionary."""
         self.quota_orders = 0
-        """How often quotas were set by way of this broker."""
+        """The number of requests to this broker that changed quotas."""
         self.denied: set[str] = set()
         self.lagging: set[TopicPartition] = set()
-        """Partitions of which a replica is not in sync."""
+        """Partitions with a replica that is not in sync."""
         self.trims: list[tuple[TopicPartition, int]] = []
-        """Every trim that was asked for: the partition and the offset."""
+        """Every requested trim: the partition and the offset."""
 
     def add(self, writer: LogWriter) -> None:
-        """Hold one more partition, and lead it."""
+        """Add a partition, of which this broker is the leader."""
         self._writers[writer.name] = writer
         self.epochs[writer.name] = writer.epochs[-1][0]
 
     def fail_next(self, operation: str, error: TieringError) -> None:
-        """Let the next call of *operation* raise *error*."""
+        """Make the next call of *operation* raise *error*."""
         self._faults[operation].append(error)
 
     async def cluster_id(self) -> str:
@@ -89,7 +89,7 @@ class FakeBroker:
         return await self._answer("cluster_id", lambda: CLUSTER)
 
     async def topic_ids(self, topics: Collection[str]) -> Mapping[str, frozenset[str]]:
-        """Return the ids of the topics in `cluster_topics`; of those in `untold` nothing."""
+        """Return the ids of the topics in `cluster_topics`, without the topics in `untold`."""
         return await self._answer(
             "topic_ids",
             lambda: {
@@ -100,7 +100,7 @@ class FakeBroker:
         )
 
     async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
-        """Return those of *found* that this broker leads, and those in *followed* as followed."""
+        """Return the partitions of *found* that this broker leads, and those of `followed` as followed."""
         names = {each.topic_partition for each in found}
 
         def view() -> ClusterView:
@@ -117,7 +117,7 @@ class FakeBroker:
     async def log_bounds(
         self, logs: Sequence[LocalLog], *, leader_epochs: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, LogBounds | TieringError]:
-        """Return the bounds of each log that is led under the epoch given for it, or its error."""
+        """Return each log's bounds, or an error if this broker does not lead it with the given epoch."""
 
         def bounds(name: TopicPartition) -> LogBounds | TieringError:
             if self.epochs.get(name) != leader_epochs[name]:
@@ -128,7 +128,7 @@ class FakeBroker:
         return await self._answer("log_bounds", lambda: {name: bounds(name) for name in names})
 
     async def log_dir_sizes(self) -> Sequence[LogDirSizes]:
-        """Return the log directories of the logs held here, as broker 1."""
+        """Return the log directories of this broker's logs, as those of broker 1."""
 
         def sizes() -> list[LogDirSizes]:
             by_path: defaultdict[str, list[ReplicaSize]] = defaultdict(list)
@@ -140,20 +140,20 @@ class FakeBroker:
         return await self._answer("log_dir_sizes", sizes)
 
     async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
-        """Return what is set on each topic."""
+        """Return the settings of each topic, without the topics in `untold`."""
         return await self._answer(
             "topic_configs",
             lambda: {each: self.configs.get(each, {}) for each in topics if each not in self.untold},
         )
 
     async def topic_overrides(self, topic: str) -> Mapping[str, str]:
-        """Return what is set on one topic itself."""
+        """Return the settings of one topic itself."""
         return await self._answer("topic_overrides", lambda: dict(self.configs.get(topic, {})))
 
     async def alter_topic(
         self, topic: str, changes: Mapping[str, str | None], *, send_by: float = math.inf
     ) -> None:
-        """Set, and take away, settings of a topic."""
+        """Set or remove settings of a topic; None removes one."""
         require_time(send_by)
 
         def change() -> None:
@@ -169,7 +169,7 @@ class FakeBroker:
         return await self._answer("node_id", lambda: self.node)
 
     async def client_quotas(self) -> Mapping[QuotaEntity, Mapping[str, float]]:
-        """Return every quota that is set."""
+        """Return all quotas."""
         return await self._answer(
             "client_quotas", lambda: {entity: dict(values) for entity, values in self.quotas.items()}
         )
@@ -177,7 +177,7 @@ class FakeBroker:
     async def alter_client_quotas(
         self, changes: Mapping[QuotaEntity, Mapping[str, float | None]], *, send_by: float = math.inf
     ) -> None:
-        """Set, and take away, quotas."""
+        """Set or remove quotas; None removes one."""
         require_time(send_by)
 
         def change() -> None:
@@ -193,7 +193,7 @@ class FakeBroker:
     async def trim(
         self, leadership: Leadership, log: LocalLog, *, before_offset: int, needs_every_replica: bool = False
     ) -> int:
-        """Move the log start, and let the segments below it go."""
+        """Move the log start offset, delete the segments below it, and return the new log start offset."""
         name = leadership.partition.topic_partition
         writer = self._writers[name]
         self.trims.append((name, before_offset))
@@ -207,7 +207,7 @@ class FakeBroker:
         return writer.log_start_offset
 
     def delete_trimmed(self) -> None:
-        """Delete the files below each log start."""
+        """Delete the segment files below each log start offset."""
         for writer in self._writers.values():
             for base_offset in self._trimmed_bases(writer):
                 writer.trim_file(base_offset)

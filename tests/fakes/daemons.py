@@ -1,4 +1,4 @@
-"""A daemon's reconciler with everything around it, for the tests of its rounds."""
+"""A daemon's reconciler with its broker, store and metrics, for tests of its rounds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Daemon:
 
     @asynccontextmanager
     async def running(self):
-        """Run until the body is done, then stop and see that it ends."""
+        """Run the reconciler in the context, then stop it and wait for its end."""
         task = asyncio.create_task(self.reconciler.run())
         await asyncio.sleep(1)
         try:
@@ -53,16 +53,16 @@ class Daemon:
             await task
 
     async def round(self) -> None:
-        """Let the next regular round happen, and its work be done."""
+        """Wait for the next regular round, and for its work."""
         await asyncio.sleep(INTERVAL_SECONDS)
 
     def archived(self) -> dict[str, list[int]]:
-        """Return the bases that each partition's manifest names."""
+        """Return the base offsets in each partition's stored manifest; empty ones are left out."""
         found = {str(each.name): bases(self.store, each) for each in self.writers}
         return {name: named for name, named in found.items() if named}
 
     def pinned(self, writer: LogWriter) -> list[int]:
-        """Return the bases of a partition's pins."""
+        """Return the base offsets of a partition's pins."""
         assert self.pins, "made with a pin_root"
         return [pin.segment.base_offset for pin in self.pins.found(writer.partition).pins]
 

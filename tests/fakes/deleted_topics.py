@@ -1,4 +1,4 @@
-"""A bucket with a topic that is deleted, one of the same name that was created again, and a third."""
+"""A bucket with a deleted topic, a topic that was created again with the same name, and a third topic."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GRACE_MS = 30_000
 
 
 class DeletedTopics:
-    """The bucket, before anybody has noted anything."""
+    """The bucket, before any daemon has noted the deletion."""
 
     def __init__(self, directory: Path) -> None:
         self.store = MemoryStore()
@@ -55,7 +55,11 @@ class DeletedTopics:
         ]
 
     async def fill(self, *, remote_delete: bool | None = True) -> None:
-        """Archive all, with a spilled part, a retired segment and unnamed objects in the old topic."""
+        """
+        Archive all topics.
+
+        The old topic also has a spilled part, a retired segment, and objects that no manifest names.
+        """
         archive = archive_in(self.store, now_ms=self.clock)
         for writer in self.writers:
             for value in (b"one", b"two", b"three", b"four"):
@@ -84,7 +88,7 @@ class DeletedTopics:
             self.store.add(key, b"of a crashed process")
 
     def keys_of(self, topic: TopicKey) -> set[str]:
-        """Return the keys of a topic's objects, its manifest left out."""
+        """Return the keys of a topic's objects, without its topic manifest."""
         return {
             key
             for key in self.store._objects
@@ -92,20 +96,20 @@ class DeletedTopics:
         }
 
     def objects_of(self, *topics: TopicKey) -> dict[str, bytes]:
-        """Return the objects of topics, their manifests included."""
+        """Return the objects of topics by key, including their topic manifests."""
         keys = {key for topic in topics for key in self.keys_of(topic)}
         keys |= {topic_manifest_key(topic) for topic in topics}
         return {key: self.store._objects[key][0] for key in keys}
 
     async def manifest(self, topic: TopicKey) -> TopicManifest:
-        """Return a topic's manifest as it is stored."""
+        """Return a topic's stored manifest."""
         found = await archive_in(self.store).manifests.load_topic(topic)
         assert found is not None
         return found
 
 
 class Purging:
-    """One daemon's job; its cluster has the new and the third topic, and not the old one."""
+    """One daemon's purge job. The cluster has the new and the third topic, and not the old one."""
 
     def __init__(self, world: DeletedTopics, name: str, *, wire: Wire | None = None) -> None:
         self.clock = world.clock
@@ -115,7 +119,7 @@ class Purging:
         self.broker = FakeBroker()
         self.broker.cluster_topics = {"orders": {NEW_ID}, "third": {THIRD_ID}}
         self.to_stay: set[str] = set()
-        """Names for which the configuration says `redpanda.remote.delete: false`."""
+        """Topics whose configuration has `redpanda.remote.delete: false`."""
         self.job = TopicPurge(
             broker=self.broker,
             registry=TopicRegistry(store, self.archive.manifests),
@@ -129,17 +133,17 @@ class Purging:
         )
 
     async def look(self, *, after_ms: int = 0, requests_max: int = 10_000) -> bool:
-        """Take a turn, some time later; say whether there is more."""
+        """Move the clock by *after_ms*, and run one turn of the job; return whether there is more work."""
         self.clock.now_ms += after_ms
         return (await self.job.turn(requests_max=requests_max)).has_more
 
     async def note(self) -> None:
-        """Look until the deletion is noted, and no longer."""
+        """Run the two turns after which the deletion is noted."""
         await self.look()
         await self.look(after_ms=10_000)
 
     async def work(self, *, minutes: int = 8) -> None:
-        """Take a small turn twelve times a minute."""
+        """Run small turns, twelve in each minute."""
         for _ in range(minutes):
             for _ in range(12):
                 await self.look(after_ms=5_000, requests_max=3)

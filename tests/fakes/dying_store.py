@@ -1,14 +1,14 @@
-"""A store whose process ends at one of its requests."""
+"""A store that simulates the end of the process at one of its requests."""
 
 from __future__ import annotations
 
 
 class Killed(BaseException):
-    """What ends a process: nothing handles it."""
+    """Simulates the end of the process. No code handles this exception."""
 
 
 class Dying:
-    """A store that ends its process at the n-th request, before or after its effect."""
+    """A store that raises `Killed` at its n-th request, before or after the effect."""
 
     def __init__(self, store, dies_at: int, *, after_effect: bool):
         self.store = store
@@ -20,14 +20,14 @@ class Dying:
 
         async def call(*arguments, **options):
             self.left -= 1
-            # Others may be under way beside it.
+            # Other requests may be under way, and decrement `left` as well.
             is_last = self.left == 0
             if is_last and not self.after_effect:
                 raise Killed
             try:
                 return await method(*arguments, **options)
             finally:
-                # Also after a request that the store has refused.
+                # In `finally`, so that the process also ends after a request that the store refused.
                 if is_last:
                     raise Killed
 

@@ -1,4 +1,4 @@
-"""An archive in a directory, made of logs that a test writes, for readers who have only the bucket."""
+"""An archive in a directory, made from logs that a test writes, for readers that have only the bucket."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 class FileArchive:
     """
-    A bucket that is a directory. Every call is a daemon of its own, that does one thing and ends.
+    A bucket that is a directory. Each call acts as a daemon of its own that does one thing and ends.
 
-    So it is for code that does not await, as a Spark driver's.
+    So synchronous code, such as that of a Spark driver, can use it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -47,16 +47,16 @@ class FileArchive:
 
     @property
     def url(self) -> str:
-        """Return what users give as the path."""
+        """Return the URL that users give as the path."""
         return f"file://{self.root}"
 
     def writer(self, topic: str = "orders", partition: int = 0, **options: Any) -> LogWriter:
-        """Return a new log; what is closed of it is archived by `add`."""
+        """Return a new log. `add` archives its closed segments."""
         self._written += 1
         return LogWriter(self._logs / f"{self._written}", topic, partition, **options)
 
     def add(self, *writers: LogWriter, now_ms: int = DEFAULT_TIME_MS) -> None:
-        """Archive what is closed and not archived yet."""
+        """Archive the closed segments that are not archived yet."""
         asyncio.run(self._add(*writers, now_ms=now_ms))
 
     def filled(
@@ -78,13 +78,13 @@ class FileArchive:
         return writer
 
     def manifest(self, writer: LogWriter) -> PartitionManifest:
-        """Return the manifest of a log as it is stored."""
+        """Return the stored manifest of a log."""
         return asyncio.run(self._archive().manifests.load(writer.identified)).existing
 
     def edit(
         self, writer: LogWriter, change: Callable[[PartitionManifest], PartitionManifest]
     ) -> PartitionManifest:
-        """Replace the manifest of a log by what *change* makes of it."""
+        """Replace the manifest of a log by the result of *change*."""
 
         async def changed(found: PartitionManifest) -> PartitionManifest:
             return change(found)
@@ -92,12 +92,12 @@ class FileArchive:
         return asyncio.run(self._archive().manifests.edit(writer.identified, changed)).existing
 
     def move(self, writer: LogWriter, place: str) -> None:
-        """Note that a topic's archive goes on in another bucket."""
+        """Note that a topic's archive was moved to another bucket."""
         key = _key_of(writer)
         asyncio.run(self._archive().manifests.change_topic(key, lambda found: replace(found, moved_to=place)))
 
     def lose(self, writer: LogWriter, *values: bytes) -> None:
-        """Record a gap at the archive's end, of records that the log has and the broker deleted."""
+        """Append *values* to the log, and record them in the archive as a gap that the broker deleted."""
         base_offset = writer.next_offset
         writer.append(*values)
         writer.roll()
@@ -105,13 +105,13 @@ class FileArchive:
         self.edit(writer, lambda manifest: manifest.with_gap(gap))
 
     def expire(self, writer: LogWriter, segments: int) -> None:
-        """Let total retention take the oldest segments, objects included."""
+        """Expire the oldest segments as total retention does, and delete their objects."""
         gone = list(self.manifest(writer).segments)[:segments]
         self.edit(writer, lambda manifest: manifest.expired(segments, now_ms=DEFAULT_TIME_MS))
         self.delete(writer, *gone)
 
     def merge(self, writer: LogWriter) -> None:
-        """Merge all segments into one, and delete what was merged."""
+        """Merge all segments into one, and delete the merged segments' objects."""
         before = list(self.manifest(writer).segments)
         asyncio.run(self._merge(writer, sum(segment.size_bytes for segment in before)))
         after = list(self.manifest(writer).segments)

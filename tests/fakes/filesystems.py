@@ -1,4 +1,4 @@
-"""Disks that are as full as a test says."""
+"""Disks whose fill level a test sets."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class FakeDisk:
 
 
 class FakeFilesystems:
-    """The filesystems of a host; every look at them is counted."""
+    """The filesystems of a host. Every reading of them is counted."""
 
     def __init__(self, *disks: FakeDisk) -> None:
         self.disks = list(disks)
         self.looks = 0
 
     async def look(self, paths: Sequence[str]) -> FilesystemLook:
-        """Return the disks that *paths* are on."""
+        """Return the readings of the disks that *paths* are on, and problems by path."""
         self.looks += 1
         readings: dict[int, FilesystemReading] = {}
         problems = {}

@@ -1,4 +1,4 @@
-"""One partition's log, one bucket, one daemon's services; or a whole daemon over three partitions."""
+"""Fixtures: one partition's log, one bucket, one daemon's services; or a daemon over three partitions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tieringd.storage.memory import MemoryStore
 
 @pytest.fixture
 def writer(tmp_path):
-    """Give an empty log."""
+    """Return an empty log."""
     return LogWriter(tmp_path)
 
 
 @pytest.fixture
 def store():
-    """Give an empty bucket."""
+    """Return an empty bucket."""
     return MemoryStore()
 
 
@@ -31,7 +31,7 @@ def clock():
 
 @pytest.fixture
 def archive(store, clock):
-    """Give the services of one daemon."""
+    """Return the services of one daemon."""
     return archive_in(store, now_ms=clock)
 
 
@@ -47,7 +47,7 @@ def metrics():
 
 @pytest.fixture
 def writers(tmp_path):
-    """Give three partitions, each with a closed segment."""
+    """Return the logs of three partitions, each with a closed segment."""
     writers = [LogWriter(tmp_path, "orders", number) for number in range(3)]
     for writer in writers:
         writer.closed_segment()

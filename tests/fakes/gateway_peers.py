@@ -1,4 +1,4 @@
-"""What stands around a gateway in tests: an archive of one topic, and messages of clients and brokers."""
+"""A gateway's peers in tests: an archive of one topic, and messages of clients and brokers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tieringd.gateway.server import GatewayServer
 METADATA = 3
 MIB = 1 << 20
 LAST_OFFSET = 999
-"""Of what is archived of topic "old"."""
+"""The last archived offset of topic "old"."""
 
 
 class TopicArchive(NoArchive):
-    """Has every offset of topic "old", as records of a few bytes; a test may keep it from answering."""
+    """Has every offset of topic "old", as records of a few bytes. A test may hold back its answers."""
 
     def __init__(self):
         self.may_answer = asyncio.Event()
@@ -36,7 +36,7 @@ class TopicArchive(NoArchive):
         self.released = 0
         self.is_writable = True
         self.step = None
-        """How many offsets are in an answer; by default nobody knows where one ends."""
+        """The number of offsets in an answer; None if the end of an answer is unknown."""
         self.failure = None
 
     def may_produce(self):
@@ -70,7 +70,7 @@ class TopicArchive(NoArchive):
 
 @asynccontextmanager
 async def running(broker, archive=None, **settings):
-    """Run a gateway in front of *broker*; in the end it must hold nothing."""
+    """Run a gateway in front of *broker*. At the end, check that no connection or buffer is left."""
     server = GatewayServer(GatewaySettings("127.0.0.1", 0, "127.0.0.1", broker.port, **settings), archive)
     await server.start()
     try:
@@ -82,7 +82,7 @@ async def running(broker, archive=None, **settings):
 
 
 def plain_request(number, *, size=50):
-    """Return a request that the gateway does not look at."""
+    """Return a request that the gateway forwards without reading it."""
     return struct.pack(">ihhi", size - 4, METADATA, 9, number) + bytes([number % 256]) * (size - 12)
 
 
@@ -91,7 +91,7 @@ def plain_answer(number, *, size=50):
 
 
 async def closed(client) -> bytes:
-    """Return what comes until the connection is closed."""
+    """Return the bytes that a client receives until the connection is closed."""
     async with asyncio.timeout(20):
         try:
             return await client.reader.read()

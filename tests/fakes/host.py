@@ -1,4 +1,4 @@
-"""A machine whose load a test decides, on the running loop's clock."""
+"""A machine whose load a test sets, on the running loop's clock."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 class FakeHost:
     """
-    One processor and one disk. Demands are parts of them: 1.0 leaves the machine no room.
+    A machine with one processor and one disk. A demand of 1.0 uses one of them completely.
 
-    *others* is what everything but uploads wants of the processor, *others_io* of the disk, and
-    *uploads* is what uploads that are under way want of the processor. Where demands together are more than
-    there is, tasks wait.
+    *others* is the demand of everything but uploads for the processor, and *others_io* for the disk.
+    *uploads* is the demand of running uploads for the processor. If the demands together exceed 1.0, tasks
+    wait.
     """
 
     def __init__(self, *, others: float = 0.0, others_io: float = 0.0, uploads: float = 0.0) -> None:
@@ -29,13 +29,13 @@ class FakeHost:
         self.readings = 0
 
     def set_others(self, others: float, *, io: float = 0.0) -> None:
-        """Let others want more, or less, from now on."""
+        """Set the demand of everything but uploads from now on."""
         self._advance()
         self._others, self._others_io = others, io
 
     @contextmanager
     def uploading(self) -> Iterator[None]:
-        """Carry an upload for the time of the context."""
+        """Run an upload in the context."""
         self._advance()
         self._running += 1
         try:
@@ -45,7 +45,7 @@ class FakeHost:
             self._running -= 1
 
     def counters(self) -> HostCounters:
-        """Return what a kernel would have counted up to now."""
+        """Return the counters that a kernel would have now."""
         self._advance()
         self.readings += 1
         own = self._own

@@ -1,4 +1,4 @@
-"""A stored segment, a store that misbehaves on demand, and a hydrator over a real directory."""
+"""A stored segment, a store that injects faults on demand, and a hydrator over a real directory."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ PARTITION = TopicIdPartition("east", "orders", "AAAAAAAAAAAAAAAAAAAAAQ", 3)
 BATCHES = 12
 BATCH_BYTES = len(segment_bytes(0, batches=1, value=b"v" * 300))
 CHUNK_BYTES = 3 * BATCH_BYTES
-"""Three batches: a segment has four chunks."""
+"""The size of three batches, so that a segment has four chunks."""
 LARGE = TrimLimits(size_bytes=1 << 40, objects=1000)
 
 
 class OddStore(MemoryStore):
-    """A store whose next answers are changed, or wait until a test lets them go."""
+    """A store whose next answers a test changes, or holds back."""
 
     def __init__(self) -> None:
         super().__init__()
         self.changes: deque[Callable[[bytes], bytes]] = deque()
-        """What is done to the bytes of the next answers, one each."""
+        """Functions that change the bytes of the next answers, one for each answer."""
         self.gate: asyncio.Event | None = None
-        """Ranges wait for it."""
+        """Reads of ranges wait for this event, if it is set to one."""
         self.at_once = self.most_at_once = 0
 
     async def get_range(self, key: str, *, position: int, size_bytes: int) -> bytes:
-        """Return the bytes of a range, or what a fault makes of them."""
+        """Return the bytes of a range, changed by the next fault."""
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
         try:
@@ -63,12 +63,12 @@ class OddStore(MemoryStore):
         return self.changes.popleft()(data) if self.changes else data
 
     async def get(self, key: str) -> tuple[bytes, Any]:
-        """Return an object whole, or what a fault makes of it."""
+        """Return a whole object, changed by the next fault."""
         data, info = await super().get(key)
         return (self.changes.popleft()(data) if self.changes else data), info
 
     def downloads(self, operation: str = "get_range") -> int:
-        """Return how often bytes were asked for."""
+        """Return the number of requests of one operation."""
         return sum(name == operation for name, _ in self.requests)
 
 
@@ -80,12 +80,12 @@ def flipped(data: bytes) -> bytes:
 
 
 def cut(data: bytes) -> bytes:
-    """Return all but the last byte."""
+    """Return *data* without its last byte."""
     return data[:-1]
 
 
 class Stored:
-    """One segment in a store."""
+    """One segment in a store, with its index."""
 
     def __init__(
         self,
@@ -133,12 +133,12 @@ class Stored:
         store.add(self.index_key, self.sidecar)
 
     def bytes_of(self, chunk: Chunk) -> bytes:
-        """Return what a chunk is to hold."""
+        """Return the bytes that a chunk should have."""
         return self.data[chunk.position : chunk.end]
 
 
 def bytes_in(found: HydratedChunk) -> bytes:
-    """Return what a reader gets of a chunk."""
+    """Return the bytes that a reader gets from a chunk."""
     if found.file is None:
         assert found.data is not None
         return found.data
@@ -147,7 +147,7 @@ def bytes_in(found: HydratedChunk) -> bytes:
 
 
 class Host:
-    """One process with a cache: start it again for a restart."""
+    """One process with a cache. A new instance with the same path simulates a restart."""
 
     def __init__(self, path: Path, store: MemoryStore, *, limits: TrimLimits = LARGE) -> None:
         self.store = store
@@ -161,13 +161,13 @@ class Host:
         self.hydrator: Hydrator
 
     def start(self, **changes: Any) -> Hydrator:
-        """Return a new hydrator; the last one was closed."""
+        """Return a new hydrator. The last one must be closed."""
         limits = HydrationLimits(**{"chunk_bytes": CHUNK_BYTES, **changes})
         self.hydrator = Hydrator(self.store, self.keeper, limits=limits, metrics=self.metrics.cache)
         return self.hydrator
 
     async def read(self, stored: Stored, number: int = 0) -> bytes:
-        """Return a chunk's bytes as one reader gets them."""
+        """Read a chunk as one reader, and return its bytes."""
         chunk = self.hydrator.layout(stored.index).chunks[number]
         async with self.hydrator.chunk(PARTITION, stored.segment, stored.index, chunk) as found:
             assert found.chunk == chunk
@@ -179,11 +179,11 @@ class Host:
         return self.directory.path / f"{stored.key}_chunks/{chunk.position}"
 
     def value(self, name: str, **labels: str) -> float:
-        """Return a metric; 0 before it has a series."""
+        """Return a metric of the cache; 0 if it has no such series yet."""
         return self.metrics.registry.get_sample_value(f"tieringd_cache_{name}", labels) or 0
 
     def assert_tidy(self) -> None:
-        """Nothing is promised to anybody, half written, or counted and not there."""
+        """Check that no space is reserved, no file is partly written, and the accounts match the files."""
         use = self.directory.accounts.use()
         assert (use.reserved_bytes, use.reserved_objects) == (0, 0)
         files = [
@@ -202,7 +202,7 @@ class Host:
 
 @asynccontextmanager
 async def running(host: Host, **changes: Any) -> AsyncIterator[Hydrator]:
-    """Start a hydrator for the time of the context; in the end it has left nothing behind."""
+    """Run a hydrator in the context. At the end, check that it left no descriptor, file or account behind."""
     before = open_files()
     hydrator = host.start(**changes)
     try:
@@ -214,5 +214,5 @@ async def running(host: Host, **changes: Any) -> AsyncIterator[Hydrator]:
 
 
 def open_files() -> int:
-    """Return how many descriptors this process has open."""
+    """Return the number of open file descriptors of this process."""
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a path of the kernel

@@ -1,4 +1,4 @@
-"""As much of Spark as a job needs that spreads tasks: it does them in this process, one after the other."""
+"""The parts of Spark that a job with tasks needs. Tasks run in this process, one after another."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What every task may see."""
+    """A value for all tasks."""
 
     value: Any
 
 
 @dataclass
 class Tasks:
-    """Items, and what is made of them when they are collected; *then* is called at the end of that."""
+    """Items with a lazy transformation. `collect` runs it, and calls *then* at the end."""
 
     items: Iterable[Any]
     then: Callable[[], None]
 
     def map(self, work: Callable[[Any], Any]) -> Tasks:
-        """Make one of each."""
+        """Transform each item into one result."""
         return Tasks(map(work, self.items), self.then)
 
     def flatMap(self, work: Callable[[Any], Iterable[Any]]) -> Tasks:  # noqa: N802 - Spark's names
-        """Make some of each."""
+        """Transform each item into any number of results."""
         return Tasks(chain.from_iterable(map(work, self.items)), self.then)
 
     def collect(self) -> list[Any]:
-        """Do it."""
+        """Run the transformation, and return its results."""
         found = list(self.items)
         self.then()
         return found
@@ -41,7 +41,7 @@ class Tasks:
 
 @dataclass
 class LocalSpark:
-    """A session, and its context. *then* is called at the end of each job."""
+    """A session and its context in one. *then* is called at the end of each job."""
 
     then: Callable[[], None] = lambda: None
     defaultParallelism: int = 2  # noqa: N815
@@ -53,27 +53,27 @@ class LocalSpark:
         return self
 
     def parallelize(self, items: Iterable[Any], _count: int) -> Tasks:
-        """Return tasks for some items."""
+        """Return a task for each item."""
         return Tasks(items, self.then)
 
     def broadcast(self, value: Any) -> Broadcast:
-        """Return what carries a value to tasks."""
+        """Return a value for all tasks."""
         return Broadcast(value)
 
     def statusTracker(self) -> LocalSpark:  # noqa: N802
-        """Return what tells of jobs."""
+        """Return the status tracker, which is this object."""
         return self
 
     def getJobIdsForGroup(self, _group: str) -> list[int]:  # noqa: N802
-        """Return none: they are over as soon as they have begun."""
+        """Return no jobs: a job ends as soon as it begins."""
         return []
 
     def getLocalProperty(self, name: str) -> Any:  # noqa: N802
-        """Return a property of this thread's."""
+        """Return a property of this thread."""
         return self.properties.get(name)
 
     def setLocalProperty(self, name: str, value: Any) -> None:  # noqa: N802
-        """Set a property of this thread's."""
+        """Set a property of this thread."""
         self.properties[name] = value
 
     def setJobGroup(self, group: str, _what: str, *, interruptOnCancel: bool) -> None:  # noqa: N802, N803

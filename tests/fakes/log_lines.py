@@ -1,4 +1,4 @@
-"""The daemon's own log, as a test listens to it: what was said, and waiting for a line."""
+"""The daemon's log for a test: the events so far, and a wait for an event."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ if TYPE_CHECKING:
 
 
 class LogLines:
-    """The events logged so far, in order. Lines are expected from the loop's thread."""
+    """The events logged so far, in order. They must be logged in the loop's thread."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
         self._waiting: dict[str, asyncio.Event] = {}
 
     def __call__(self, _logger: Any, _method: str, entry: MutableMapping[str, Any]) -> Any:
-        """Take in one line, as a structlog processor, and keep it from the output."""
+        """Record one event, as a structlog processor, and drop it from the output."""
         self.events.append(entry["event"])
         if (waiting := self._waiting.get(entry["event"])) is not None:
             waiting.set()
         raise structlog.DropEvent
 
     async def said(self, event: str) -> None:
-        """Wait for a line, unless it has been said."""
+        """Wait for an event, unless it has been logged already."""
         if event not in self.events:
             await self._waiting.setdefault(event, asyncio.Event()).wait()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Forget all events so far."""
         self.events.clear()
         self._waiting.clear()
 
 
 @contextmanager
 def listening() -> Iterator[LogLines]:
-    """Collect the log for the time of the context."""
+    """Record the log in the context."""
     lines = LogLines()
     processors = structlog.get_config()["processors"]
     before = processors.copy()
-    # In place: loggers that were bound before hold this very list.
+    # The list is changed in place, as loggers that were bound before have a reference to it.
     processors[:] = [lines]
     try:
         yield lines

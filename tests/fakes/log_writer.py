@@ -1,8 +1,8 @@
 """
 A partition's log directory, written as a broker writes it: batches, rolls, side files, transactions.
 
-It remembers every byte and every record it ever wrote, so a test can ask afterwards what a log
-or an archive should hold. It parses nothing: what it says of offsets is known from the writing.
+The writer keeps every byte and every record that it wrote, so that a test can compare them with a log or an
+archive. It parses nothing: all offsets are known from the writing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TICK_NS = 1_000_000
 
 @dataclass(frozen=True)
 class _Written:
-    """A batch as it lies in the log."""
+    """A batch in the log."""
 
     base_offset: int
     next_offset: int
@@ -62,9 +62,9 @@ class LogWriter:
     """
     The broker's side of one partition.
 
-    *high_watermark* holds the last stable offset back when a test sets it; else all that is
-    written is replicated at once. File times are steps of a counter, so that a change of a
-    file always shows.
+    A test may set *high_watermark*, which limits the last stable offset. Otherwise everything is replicated
+    as soon as it is written. File times are steps of a counter, so that every change of a file changes its
+    time.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class LogWriter:
         self.high_watermark: int | None = None
         self.epochs = [(0, first_offset)]
         self.dropped: list[int] = []
-        """Bases of the segments that the broker deleted by itself."""
+        """Base offsets of the segments that the broker's own retention deleted."""
         self._segments = [_Segment(first_offset)]
         self._sequences: dict[int, int] = {}
         self._ticks = DEFAULT_TIME_MS * 1_000_000 // _TICK_NS
@@ -121,15 +121,15 @@ class LogWriter:
         )
 
     def commit(self, producer_id: int) -> None:
-        """End *producer_id*'s transaction well."""
+        """Commit *producer_id*'s transaction."""
         self._end(producer_id, COMMIT_MARKER)
 
     def abort(self, producer_id: int) -> None:
-        """End *producer_id*'s transaction, so that its records never count."""
+        """Abort *producer_id*'s transaction. A read_committed reader never sees its records."""
         self._end(producer_id, ABORT_MARKER)
 
     def roll(self) -> int:
-        """Close the active segment with its side files, begin another, and return the new base."""
+        """Close the active segment with its side files, begin a new one, and return its base offset."""
         closed = self._segments[-1]
         base_offset = closed.base_offset
         for kind, data in self._indexes(closed).items():
@@ -140,20 +140,20 @@ class LogWriter:
         return self.next_offset
 
     def closed_segment(self, *values: bytes) -> int:
-        """Append one batch, roll, and return the base of the segment that is closed now."""
+        """Append one batch, roll, and return the base offset of the closed segment."""
         base_offset = self._segments[-1].base_offset
         self.append(*values)
         self.roll()
         return base_offset
 
     def begin_epoch(self, leader_epoch: int) -> None:
-        """Note a new leader epoch; what is appended from now on belongs to it."""
+        """Begin a new leader epoch for all later appends."""
         self.epochs = [each for each in self.epochs if each[1] < self.next_offset]
         self.epochs.append((leader_epoch, self.next_offset))
         self._write_epochs()
 
     def truncate(self, offset: int) -> None:
-        """Cut the log off at *offset*, a batch's base: in place, as a follower does."""
+        """Truncate the log to *offset*, which must be a batch's base offset, in place as a follower does."""
         while self._segments[-1].base_offset > offset:
             self._unlink(self._segments.pop().base_offset)
         last = self._segments[-1]
@@ -169,9 +169,9 @@ class LogWriter:
 
     def compact(self, *bases: int, without: Collection[int] = ()) -> None:
         """
-        Put one file in the place of the closed segments that begin at *bases*, as the broker's cleaner does.
+        Replace the closed segments with the base offsets *bases* by one file, as the broker's cleaner does.
 
-        The batches that begin at the offsets *without* are left out, as if all their keys were written again.
+        Batches with base offsets in *without* are left out, as if all their keys had later records.
         """
         group = [each for each in self._segments if each.base_offset in bases]
         assert [each.base_offset for each in group] == list(bases), "a cleaner takes neighbours, in order"
@@ -181,7 +181,7 @@ class LogWriter:
         place = self._segments.index(group[0])
         self._segments[place : place + len(group)] = [cleaned]
         path = self.log_path(bases[0])
-        # Beside the old file, so that the new one has another inode.
+        # The new file is written while the old one still exists, so that it has another inode.
         swap = path.with_suffix(".log.swap")
         swap.write_bytes(cleaned.data)
         self._touch(swap)
@@ -200,11 +200,11 @@ class LogWriter:
         self.log_start_offset = max(self.log_start_offset, self.bases_on_disk[0])
 
     def trim_file(self, base_offset: int) -> None:
-        """Delete the files of a segment that someone asked to have trimmed."""
+        """Delete the files of a segment, as a trim does."""
         self._unlink(base_offset)
 
     def flip_byte(self, base_offset: int) -> None:
-        """Damage the last byte of a segment's log, as a failing disk does; a second flip mends it."""
+        """Flip the last byte of a segment's log, as a failing disk does. A second call repairs it."""
         path = self.log_path(base_offset)
         data = bytearray(path.read_bytes())
         data[-1] ^= 0xFF
@@ -216,15 +216,15 @@ class LogWriter:
         return self.path / encode_file_name(base_offset, FileKind.LOG)
 
     def data_of(self, base_offset: int) -> bytes:
-        """Return every byte written to a segment, whether it is on disk still or not."""
+        """Return every byte of a segment, even if it is no longer on disk."""
         return next(each.data for each in self._segments if each.base_offset == base_offset)
 
     def local_log(self) -> LocalLog:
-        """Return the log as a scan sees it now."""
+        """Scan the log directory, and return the log."""
         return read_local_log(self.partition)
 
     def bounds(self) -> LogBounds:
-        """Return where the log begins and ends."""
+        """Return the log start offset, the last stable offset and the high watermark."""
         return LogBounds(self.log_start_offset, self.last_stable_offset, self.stable_end)
 
     @property
@@ -234,32 +234,36 @@ class LogWriter:
 
     @property
     def last_stable_offset(self) -> int:
-        """Return the first offset of the oldest undecided transaction, or the high watermark."""
-        # A marker that is not replicated may be undone, and decides nothing yet.
+        """Return the first offset of the oldest open transaction, or the high watermark."""
+        # A marker above the high watermark may still be lost, so its transaction counts as open.
         return min([self.stable_end, *self._open_transactions(self.stable_end).values()])
 
     @property
     def open_producers(self) -> list[int]:
-        """Return the producers whose transaction is open."""
+        """Return the producers with an open transaction."""
         return list(self._open_transactions(self.next_offset))
 
     @property
     def bases(self) -> list[int]:
-        """Return the base of every segment ever written and not truncated away, oldest first."""
+        """Return the base offsets of all segments that were written and not truncated, oldest first."""
         return [each.base_offset for each in self._segments]
 
     @property
     def bases_on_disk(self) -> list[int]:
-        """Return the bases of the segments whose `.log` is there, oldest first."""
+        """Return the base offsets of the segments whose `.log` file exists, oldest first."""
         return sorted(int(each.stem) for each in self.path.glob("*.log"))
 
     @property
     def batch_bases(self) -> list[int]:
-        """Return where each batch begins, and the log's end: the offsets to truncate at."""
+        """Return the base offset of each batch, and the log's end: the offsets that `truncate` accepts."""
         return [*(each.base_offset for each in self._batches()), self.next_offset]
 
     def values(self, *, read_committed: bool = False) -> dict[int, bytes]:
-        """Return every client's record by its offset; those of undecided transactions only uncommitted."""
+        """
+        Return the value of each record that clients wrote, by offset.
+
+        With *read_committed* only records outside of transactions and of committed ones are returned.
+        """
         found: dict[int, bytes] = {}
         pending: dict[int, dict[int, bytes]] = {}
         for each in self._batches():
@@ -295,7 +299,7 @@ class LogWriter:
             yield from segment.batches
 
     def _open_transactions(self, end_offset: int) -> dict[int, int]:
-        """Return the first offset of each transaction that has no marker below *end_offset*."""
+        """Return the first offset of each transaction without a marker below *end_offset*, by producer."""
         opened: dict[int, int] = {}
         for each in self._batches():
             if each.producer_id is not None and each.base_offset < end_offset:
@@ -306,7 +310,7 @@ class LogWriter:
         return opened
 
     def _indexes(self, segment: _Segment) -> dict[FileKind, bytes]:
-        """Return a closed segment's side files: an entry for the last batch, and all aborted transactions."""
+        """Return a closed segment's side files, with an entry for the last batch and aborted transactions."""
         if not segment.batches:
             return {FileKind.OFFSET_INDEX: b"", FileKind.TIME_INDEX: b""}
         last = segment.batches[-1]
@@ -340,7 +344,7 @@ class LogWriter:
         return files
 
     def _write_epochs(self) -> None:
-        # As a broker does: a new file takes the place of the old one.
+        # A new file replaces the old one, as with a broker.
         written = self.path / "leader-epoch-checkpoint.tmp"
         written.write_bytes(encode_epoch_checkpoint(self.epochs))
         written.rename(written.with_suffix(""))

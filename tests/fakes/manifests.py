@@ -1,4 +1,4 @@
-"""What the bucket holds of a partition, looked at past the services."""
+"""Read a partition's manifest from the bucket directly, without the services."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker of a few lines: a test says what each request is answered with, byte by byte."""
+"""A minimal broker: a test writes the answer to each request, byte by byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ScriptedBroker:
-    """Keeps every request that arrives; the test takes them and writes answers itself."""
+    """Queues every request that arrives. The test takes requests and writes the answers itself."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -34,14 +34,14 @@ class ScriptedBroker:
             self.requests.put_nowait((RequestHead.read(memoryview(frame)), frame, writer))
 
     async def next(self) -> tuple[RequestHead, bytes, asyncio.StreamWriter]:
-        """Return the next request, and where its answer is to be written."""
+        """Return the next request's head and frame, and the writer for its answer."""
         async with asyncio.timeout(20):
             return await self.requests.get()
 
 
 @asynccontextmanager
 async def scripted_broker(*, tls: ssl.SSLContext | None = None) -> AsyncIterator[ScriptedBroker]:
-    """Run the broker on a port that the system picks."""
+    """Run the broker on a port that the system chooses."""
     broker = ScriptedBroker()
     async with accepting(broker.serve, tls=tls) as port:
         broker.port = port

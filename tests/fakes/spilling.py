@@ -1,4 +1,4 @@
-"""A manifest that spills, in small: parts of one segment each, a store that ends the process, and looks."""
+"""Spilling on a small scale: parts of one segment each, a store that crashes, and observations."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ FOREVER = TotalRetention(limit_ms=None, limit_bytes=None)
 
 
 class Crash(Exception):
-    """The process ended."""
+    """Simulates the end of the process."""
 
 
 class CrashingStore(MemoryStore):
     """
-    Ends the process at the change number *crash_at*, before it takes effect or after.
+    Raises `Crash` at the change number *crash_at*, before or after its effect (*takes_effect*).
 
-    With *crash_again* the next process ends as many changes later, and so on.
+    With *crash_again* the next process crashes that many changes later, and so on.
     """
 
     crash_at: int | None = None
@@ -46,7 +46,7 @@ class CrashingStore(MemoryStore):
         return is_last
 
     async def put(self, key, body, *, crc32c, condition=None):
-        """Store an object, unless the process ends first."""
+        """Store an object, unless the process crashes before."""
         is_last = self._is_last()
         if is_last and not self.takes_effect:
             raise Crash
@@ -56,7 +56,7 @@ class CrashingStore(MemoryStore):
         return info
 
     async def delete_many(self, keys):
-        """Delete objects, unless the process ends first."""
+        """Delete objects, unless the process crashes before."""
         is_last = self._is_last()
         if is_last and not self.takes_effect:
             raise Crash
@@ -66,13 +66,13 @@ class CrashingStore(MemoryStore):
 
 
 def make_parts_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make each segment that may spill a part of its own."""
+    """Make each segment that may spill a spilled part of its own."""
     monkeypatch.setattr(policy, "ROWS_MIN", 1)
     monkeypatch.setattr(policy, "SEGMENTS_REMEMBERED", 1)
 
 
 def look(writer: LogWriter, *, total: TotalRetention = FOREVER, **changes: Any) -> Observation:
-    """Return a look at a topic whose manifest is always past its target."""
+    """Return an observation of a topic whose manifest always exceeds its target size."""
     return observed(writer, total=total, retention_pace=PACE, target_manifest_bytes=1, **changes)
 
 
@@ -88,7 +88,7 @@ def data_keys(store) -> list[str]:
 
 
 async def filled(writer: LogWriter, archiver: Archiver, *, segments: int = 6, local: int = 2) -> None:
-    """Archive *segments*, of which the local log keeps the newest *local*, and let the rest spill."""
+    """Archive *segments* segments, keep the newest *local* in the local log, and let the others spill."""
     for number in range(segments):
         writer.closed_segment(b"a%d" % number, b"b%d" % number)
     while (await archiver.step(look(writer))).uploaded:
@@ -99,10 +99,10 @@ async def filled(writer: LogWriter, archiver: Archiver, *, segments: int = 6, lo
 
 
 async def expect_all(archive, manifest, expected) -> None:
-    """See that readers of an archive find *expected*, and the verifier no fault."""
+    """Check that readers of an archive find *expected*, and that the verifier finds no fault."""
     assert await values_in(archive, manifest, from_offset=manifest.start_offset) == expected
     report = await archive.verifier.verify(manifest, deep=True)
     assert report.faults == ()
     assert report.segments == manifest.segment_count
-    # The first segment may have some that a user has deleted.
+    # The first segment may have records that a user has deleted.
     assert report.records >= len(expected)

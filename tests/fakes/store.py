@@ -1,4 +1,4 @@
-"""An object store at the far end of a wire."""
+"""An object store whose requests go over a `Wire`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ def store_unavailable(operation: str, outcome_unknown: bool = False) -> StorageU
 
 class DistantStore:
     """
-    One daemon's view of a bucket that several may use.
+    One daemon's access to a bucket that several may use.
 
-    *on_put* hears of each object's key once it is stored, whether the daemon does or not. *refuses* says of a
-    conditional write whether the store refuses it for nothing: `before` its effect, `after` it (as where a
-    proxy sends a request twice), or not at all; or that it is `late`: it takes effect some time after its
-    sender is gone. With *deletes_late* a deletion that is given up may happen later.
+    *on_put* is called with the key of each stored object, even if the daemon gets no answer. *refuses* is
+    called for each conditional write and returns its fate: `before` (refused, and not stored), `after`
+    (stored, and refused all the same, as where a proxy sends a request twice), `late` (stored some time after
+    the sender is gone, and never answered), or an empty text. With *deletes_late* a deletion that is given up
+    may happen later.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class DistantStore:
         self.has_own_clock = getattr(store, "has_own_clock", False)
 
     def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
-        """Let *listener* hear the bucket's time with each answer that arrives here."""
+        """Call *listener* with the bucket's time at each answer that arrives here."""
         self._times.listen(listener)
 
     def _tell_time(self) -> None:
@@ -65,7 +66,7 @@ class DistantStore:
     async def put(
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
     ) -> ObjectInfo:
-        """Store an object; one that is given up may be stored later."""
+        """Store an object. An object whose request was given up may still be stored later."""
 
         async def effect(data: Body = body) -> ObjectInfo:
             refusal = self._refuses() if condition is not None else ""
@@ -99,7 +100,7 @@ class DistantStore:
                 self._on_put(key)
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Return an object whole."""
+        """Return a whole object."""
         return await self._carry("get", lambda: self._store.get(key))
 
     async def get_range(self, key: str, *, position: int, size_bytes: int) -> bytes:
@@ -109,7 +110,7 @@ class DistantStore:
         )
 
     async def head(self, key: str) -> ObjectInfo:
-        """Return what the store knows of an object."""
+        """Return the store's information on an object."""
         return await self._carry("head", lambda: self._store.head(key))
 
     async def list_page(self, prefix: str, *, start_after: str | None = None, limit: int = 1000) -> ListPage:
@@ -133,7 +134,7 @@ class DistantStore:
     async def join(
         self, key: str, sources: Sequence[JoinSource], *, crc32c: int, condition: Condition | None = None
     ) -> Joined | None:
-        """Make one object of several; one that is given up may be made later."""
+        """Join several objects into one. After a request that was given up this may still happen later."""
 
         async def effect() -> Joined | None:
             return await self._store.join(key, sources, crc32c=crc32c, condition=condition)
@@ -141,10 +142,10 @@ class DistantStore:
         return await self._wire.carry("join", effect, lost=store_unavailable, detach=lambda: effect)
 
     async def close(self) -> None:
-        """Do nothing: others may use the bucket."""
+        """Do nothing, as others may use the bucket."""
 
     async def _carry(self, operation: str, effect: Callable[[], Awaitable[Any]]) -> Any:
-        # Reads have no outcome to be unknown: a lost answer is an error like any other.
+        # Reads change nothing, so their outcome is never unknown. A lost answer is an ordinary error.
         answer = await self._wire.carry(
             operation, effect, lost=lambda name, _: store_unavailable(name), detach=None
         )

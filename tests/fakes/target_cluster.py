@@ -1,4 +1,4 @@
-"""A live cluster that a recovery writes to, in memory: topics, what they hold, and the marks on them."""
+"""A live cluster in memory that a recovery writes to: topics, their records, and the recovery marks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class FakeTargetCluster:
-    """Use it in the place of `TargetCluster`; it may be opened again and again."""
+    """Replaces `TargetCluster`. It may be opened several times."""
 
     def __init__(self) -> None:
         self.topics: dict[str, TargetTopic] = {}
         self.values: dict[tuple[str, int], list[bytes | None]] = {}
-        """By topic and partition."""
+        """The written values by topic and partition."""
         self.commits: dict[tuple[str, int], tuple[int, RecoveryMark]] = {}
-        """Each mark with the number of its commit: brokers forget each by its own age."""
+        """Each mark with the number of its commit. Brokers expire each mark by its own age."""
         self.commit_count = 0
         self.before_writer: Callable[[str], None] = lambda _name: None
-        """Called when somebody opens a writer, just before the others of that name are fenced."""
+        """Called when a writer is opened, just before earlier writers of that name are fenced."""
         self._owners: dict[str, object] = {}
 
     async def __aenter__(self) -> Self:
@@ -38,7 +38,7 @@ class FakeTargetCluster:
         """Disconnect."""
 
     def forget(self, topic: str, partition: int) -> None:
-        """Drop a mark, as a broker does with what was committed long ago."""
+        """Drop a mark, as a broker does with old commits."""
         del self.commits[topic, partition]
 
     def add(self, name: str, partitions: int, settings: Mapping[str, str]) -> TargetTopic:
@@ -47,7 +47,7 @@ class FakeTargetCluster:
         return self.topics[name]
 
     async def topic(self, name: str) -> TargetTopic | None:
-        """Return a topic; None where there is none."""
+        """Return a topic; None if it does not exist."""
         return self.topics.get(name)
 
     async def create(
@@ -66,7 +66,7 @@ class FakeTargetCluster:
         return {number: mark for (name, number), (_, mark) in self.commits.items() if name == topic.name}
 
     async def end_offsets(self, topic: TargetTopic) -> dict[int, int]:
-        """Return where each partition ends."""
+        """Return the end offset of each partition."""
         return {
             number: len(self.values.get((topic.name, number), ())) for number in range(topic.partition_count)
         }
@@ -80,7 +80,7 @@ class FakeTargetCluster:
         group: str,
         compression: str | None,
     ) -> AsyncIterator[FakeTargetWriter]:
-        """Open a writer; an earlier one of that name is fenced."""
+        """Open a writer, and fence earlier ones of that name."""
         self.before_writer(name)
         owner = object()
         self._owners[name] = owner
@@ -94,7 +94,7 @@ class FakeTargetCluster:
 
 
 class FakeTargetWriter:
-    """Writes all of a call or nothing."""
+    """A writer that writes all records of a call or none."""
 
     def __init__(self, cluster: FakeTargetCluster, topic: TargetTopic, is_owner: Callable[[], bool]) -> None:
         self._cluster = cluster
@@ -102,7 +102,7 @@ class FakeTargetWriter:
         self._is_owner = is_owner
 
     async def set_marks(self, marks: Mapping[int, RecoveryMark]) -> None:
-        """Set marks alone."""
+        """Set marks without records."""
         self._require_owner()
         self._cluster.commit(self._topic.name, marks)
 

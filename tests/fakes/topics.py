@@ -1,4 +1,4 @@
-"""What holds for a topic, in the words of a test."""
+"""The configuration of a topic, from a few arguments of a test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def topic_config(
     target_bytes: int | None = None,
     **changes: Any,
 ) -> TopicConfig:
-    """Return the configuration of a topic whose local target is enforced; None is without limit."""
+    """Return the configuration of a topic with an enforced local target; None is no limit."""
     target = resolve_local_target(
         [
             LocalSettings(

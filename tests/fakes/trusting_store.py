@@ -1,4 +1,4 @@
-"""A bucket that takes the announced checksum on trust, as some servers do that speak S3."""
+"""A bucket that does not verify checksums of uploads, as some S3 servers do not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TrustingStore(MemoryStore):
-    """It stores whatever arrives; *tells* says whether its answers have the checksum of that."""
+    """Stores the bytes that arrive. With *tells*, answers have the checksum of these bytes."""
 
     def __init__(
         self,
@@ -30,13 +30,13 @@ class TrustingStore(MemoryStore):
         self.may_damage = may_damage
         self._tells = tells
         self.flips = 0
-        """So many of the next objects get a flipped bit on the way."""
+        """The number of next objects that get a flipped bit on the way."""
         self.damaged: list[str] = []
 
     async def put(
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
     ) -> ObjectInfo:
-        """Store an object, and compare nothing."""
+        """Store an object without comparing its checksum."""
         data = os.pread(body.fd, body.size_bytes, body.position) if isinstance(body, FileSlice) else body
         if self.flips and self.may_damage(key):
             self.flips -= 1

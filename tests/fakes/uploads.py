@@ -1,4 +1,4 @@
-"""Uploads through a gate, on virtual time: started, watched and ended by a test."""
+"""Uploads through a gate on virtual time, which a test starts, observes and ends."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def gate_at(uploads: int | UploadPace, bytes_per_second: int | None = None, **op
 
 
 async def settle() -> None:
-    """Let every task run as far as it can without time passing."""
+    """Let every task run as far as it can without the clock moving."""
     for _ in range(6):
         await asyncio.sleep(0)
 
 
 class Uploader:
-    """Makes uploads of a gate, and remembers when each began and how many ran at once."""
+    """Runs uploads through a gate, and records when each began and how many ran at once."""
 
     def __init__(self, gate: UploadGate) -> None:
         self.gate = gate
@@ -53,13 +53,13 @@ class Uploader:
 
     @property
     def times(self) -> list[float]:
-        """Return when the uploads began."""
+        """Return the times at which the uploads began, in seconds."""
         return [pytest.approx(at) for at, _, _ in self.begun]
 
     def start(
         self, number: int, size_bytes: int = KIB, *, seconds: float | None = None, **urgency
     ) -> asyncio.Task[None]:
-        """Ask for an upload that takes *seconds*, or until it is ended by hand."""
+        """Request an upload that takes *seconds*; None is until the test ends it."""
         upload = self._upload(number, size_bytes, seconds, Urgency(**urgency))
         task = asyncio.get_running_loop().create_task(upload)
         self.tasks.append(task)
@@ -104,7 +104,7 @@ class Uploader:
 
 
 class CountingTimers:
-    """The loop's timers, called *early_seconds* before their time, and counted."""
+    """Counts the loop's timers, and calls them *early_seconds* before their time."""
 
     def __init__(self, early_seconds: float = 0.0) -> None:
         self._loop = asyncio.get_running_loop()
@@ -137,6 +137,6 @@ class CountedTimer:
 
 
 def on_virtual_time(coroutine) -> None:
-    """Run a coroutine on a loop of its own: a property is run many times in one test."""
+    """Run a coroutine on a new loop. A property test runs its coroutine many times in one test."""
     with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
         runner.run(coroutine)

@@ -1,10 +1,9 @@
 """
-An event loop on a virtual clock, the same on every run.
+A deterministic event loop on a virtual clock.
 
-When nothing is ready the clock jumps to the next timer. What goes to a thread runs on the
-loop instead, at a moment that the seed decides: a simulation with threads in it would never
-be the same twice, which is why looptime, which leaves threads to the system, does not serve
-here. As a thread does, such work goes on when the task that waits for it is cancelled.
+When nothing is ready, the clock jumps to the next timer. Work for a thread runs on the loop instead, at a
+time that the seed decides. With real threads, as in looptime, no two runs of a simulation would be equal.
+As with a thread, such work continues if the task that waits for it is cancelled.
 """
 
 from __future__ import annotations
@@ -51,19 +50,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def pass_time(self, seconds: float) -> None:
-        """Move the clock on."""
+        """Move the clock forward."""
         self._now += max(0.0, seconds)
 
     def run_in_executor(
         self, executor: Executor | None, function: Callable[..., Any], *arguments: Any
     ) -> asyncio.Future[Any]:
-        """Run *function* a little later, whatever becomes of its caller."""
+        """Run *function* a little later, even if its caller is cancelled."""
         future = self.create_future()
 
         def work() -> None:
             try:
                 result = function(*arguments)
-            except Exception as error:  # noqa: BLE001 - as a thread, it hands over whatever was raised
+            except Exception as error:  # noqa: BLE001 - like a thread, it passes on any error
                 if not future.cancelled():
                     future.set_exception(error)
             else:
@@ -81,7 +80,7 @@ def run_virtual(main: Coroutine[Any, Any, Any], *, seed: int) -> Any:
 
 
 def virtually(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Let an asynchronous test run on a virtual clock: its sleeps and its threads take no time."""
+    """Make an asynchronous test run on a virtual clock, so that sleeps and threads take no real time."""
 
     @wraps(test)
     def run(*arguments: Any, **options: Any) -> None:

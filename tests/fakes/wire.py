@@ -1,9 +1,8 @@
 """
-The way between the daemon and the outside world, where requests are slow, lost or cut off.
+The connection between the daemon and other systems, on which requests are slow, lost or cut off.
 
-A fake store or broker hands each request to a `Wire` as an effect. What becomes of it on the
-way is the wire's business: the plain one carries it at once, the others lose and delay on
-purpose. None knows what a request means.
+A fake store or broker passes each request to a `Wire` as an effect. The plain wire carries requests at
+once; the others lose and delay them on purpose. No wire depends on the meaning of a request.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EFFECTS = frozenset({"put", "join", "delete_many", "trim", "alter_client_quotas"})
-"""The operations that change something outside of the daemon."""
+"""The operations that change another system."""
 
 
 class Wire:
     """Carries every request at once."""
 
     async def sendable(self) -> None:
-        """Wait until the daemon may send: a stopped one does not."""
+        """Wait until the daemon may send. A paused daemon may not."""
 
     async def carry(
         self,
@@ -38,10 +37,15 @@ class Wire:
         detach: Callable[[], Callable[[], Awaitable[Any]]] | None = None,
     ) -> T:
         """
-        Bring a request to its effect and its answer back.
+        Carry a request to its effect, and return its answer.
 
-        *lost* builds the error for a request that came to nothing, told whether the effect may
-        have happened. *detach* makes an effect that needs nothing of the caller any more.
+        Args:
+            operation: The name of the request.
+            effect: Carries out the request, and gives its answer.
+            lost: Makes the error for a lost request, from the operation and whether the effect may have
+                happened.
+            detach: Makes an effect that is independent of the caller, for a request that takes effect late.
+                None if the request cannot.
         """
         await asyncio.sleep(0)
         return await effect()
@@ -49,9 +53,9 @@ class Wire:
 
 class UnreliableWire(Wire):
     """
-    A wire that is slow, and loses requests and answers, as its seed decides.
+    A slow wire that loses requests and answers at random, determined by a seed.
 
-    An effect whose request was given up may still happen later: `late` holds those under way.
+    The effect of a request that was given up may still happen later. `late` has those that are under way.
     """
 
     def __init__(self, random: Random, *, fault_rate: float, latency_seconds: float = 0.02) -> None:
@@ -71,7 +75,7 @@ class UnreliableWire(Wire):
         self.become_reliable()
 
     def become_reliable(self) -> None:
-        """Lose nothing from here on; what is late already still comes."""
+        """Lose nothing from now on. Late effects that are under way still happen."""
         self._fault_rate = 0.0
 
     async def carry(
@@ -82,7 +86,7 @@ class UnreliableWire(Wire):
         lost: Callable[[str, bool], TieringError],
         detach: Callable[[], Callable[[], Awaitable[Any]]] | None = None,
     ) -> T:
-        """Bring a request to its effect, or not, or its answer not back."""
+        """Carry a request to its effect; or lose the request, delay its effect, or lose the answer."""
         await self._delay()
         fate = self._random.random()
         if self.is_down or fate < self._fault_rate:
@@ -108,16 +112,16 @@ class UnreliableWire(Wire):
         try:
             await effect()
         except TieringError:
-            # Nobody is there to hear that it failed.
+            # The caller has given up, so there is nowhere to report the error.
             return
 
 
 class CrashingWire(Wire):
     """
-    A wire on which the daemon's process ends at the *at*-th point; points lie around each effect.
+    A wire on which the daemon's process ends at the *at*-th point.
 
-    From then on no request comes to anything, and none is answered: the caller is to be
-    cancelled and never used again.
+    Each effect has a point before and after it. From the end on no request has an effect or an answer. The
+    caller must be cancelled, and never used again.
     """
 
     def __init__(self, at: int | None = None) -> None:
@@ -133,7 +137,7 @@ class CrashingWire(Wire):
         lost: Callable[[str, bool], TieringError],
         detach: Callable[[], Callable[[], Awaitable[Any]]] | None = None,
     ) -> T:
-        """Bring a request to its effect, with the end of the process possible before and after it."""
+        """Carry a request to its effect. The process may end before and after the effect."""
         await asyncio.sleep(0)
         await self._point(operation)
         result = await effect()

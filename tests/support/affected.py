@@ -47,7 +47,7 @@ def module_of(path: str) -> str:
 
 def imports_of(source: str) -> set[str]:
     """
-    Return the dotted names that a module imports when it runs, those inside functions too.
+    Return the dotted names that a module imports when it runs, including imports inside functions.
 
     `from a import b` gives `a` and `a.b`: the second may be a module. Blocks for type checkers are
     left out.
@@ -80,23 +80,23 @@ def _is_module_name(text: str) -> bool:
 
 
 def parents_of(module: str) -> Iterable[str]:
-    """Yield the packages that a module lies in: importing it imports them."""
+    """Yield the packages that contain a module. Importing the module imports them."""
     while "." in module:
         module = module.rpartition(".")[0]
         yield module
 
 
 def import_graph(files: Iterable[str], root: Path = ROOT) -> dict[str, set[str]]:
-    """Return the modules of *files*, each with those of them that it imports."""
+    """Return the modules of *files*, each with the modules among them that it imports."""
     sources = {module_of(file): (root / file).read_text() for file in files}
     graph = {}
     for module, source in sources.items():
         named = imports_of(source)
         named |= {parent for one in named for parent in parents_of(one)}
         graph[module] = {one for one in named if one in sources} - {module}
-    # A process is started by its name: the helper that does it stands for the whole command line.
+    # A test starts the command by its name, in a process. So the helper for that imports the command line.
     graph.setdefault("tests.support.daemon", set()).add("tieringd.__main__")
-    # The fixtures of a pytest plugin are asked for by their names.
+    # Tests use the fixtures of a pytest plugin by name, without an import.
     if "tests.support.shared_brokers" in sources:
         for conftest in ("tests.e2e.conftest", "tests.integration.conftest"):
             graph.setdefault(conftest, set()).add("tests.support.shared_brokers")
@@ -128,7 +128,7 @@ def with_imports(graph: Mapping[str, Collection[str]], modules: Collection[str])
 
 
 def outline(source: str) -> str:
-    """Return what of a module runs when it is imported: everything but the bodies of functions."""
+    """Return the part of a module that runs at its import: everything but bodies of functions, as text."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -139,7 +139,7 @@ def outline(source: str) -> str:
 
 
 def differs_in_functions_only(before: str, after: str) -> bool:
-    """Say whether only tests that run functions of a module can notice its change."""
+    """Return whether only tests that run functions of a module can notice the change of its source."""
     machine_code = any(one.partition(".")[0] == "numba" for one in imports_of(after))
     return not machine_code and outline(before) == outline(after)
 
@@ -174,15 +174,15 @@ class CoverageMap:
     """The modules whose functions test files ran, as `make coverage-map` recorded it."""
 
     ran: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """By test file."""
+    """By test file, the modules."""
     test_digests: Mapping[str, str] = field(default_factory=dict)
-    """By test file, of it and its helpers when it was recorded."""
+    """By test file, the digest of the file and its helpers when it was recorded."""
     module_digests: Mapping[str, str] = field(default_factory=dict)
-    """By module that some test ran, of its source then."""
+    """By module that some test ran, the digest of its source when it was recorded."""
 
     @classmethod
     def load(cls, path: Path = COVERAGE) -> CoverageMap:
-        """Read the map; an empty one where none was recorded."""
+        """Read the map; it is empty if none was recorded."""
         if not path.exists():
             return cls()
         document = json.loads(path.read_text())
@@ -206,12 +206,12 @@ class CoverageMap:
         self, tests: Mapping[str, str], modules: Mapping[str, str], graph: Mapping[str, Collection[str]]
     ) -> dict[str, set[str]]:
         """
-        Return by test file what it runs, as far as the record still holds.
+        Return by test file the modules that it runs, for the test files whose record is still valid.
 
         Args:
-            tests: By test file, its digest now.
-            modules: By module, its digest now.
-            graph: Each module with those that it imports now.
+            tests: The current digest of each test file.
+            modules: The current digest of each module.
+            graph: Each module with its current imports.
         """
         stale = {one for one, digest in self.module_digests.items() if modules.get(one) != digest}
         return {
@@ -233,11 +233,11 @@ def affected_tests(
     Return the test files that a change can touch, each with the reason.
 
     Args:
-        changed: Paths from the repository's root of what changed, files that are gone among them.
+        changed: Paths of changed files from the repository's root, including deleted files.
         files: Paths of all Python files of `PACKAGES`.
-        coverage: What test files ran, where it was recorded.
-        in_functions_only: Those of *changed* in which only bodies of functions differ.
-        root: What the paths begin from.
+        coverage: The modules that test files ran, if recorded.
+        in_functions_only: The files among *changed* in which only bodies of functions differ.
+        root: The directory that all paths are relative to.
     """
     tests = [file for file in files if Path(file).name.startswith("test_")]
     wide = sorted(set(changed) & set(ALWAYS_WIDE))
@@ -248,7 +248,7 @@ def affected_tests(
     reached = reached_from(graph, modules)
     ran = _what_ran(coverage or CoverageMap(), tests, files, graph, root)
     inside = {module_of(file) for file in in_functions_only} & modules
-    # For a test with a record, imports decide only about the rest of what changed.
+    # For a test with a record, imports decide only about the other changed files.
     reached_by_rest = reached_from(graph, modules - {one for one in inside if not one.startswith("tests.")})
     others = {file for file in changed if not file.endswith(".py")}
     chosen = {}
@@ -285,12 +285,12 @@ def git(*arguments: str) -> list[str]:
 
 
 def changed_since(base: str) -> list[str]:
-    """Return the paths that differ from *base*, those that git does not know yet among them."""
+    """Return the paths that differ from *base*, including files that git does not track yet."""
     return sorted({*git("diff", "--name-only", base), *git("ls-files", "--others", "--exclude-standard")})
 
 
 def inside_functions_since(base: str, changed: Iterable[str]) -> list[str]:
-    """Return those of *changed* in which only bodies of functions differ from *base*."""
+    """Return the files among *changed* in which only bodies of functions differ from *base*."""
     there = set(git("ls-tree", "-r", "--name-only", base))
     return [
         file
@@ -303,13 +303,13 @@ def inside_functions_since(base: str, changed: Iterable[str]) -> list[str]:
 
 
 def tracked_files() -> list[str]:
-    """Return the paths of all Python files of `PACKAGES`, those that git does not know yet among them."""
+    """Return the paths of all Python files of `PACKAGES`, including files that git does not track yet."""
     known = git("ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES)
     return [file for file in known if file.endswith(".py") and (ROOT / file).exists()]
 
 
 def main() -> int:
-    """Print what is chosen and what is left out, and run pytest on it; return its exit code."""
+    """Print the chosen test files and what is left out, run pytest on them, and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--base", default="", help="compare with this revision (default: main, or on main HEAD~1)"
@@ -341,7 +341,7 @@ def main() -> int:
 
 
 def default_base() -> str:
-    """Return where this branch left main; on an unchanged main, the commit before the last."""
+    """Return the commit at which this branch left main; on an unchanged main, the commit before the last."""
     (head,), (fork,) = git("rev-parse", "HEAD"), git("merge-base", "HEAD", "main")
     return "HEAD~1" if head == fork and not git("diff", "--name-only", "HEAD") else fork
 

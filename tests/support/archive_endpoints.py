@@ -1,4 +1,4 @@
-"""An archive endpoint over the services of a test's bucket, and short words for asking it."""
+"""An archive endpoint over the services of a test's bucket, and short functions for requests to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EARLIEST, LATEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -2, -1, -3, -4,
 
 
 def endpoint_config(state: Path, **gateway: Any) -> Config:
-    """Return a configuration without a broker; the bucket that it names is not opened."""
+    """Return a configuration without a broker. The bucket in it is not opened."""
     settings = {"port": 0, **gateway}
     changes = {name: settings.pop(name) for name in list(settings) if name.startswith("cloud_storage")}
     lines = [
@@ -53,7 +53,7 @@ def endpoint_config(state: Path, **gateway: Any) -> Config:
 async def running_endpoint(
     archive: Archive, state: Path, *, from_cluster: str | None = None, **gateway: Any
 ) -> AsyncIterator[ArchiveEndpoint]:
-    """Run an endpoint; in the end its connections hold nothing."""
+    """Run an endpoint. At the end, check that no connection, buffer or descriptor is left open."""
     config = endpoint_config(state, **gateway)
     before = open_files()
     async with archive_endpoint_of(config, archive, Metrics(), from_cluster=from_cluster) as endpoint:
@@ -64,13 +64,13 @@ async def running_endpoint(
 
 
 def open_files() -> int:
-    """Return how many descriptors this process has open."""
+    """Return the number of open file descriptors of this process."""
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a path of the kernel
 
 
 @asynccontextmanager
 async def asking(archive: Archive, state: Path, **gateway: Any) -> AsyncIterator[RawKafka]:
-    """Run an endpoint, and give a connection to it."""
+    """Run an endpoint, and yield a connection to it."""
     async with (
         running_endpoint(archive, state, **gateway) as endpoint,
         connected(endpoint.server.port) as client,
@@ -79,7 +79,7 @@ async def asking(archive: Archive, state: Path, **gateway: Any) -> AsyncIterator
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Return when *is_so* says so: what a server does with bytes that were sent is told to nobody."""
+    """Return when *is_so* is true. Polls, because a server reports no event for bytes that it receives."""
     async with asyncio.timeout(20):
         while not is_so():  # noqa: ASYNC110 there is no event to wait for
             await asyncio.sleep(0.005)
@@ -88,7 +88,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 async def archive_topic(
     writer: LogWriter, archive: Archive, *, partitions: int | None = None
 ) -> PartitionManifest:
-    """Archive what is closed in *writer*'s log, with its topic's manifest."""
+    """Archive the closed segments of *writer*'s log, with the topic's manifest."""
     one = writer.identified
     count = one.partition + 1 if partitions is None else partitions
     await archive.manifests.ensure_topic(
@@ -98,12 +98,12 @@ async def archive_topic(
 
 
 def topic_uuid(writer: LogWriter) -> UUID:
-    """Return a topic's id as the protocol has it."""
+    """Return a topic's id in the form of the Kafka protocol."""
     return UUID(bytes=base64.urlsafe_b64decode(writer.identified.topic_id + "=="))
 
 
 async def fetched(client: RawKafka, topic: Any, offset: int, *, version: int = 12, **values: Any) -> Any:
-    """Fetch from partition 0 at *offset*, and return what is said of the partition."""
+    """Fetch from partition 0 at *offset*, and return the partition's part of the answer."""
     asked = {"fetch_offset": offset} | {
         name: values.pop(name) for name in list(values) if name == "partition_max_bytes"
     }
@@ -116,7 +116,7 @@ async def fetched(client: RawKafka, topic: Any, offset: int, *, version: int = 1
 async def listed(
     client: RawKafka, topic: str, *timestamps: int, version: int = 10, partition: int = 0
 ) -> list[Any]:
-    """Ask for the offsets of *timestamps*, and return what is said of each."""
+    """Ask for the offsets of *timestamps*, and return the partition's part of each answer."""
     module = request_module(LIST_OFFSETS, version)
     found = []
     for timestamp in timestamps:

@@ -1,8 +1,8 @@
 """
-The services of AWS that issue credentials, as far as a role uses them: instance metadata, STS, containers.
+The services of AWS that issue a role's credentials: instance metadata, STS, containers.
 
-One handler for `tests.support.raw_http`. It refuses what the real services refuse: instance
-metadata without a session token, web identities that it does not know. It counts what it issues.
+One handler for `tests.support.raw_http`. It refuses what the real services refuse: instance metadata
+without a session token, and unknown web identities. It counts the credentials that it issues.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class CredentialService:
     lifetime_seconds: int = 3600
     has_role: bool = True
     refusal: tuple[str, bytes] | None = None
-    """A status and a body to answer instead; one of success only instead of credentials."""
+    """A status and a body to answer instead. A status of success replaces only answers with credentials."""
     is_open: asyncio.Event = field(default_factory=asyncio.Event)
-    """While a test has it cleared, no answer comes."""
+    """While a test clears this event, no answer is sent."""
     is_asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the first request has come."""
     requests: list[tuple[str, str]] = field(default_factory=list)

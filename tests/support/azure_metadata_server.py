@@ -1,8 +1,8 @@
 """
-The token services of Azure, as far as an identity uses them: metadata service and Entra.
+The token services of Azure that an identity uses: the metadata service and Entra.
 
-Both answers come from one handler for `tests.support.raw_http`. It refuses what the real services
-refuse, and counts what it issues; a test may tell it to fail instead.
+Both are one handler for `tests.support.raw_http`. The handler refuses what the real services refuse, and
+counts the tokens that it issues. A test may tell it to fail instead.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class TokenService:
 
     lifetime_seconds: int = 3600
     client_ids: set[str] = field(default_factory=set)
-    """The identities that a caller may ask for by name."""
+    """The identities that a caller may name in a request."""
     has_own_identity: bool = True
     """Whether the machine has an identity of its own."""
     tenant: str = "tenant"
     assertion: str = ""
-    """What a workload must show."""
+    """The assertion that a workload must send."""
     refusal: tuple[str, bytes, dict[str, str]] | None = None
     """A status, a body and headers to answer instead."""
     issued: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Azure's side of the wire, said by hand: servers that a test controls, and stores that speak to them."""
+"""Hand-written answers of Azure: servers that a test controls, and stores that are connected to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tieringd.storage.azure.store import AzureStore
 from tieringd.storage.settings import AzureSettings
 
 STORED = {"ETag": '"version"', "Last_Modified": "Fri, 02 Jan 2026 03:04:05 GMT"}
-"""What an answer says of an object, as arguments of `Exchange.answer`."""
+"""The headers of an answer with an object, as arguments of `Exchange.answer`."""
 
 
 def azure_settings(url: str, **changes) -> AzureSettings:
@@ -21,7 +21,7 @@ def azure_settings(url: str, **changes) -> AzureSettings:
 
 @asynccontextmanager
 async def store_of(handle, *, tls=None, **changes):
-    """Serve *handle*, and give a store that speaks to it."""
+    """Serve *handle*, and yield a store that is connected to it."""
     async with serving(handle, tls=tls) as url:
         store = await AzureStore.open(azure_settings(url, **changes))
         try:
@@ -31,5 +31,5 @@ async def store_of(handle, *, tls=None, **changes):
 
 
 def content(size: int) -> bytes:
-    """Return so many bytes, always the same."""
+    """Return *size* bytes, always the same ones."""
     return random.Random(size).randbytes(size)

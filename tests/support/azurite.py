@@ -1,9 +1,8 @@
 """
 A real Azure Blob server on loopback, for tests and benchmarks: Azurite, from npm.
 
-It lives outside the source tree, in `~/.cache/tieringd` or in `$TIERINGD_CACHE`, one directory
-per version, which exists only when it is complete. Run as `python -m tests.support.azurite` to
-fetch it.
+Azurite is installed outside the source tree, in `~/.cache/tieringd` or in `$TIERINGD_CACHE`. Each version has
+a directory, which exists only when it is complete. `python -m tests.support.azurite` fetches it.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
 AZURITE_VERSION = "3.35.0"
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""The account and the key that every Azurite has; they are published, and open nothing else."""
+"""The account and the key of every Azurite. They are published, and give access to nothing else."""
 
 
 def azurite_directory() -> Path:
-    """Return where it is installed, whether it is or not."""
+    """Return the directory of the installation, which may not exist yet."""
     return cache_directory() / f"azurite-{AZURITE_VERSION}"
 
 
@@ -45,7 +44,7 @@ def require_azurite() -> Path:
     Return the blob server's program.
 
     Raises:
-        MissingPartError: It has not been fetched.
+        MissingPartError: Azurite has not been fetched.
     """
     path = azurite_directory() / "node_modules" / ".bin" / "azurite-blob"
     if not path.exists():
@@ -55,7 +54,7 @@ def require_azurite() -> Path:
 
 def fetch_azurite() -> Path:
     """
-    Fetch it unless it is there, and return its directory.
+    Fetch Azurite unless it is installed, and return its directory.
 
     Raises:
         MissingPartError: Node.js or npm is not installed, or npm failed.
@@ -67,7 +66,7 @@ def fetch_azurite() -> Path:
     if npm is None or shutil.which("node") is None:
         raise MissingPartError("npm is not installed; install it (Debian: npm)")
     directory.parent.mkdir(parents=True, exist_ok=True)
-    # Renamed as the last step: a directory that exists is complete, however a fetch ends.
+    # The rename is the last step, so that an existing directory is always complete.
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix="fetching-") as temporary:
         fetched = Path(temporary) / "azurite"
         fetched.mkdir()
@@ -87,7 +86,7 @@ def fetch_azurite() -> Path:
 
 
 class Azurite:
-    """A blob server that keeps everything in memory; `start` it, `stop` it."""
+    """A blob server with its data in memory. Call `start` and `stop`."""
 
     account = ACCOUNT
     key = KEY
@@ -102,17 +101,17 @@ class Azurite:
         """
         Start a server with its log under *directory*; return when it answers.
 
-        It speaks TLS when it is given a *certificate*: a PEM file with a key and its certificate.
+        With a *certificate*, a PEM file with a key and its certificate, the server uses TLS.
 
         Raises:
-            MissingPartError: It has not been fetched.
-            ServerStartError: It did not come up.
+            MissingPartError: Azurite has not been fetched.
+            ServerStartError: The server did not become ready.
         """
         program = require_azurite()
         (port,) = free_ports(1)
         command = [
             *(str(program), "--blobHost", "127.0.0.1", "--blobPort", str(port)),
-            # Without the first, it refuses clients that are newer than itself.
+            # Without --skipApiVersionCheck Azurite refuses clients that are newer than itself.
             *("--skipApiVersionCheck", "--inMemoryPersistence", "--disableTelemetry", "--silent"),
         ]
         if certificate is not None:
@@ -135,7 +134,7 @@ class Azurite:
             raise
 
     def stop(self) -> None:
-        """End the process, and its data with it."""
+        """End the process. Its data is lost."""
         self.server.stop()
 
     def create_container(self, name: str) -> None:
@@ -156,7 +155,7 @@ def running_azurite(directory: Path, *, certificate: Path | None = None) -> Iter
 
 
 def container_client(endpoint: str, *, container: str) -> ContainerClient:
-    """Return a plain, blocking client: for set-up and checks that bypass the store under test."""
+    """Return a plain, blocking client, for set-up and checks that bypass the store under test."""
     return ContainerClient(
         endpoint, container, credential={"account_name": ACCOUNT, "account_key": KEY}, retry_total=0
     )
@@ -178,7 +177,7 @@ class AzureBucket:
         self._client.close()
 
     def read(self, key: str) -> bytes | None:
-        """Return an object's bytes, or None."""
+        """Return an object's bytes; None if it does not exist."""
         try:
             return self._client.download_blob(f"{self._prefix}/{key}").readall()
         except ResourceNotFoundError:
@@ -190,7 +189,7 @@ class AzureBucket:
 
 
 def main() -> int:
-    """Fetch it and say where it is."""
+    """Fetch Azurite and print its directory."""
     try:
         directory = fetch_azurite()
     except MissingPartError as error:

@@ -1,4 +1,4 @@
-"""The bounds of logs, asked of a broker as the daemon does: under the leader epochs that it has just told."""
+"""Ask a broker for the bounds of logs as the daemon does, with the leader epochs that it just reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 async def bounds_of(broker: Broker, *logs: LocalLog) -> Mapping[TopicPartition, LogBounds | TieringError]:
-    """Return the bounds of each log; of one that the broker does not know, under epoch 0."""
+    """Return the bounds of each log. A log that the broker does not know is asked for with epoch 0."""
     known = (await broker.replicas([log.partition for log in logs])).replicas
     names = [log.partition.topic_partition for log in logs]
     epochs = {name: known[name].leader_epoch if name in known else 0 for name in names}

@@ -1,4 +1,4 @@
-"""A key and a certificate for 127.0.0.1, made anew for each run, and trusted by nobody who is not told to."""
+"""A key and a certificate for 127.0.0.1, new in each run. Only clients that are given it trust it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def key_and_certificate(*, days: int = 1) -> tuple[bytes, bytes]:
     """
     Return a key and a certificate that it signs for itself, valid for *days*, each as PEM.
 
-    Whoever trusts the certificate trusts the server. It is no authority: some clients refuse a
-    server that shows one.
+    A client that trusts the certificate trusts the server. The certificate is not marked as an authority,
+    because some clients refuse a server that presents one.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a server of a test or benchmark")])
@@ -40,6 +40,6 @@ def key_and_certificate(*, days: int = 1) -> tuple[bytes, bytes]:
 
 
 def write_certificate(path: Path) -> Path:
-    """Write one PEM file with both, for the server to present and the client to trust, and return it."""
+    """Write a PEM file with key and certificate, which the server presents and the client trusts."""
     path.write_bytes(b"".join(key_and_certificate()))
     return path

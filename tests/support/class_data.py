@@ -1,13 +1,13 @@
 """
 Java options for tests: a JVM that starts in half the time.
 
-Most of a short JVM's life goes into loading classes and compiling them well. An archive of class data
-has the classes of Kafka or Spark as they are in memory, and the C1 compiler alone compiles fast.
-`python -m tests.support.make_class_data` makes the archives. Without them a JVM runs the same, and
-starts more slowly.
+A short-lived JVM spends most of its time on loading classes and on optimising compilation. An archive of
+class data has the classes of Kafka or Spark in their form in memory, and the C1 compiler alone compiles
+fast. `python -m tests.support.make_class_data` makes the archives. Without them a JVM works, but starts
+more slowly.
 
-Java checks that an archive belongs to its own version and to the jars. The digest in an archive's name
-says the same: another Java or other jars look for another file.
+Java checks that an archive belongs to its own version and to the jars. The archive's name has a digest of
+both, so that another Java or other jars use another file.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ QUICK: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 def kafka_archive() -> Path:
-    """Return where the archive of Kafka's classes is, or would be: beside the jars."""
+    """Return the path of the archive of Kafka's classes, beside the jars. It may not exist."""
     return _archive_of(jar_directory(), jar_directory().parent)
 
 
 def spark_archive() -> Path:
-    """Return where the archive of Spark's classes is, or would be: in the virtual environment of PySpark."""
+    """Return the path of the archive of Spark's classes, in PySpark's environment. It may not exist."""
     found = find_spec("pyspark")
     assert found is not None, "PySpark is missing; run `make install-dev`"
     assert found.origin is not None
@@ -39,17 +39,17 @@ def spark_archive() -> Path:
 
 
 def options_with(archive: Path) -> list[str]:
-    """Return the Java options for a quick start, with the classes of *archive* if it has been made."""
+    """Return the Java options for a quick start, with the classes of *archive* if it exists."""
     if not archive.exists():
         return list(QUICK)
-    # Java would print a line on standard output where it finds an archive unfit.
+    # Without -Xlog:disable, Java prints a line on standard output if the archive does not fit.
     return [*QUICK, f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:disable"]
 
 
 def spark_environment() -> dict[str, str]:
-    """Return the variables that give these options to the JVMs of PySpark's sessions and commands."""
+    """Return the environment variables with these options for the JVMs of PySpark's sessions and commands."""
     return {
-        # The JVM that finds out the command line of the second one.
+        # For a first JVM, which computes the command line of the second one.
         "SPARK_LAUNCHER_OPTS": " ".join(QUICK),
         "SPARK_SUBMIT_OPTS": " ".join(options_with(spark_archive())),
     }

@@ -1,9 +1,8 @@
 """
-A cluster of several real brokers with a `tieringd run` beside each, and what an operator does to it.
+A cluster of several real brokers with a `tieringd run` beside each, and an operator's changes to it.
 
-Plain functions and classes: nothing here knows pytest. Elections, reassignments and growth go
-through Kafka's own admin messages; daemons are real processes, each started anew with a log of
-its own after it was ended.
+Plain functions and classes, independent of pytest. Elections, reassignments and new partitions use Kafka's
+own admin messages. Daemons are real processes. A daemon that is started again has a new log file.
 """
 
 from __future__ import annotations
@@ -46,20 +45,20 @@ _TOPIC_RESOURCE = 2
 _SET = 0
 
 CLUSTER_PROPERTIES = {
-    # Leaders move when a test moves them, and never in between.
+    # Leaders move only when a test moves them.
     "auto.leader.rebalance.enable": "false",
     "min.insync.replicas": "1",
-    # Defaults that a topic without a setting of its own has, for tests of what is in force.
+    # Defaults for topics without a setting of their own, for tests of effective settings.
     "log.retention.ms": "86400000",
     "unclean.leader.election.enable": "false",
 }
 
 
 class PartitionState(NamedTuple):
-    """Who holds a partition, as the cluster says."""
+    """The leader and the replicas of a partition, as the cluster reports them."""
 
     leader: int
-    """-1 when there is none."""
+    """-1 without a leader."""
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
 
@@ -76,7 +75,7 @@ def _metadata_of(topic: str) -> Callable[[ModuleType], Any]:
 
 
 def _states(answer: Any) -> dict[int, PartitionState]:
-    """Return how each partition of the one topic of a Metadata answer stands."""
+    """Return the state of each partition in a Metadata answer with one topic."""
     (found,) = answer.topics
     return {
         int(one.partition_index): PartitionState(
@@ -87,10 +86,10 @@ def _states(answer: Any) -> dict[int, PartitionState]:
 
 
 class ClusterAdmin:
-    """What an operator orders from a cluster; belongs to the event loop that uses it."""
+    """An operator's requests to a cluster. Belongs to the event loop that uses it."""
 
     def __init__(self, kafka: KafkaCluster, node_ids: Sequence[int] = ()) -> None:
-        """Ask these nodes only, all when none is named: one that stands still would keep us waiting."""
+        """Send requests only to these nodes, or to all without any. A paused node would block a request."""
         nodes = [kafka.brokers[node_id - 1] for node_id in node_ids] or kafka.brokers
         bootstrap = tuple(node.bootstrap for node in nodes)
         self._connections = KafkaConnections(KafkaSettings(bootstrap=bootstrap, client_id="tests"))
@@ -100,13 +99,13 @@ class ClusterAdmin:
         await self._connections.close()
 
     async def partitions(self, topic: str) -> dict[int, PartitionState]:
-        """Return how each partition of a topic stands; empty when there is no such topic."""
+        """Return the state of each partition of a topic; empty without such a topic."""
         return _states(await self._ask(METADATA, _metadata_of(topic)))
 
     async def until(
         self, topic: str, is_so: Callable[[PartitionState], object], what: str, *, number: int = 0
     ) -> PartitionState:
-        """Return how a partition stands when *is_so* says so of it."""
+        """Wait until *is_so* is true for a partition's state, and return the state."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             state = (await self.partitions(topic)).get(number)
@@ -116,17 +115,17 @@ class ClusterAdmin:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def until_led_by(self, topic: str, node_id: int, *, number: int = 0) -> None:
-        """Return when a node leads a partition."""
+        """Wait until a node leads a partition."""
         await self.until(topic, lambda one: one.leader == node_id, f"node {node_id} leads", number=number)
 
     async def until_in_sync(self, topic: str, *, number: int = 0) -> None:
-        """Return when every replica of a partition is in sync."""
+        """Wait until every replica of a partition is in sync."""
         await self.until(
             topic, lambda one: set(one.in_sync) == set(one.replicas), "all are in sync", number=number
         )
 
     async def move_leader(self, topic: str, node_id: int, *, number: int = 0) -> None:
-        """Make a node that holds a partition its preferred leader, and elect it."""
+        """Make a node with a replica of a partition its preferred leader, and elect it."""
         state = (await self.partitions(topic))[number]
         others = [one for one in state.replicas if one != node_id]
         await self.reassign(topic, [node_id, *others], number=number)
@@ -135,7 +134,7 @@ class ClusterAdmin:
         await self.until_led_by(topic, node_id, number=number)
 
     async def elect_preferred(self, topic: str, *, number: int = 0) -> None:
-        """Give a partition back to the first of its replicas."""
+        """Elect the first of a partition's replicas."""
 
         def build(module: ModuleType) -> Any:
             wanted = module.TopicPartitions(topic=topic, partitions=(number,))
@@ -147,7 +146,7 @@ class ClusterAdmin:
                 assert one.error_code in {ErrorCode.none, ErrorCode.election_not_needed}, one
 
     async def reassign(self, topic: str, replicas: Sequence[int], *, number: int = 0) -> None:
-        """Place a partition on *replicas*, the one to lead first; return when they hold it and no other."""
+        """Place a partition on *replicas*, the preferred leader first; return when only they hold it."""
 
         def build(module: ModuleType) -> Any:
             one = module.ReassignablePartition(partition_index=number, replicas=tuple(replicas))
@@ -162,7 +161,7 @@ class ClusterAdmin:
         await self.until(topic, lambda one: one.replicas == wanted, f"{wanted} hold it", number=number)
 
     async def add_partitions(self, topic: str, replicas: Sequence[Sequence[int]]) -> None:
-        """Add a partition for each of *replicas*; return when every broker knows who leads them."""
+        """Add a partition for each of *replicas*; return when every broker knows their leaders."""
         before = len(await self.partitions(topic))
 
         def build(module: ModuleType) -> Any:
@@ -178,7 +177,7 @@ class ClusterAdmin:
             await self._until_told(address, topic, before + len(replicas))
 
     async def _until_told(self, address: str, topic: str, count: int) -> None:
-        """Return when one broker knows leaders of so many partitions; a client may begin with any broker."""
+        """Wait until a broker knows the leaders of *count* partitions. A client may begin with any broker."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             answer = await self._connections.send(address, KafkaRequest(METADATA, _metadata_of(topic)))
@@ -189,7 +188,7 @@ class ClusterAdmin:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def configure(self, topic: str, settings: Mapping[str, str]) -> None:
-        """Set properties of a topic and leave its others as they are."""
+        """Set some properties of a topic; the others stay as they are."""
 
         def build(module: ModuleType) -> Any:
             configs = tuple(
@@ -205,7 +204,7 @@ class ClusterAdmin:
         assert all(one.error_code is ErrorCode.none for one in answer.responses), answer
 
     async def _ask(self, api: Api, build: Callable[[ModuleType], Any]) -> Any:
-        """Ask the first broker that answers."""
+        """Send a request to the first broker that answers."""
         failure: BrokerUnavailable | None = None
         for address in self._connections.bootstrap:
             try:
@@ -218,7 +217,7 @@ class ClusterAdmin:
 
 @asynccontextmanager
 async def cluster_admin(kafka: KafkaCluster, *node_ids: int) -> AsyncIterator[ClusterAdmin]:
-    """Open an admin for the time of the context, over these nodes or all."""
+    """Open an admin in the context, for these nodes or for all."""
     admin = ClusterAdmin(kafka, node_ids)
     try:
         yield admin
@@ -227,23 +226,23 @@ async def cluster_admin(kafka: KafkaCluster, *node_ids: int) -> AsyncIterator[Cl
 
 
 async def restart_broker(kafka: KafkaCluster, node_id: int, *, kill: bool = False) -> None:
-    """Stop one broker, or kill it, and start it again; return when it sees all the others."""
+    """Stop or kill one broker, and start it again; return when it sees all others."""
     node = kafka.brokers[node_id - 1]
     await (node.kill() if kill else node.stop())
     await start_broker(kafka, node)
 
 
 async def start_broker(kafka: KafkaCluster, node: KafkaBrokerProcess) -> None:
-    """Start a broker that is not running; return when it sees all the others."""
+    """Start a broker that is not running; return when it sees all others."""
     node.launch()
     await node.wait_until_ready(len(kafka.brokers))
 
 
 class DaemonsBeside:
     """
-    A daemon beside each broker of a cluster, all with one archive. By node id: `daemons[1]`.
+    A daemon beside each broker of a cluster, all with one archive; `daemons[1]` is that of node 1.
 
-    Leaving the context ends those that still run.
+    Leaving the context kills the daemons that still run.
     """
 
     def __init__(
@@ -286,16 +285,16 @@ class DaemonsBeside:
         return self._runs[node_id][-1]
 
     def config(self, node_id: int = 1) -> Path:
-        """Return a node's configuration file; any will do to read the archive."""
+        """Return a node's configuration file. To read the archive, any node's file is good."""
         return self._directory / f"node-{node_id}.yaml"
 
     def change(self, node_id: int, **changes: Any) -> None:
-        """Change a node's configuration; its daemon sees it when it is launched again."""
+        """Change a node's configuration. Its daemon reads the change at its next launch."""
         self._configs[node_id] |= changes
         self._write(node_id)
 
     def launch(self, *node_ids: int) -> None:
-        """Start the daemons beside these nodes, all when none is named; return when they answer."""
+        """Start the daemons beside these nodes, or all of them; return when they answer."""
         started = []
         for node_id in node_ids or self._configs:
             runs = self._runs.setdefault(node_id, [])
@@ -307,16 +306,16 @@ class DaemonsBeside:
             daemon.wait_until_listening()
 
     def kill(self, node_id: int) -> None:
-        """End a node's daemon as a crash does; one that has ended stays so."""
+        """Kill a node's daemon, as a crash does, if it is running."""
         self[node_id].server.kill()
 
     def events(self, name: str, **fields: Any) -> list[dict[str, Any]]:
-        """Return the events with this text and these fields of every daemon, ended ones as well."""
+        """Return the log events with this text and these fields of all daemons, including ended ones."""
         daemons = [daemon for runs in self._runs.values() for daemon in runs]
         return [event for daemon in daemons for event in daemon.events(name, **fields)]
 
     def until_one(self, is_so: Callable[[Daemon], object], what: str) -> Daemon:
-        """Return the first daemon of which *is_so* says so."""
+        """Wait until *is_so* is true for a running daemon, and return that daemon."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             running = [runs[-1] for runs in self._runs.values() if runs[-1].server.is_running]

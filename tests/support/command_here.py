@@ -1,9 +1,9 @@
 """
-`tieringd` commands inside this process, for those that use the Spark session of the tests.
+Run `tieringd` commands inside this process, for commands that use the Spark session of the tests.
 
-It is the command's own `main`, with its own exit codes. A thread keeps its event loop away from the
-tests' own. What a command's process prints on its way down is the matter of a process: a few tests
-run commands as processes for that (`tests.support.daemon`).
+The command's own `main` runs, with its exit codes, in a thread, so that its event loop is not that of the
+tests. The output of a process at its end can only be tested with a process; a few tests do that
+(`tests.support.daemon`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-The real components that the tests run on: what the machine must have, and what a run has used.
+The real components of the tests: those that the machine must have, and those that a run has used.
 
-Only the standard library is imported: `python3 -m tests.support.components` runs before anything is
-installed, and says at once all that is missing.
+This module imports only the standard library. `python3 -m tests.support.components` runs before anything is
+installed, and lists everything that is missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def used(name: str) -> None:
 
 @dataclass(frozen=True)
 class Need:
-    """A program that the tests need, unless what it fetches is there already."""
+    """A program that the tests need, or that fetches a component that is not there yet."""
 
     what: str
     is_there: Callable[[], bool]

@@ -1,10 +1,9 @@
 """
-Connections that a test's own server takes: each served by one task, and all ended with the server.
+Connections to a test's own server: one task serves each, and all end with the server.
 
-What `asyncio.start_server` leaves open is closed here. It forgets connections that it has accepted
-but not yet handed on. And the error of a reset stays in a future that nobody looks at: whether the
-garbage collector reports that, hangs on when it ran last. So whoever ends a connection waits for
-its end.
+This replaces `asyncio.start_server`, which leaves things open. It forgets connections that were accepted and
+not yet passed to their handler. And the error of a reset connection stays in a future that is never read; the
+garbage collector reports it at a random time. So `end` waits for the end of a connection.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _LIMIT = 64 << 10
 
 
 async def end(writer: asyncio.StreamWriter) -> None:
-    """End a connection at once, and look at how it ended."""
+    """Abort a connection, and read the error with which it ended."""
     writer.transport.abort()
-    with suppress(OSError):  # A peer that has gone; what that means is for the test to say.
+    with suppress(OSError):  # The peer is gone. The test checks what that means.
         await writer.wait_closed()
 
 
@@ -34,7 +33,7 @@ async def end(writer: asyncio.StreamWriter) -> None:
 async def accepting(
     handle: Handler, *, tls: ssl.SSLContext | None = None, limit: int = _LIMIT
 ) -> AsyncIterator[int]:
-    """Serve each connection with *handle*, and yield the port, which the system picks."""
+    """Serve each connection with *handle*, and yield the port, which the system chooses."""
     tasks: set[asyncio.Task[None]] = set()
     with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
         listener.setblocking(False)
@@ -42,7 +41,7 @@ async def accepting(
         try:
             yield listener.getsockname()[1]
         finally:
-            # Were the task cancelled instead, the connection that it is just accepting could be lost.
+            # The task is not cancelled: a connection that it is just accepting could get lost.
             listener.shutdown(socket.SHUT_RDWR)
             await accept
             for task in tasks:
@@ -62,7 +61,7 @@ async def _accept(
         try:
             connection, _ = await loop.sock_accept(listener)
         except OSError:
-            return  # It was shut.
+            return  # `accepting` has shut the listener down.
         task = loop.create_task(_serve(connection, handle, tls, limit))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -73,7 +72,7 @@ async def _serve(connection: socket.socket, handle: Handler, tls: ssl.SSLContext
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=limit)
     protocol = asyncio.StreamReaderProtocol(reader)
-    # Peers that go are part of the play.
+    # A peer may end its connection at any time.
     with suppress(ConnectionError, ssl.SSLError, asyncio.IncompleteReadError):
         transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=tls)
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
@@ -84,7 +83,7 @@ async def _serve(connection: socket.socket, handle: Handler, tls: ssl.SSLContext
 
 
 def _report(task: asyncio.Task[None]) -> None:
-    """Tell the loop of a handler that failed, as streams do."""
+    """Report a handler's error to the event loop, as asyncio's streams do."""
     if not task.cancelled() and (error := task.exception()) is not None:
         task.get_loop().call_exception_handler(
             {"message": "a handler of the test's own server failed", "exception": error, "task": task}

@@ -1,10 +1,10 @@
 """
-What each test file runs: `make coverage-map`, or `python -m tests.support.coverage_map [FILE ...]`.
+Record what each test file runs: `make coverage-map`, or `python -m tests.support.coverage_map [FILE ...]`.
 
-Each test file runs in a pytest of its own, so that what its fixtures share is recorded for it
-too. `tests/coverage.json` gets the modules of tieringd whose functions ran in that process and in the
-processes that it started (`tests/support/ran_modules`). A file with a test that failed or was
-skipped has not shown everything that it runs, and is left out. `tests.support.affected` reads the map.
+Each test file runs in a pytest of its own, so that shared fixtures are recorded for it too.
+`tests/coverage.json` gets the modules of tieringd whose functions ran in that process and in the processes
+that it started (`tests/support/ran_modules`). A file with a failed or skipped test is left out, because not
+everything that it runs was recorded. `tests.support.affected` reads the map.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _RECORDER: Final = Path(__file__).parent / "ran_modules"
 @contextmanager
 def recorder_in(site_packages: Path) -> Iterator[None]:
     """
-    Let every Python process that reads *site_packages* record what it runs, if its environment says where.
+    Make every Python process that reads *site_packages* record its modules in `TIERINGD_RAN_MODULES`, if set.
 
-    PYTHONPATH would not do: tests set it for the processes that they start.
+    PYTHONPATH cannot be used for this, as tests set it for the processes that they start.
     """
     path = site_packages / f"tieringd_ran_modules_{os.getpid()}.pth"
     start = 'import os; "TIERINGD_RAN_MODULES" in os.environ and __import__("ran_modules_recorder")'
@@ -57,11 +57,11 @@ def recorder_in(site_packages: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What one test file ran."""
+    """The modules that one test file ran."""
 
     modules: frozenset[str]
     problem: str
-    """Why it is not whole; empty where it is."""
+    """Why the recording is incomplete; empty if it is complete."""
 
 
 def record(test: str) -> Recording:
@@ -88,10 +88,10 @@ def merged(
     module_digests: Mapping[str, str],
 ) -> CoverageMap:
     """
-    Return a map with what was recorded now, and what still holds of the old one.
+    Return a map with the new recordings, and with the entries of the old map that are still valid.
 
-    An old entry that ran a module which has changed since is dropped: the map has one digest for
-    each module.
+    An old entry with a module that has changed since is dropped, because the map has one digest for each
+    module.
     """
     stale = {one for one, digest in old.module_digests.items() if module_digests.get(one) != digest}
     ran = {
@@ -110,7 +110,7 @@ def merged(
 
 
 def main() -> int:
-    """Record, write the map, and name what could not be recorded; return 1 if there is such."""
+    """Record, write the map, and print the test files that could not be recorded; then return 1."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.support.coverage_map", description="Record what each test file runs."
     )

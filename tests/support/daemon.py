@@ -1,8 +1,8 @@
 """
-The real `tieringd` command as a process: its daemon, its other commands, its configuration.
+The real `tieringd` command as a process: the daemon, other commands, their configuration.
 
-Plain functions and classes: nothing here knows pytest. A daemon's log and admin page are the
-only things that are looked at, as an operator would.
+Plain functions and classes, independent of pytest. They observe a daemon only by its log and its admin
+page, as an operator does.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.02
 _LONGEST_POLL_SECONDS = 0.1
-"""A poll takes time of the daemon that is waited for, so a long wait polls less often."""
+"""The longest pause between polls. A poll takes the daemon's time, so a long wait polls less often."""
 _COMMAND_TIMEOUT_SECONDS = 300
 _PATIENCE_SECONDS = 60
 
 
 def command(*arguments: str) -> list[str]:
-    """Return the command line of `tieringd` under a new interpreter, which takes a second or two to begin."""
+    """Return the command line of `tieringd` in a new interpreter, which takes one or two seconds to start."""
     return [sys.executable, "-m", "tieringd", *arguments]
 
 
@@ -62,7 +62,7 @@ def run_json(*arguments: str) -> Any:
 
 
 def directory_config(log_dirs: Sequence[Path], archive: Path, state: Path, **changes: Any) -> dict[str, Any]:
-    """Return a configuration for log directories without a broker and a directory as the bucket."""
+    """Return a configuration for log directories without a broker, with a directory as the bucket."""
     return {
         "broker": {"kind": "none", "log_dirs": [str(path) for path in log_dirs]},
         "state_directory": str(state),
@@ -88,7 +88,7 @@ def kafka_config(
     node_id: int = 1,
     **changes: Any,
 ) -> dict[str, Any]:
-    """Return a configuration for a broker and S3; it archives only the topics that *changes* name."""
+    """Return a configuration for a broker and S3. It archives only the topics that *changes* select."""
     return {
         "broker": {
             "kind": "kafka",
@@ -101,7 +101,7 @@ def kafka_config(
         "cloud_storage_enable_remote_read": True,
         "retention_local_strict": True,
         **s3_properties(store, bucket=bucket, prefix=prefix),
-        # Producers are not held back because the machine that runs the tests has little space left.
+        # Producers must not be throttled because the machine of the tests has little free space.
         "storage_min_free_bytes": 0,
         "cloud_storage_reconciliation_interval_ms": 200,
         "retention_local_target_ms_default": -1,
@@ -110,7 +110,7 @@ def kafka_config(
 
 
 def endpoint_properties(url: str) -> dict[str, Any]:
-    """Return the properties that lead to a store's server."""
+    """Return the properties of the address of a store's server."""
     host, port = url.removeprefix("http://").split(":")
     return {
         "cloud_storage_api_endpoint": host,
@@ -120,7 +120,7 @@ def endpoint_properties(url: str) -> dict[str, Any]:
 
 
 def azure_properties(store: Azurite, *, container: str) -> dict[str, Any]:
-    """Return the properties that name a container, but for those of its server."""
+    """Return the properties of a container, without the address of its server."""
     return {
         "cloud_storage_backend": "azure",
         "cloud_storage_azure_container": container,
@@ -131,7 +131,7 @@ def azure_properties(store: Azurite, *, container: str) -> dict[str, Any]:
 
 
 def s3_properties(store: SeaweedFS, *, bucket: str, prefix: str) -> dict[str, Any]:
-    """Return the properties that lead to a prefix of a bucket."""
+    """Return the properties of a prefix of a bucket, with the address of its server."""
     return {
         "cloud_storage_backend": "aws",
         "cloud_storage_bucket": bucket,
@@ -152,12 +152,12 @@ class Daemon:
     """
     One `tieringd run`.
 
-    Waiting polls, because a process tells nobody what it is doing; each wait ends with what the
-    daemon logged, if what was waited for does not come.
+    Waiting polls, because a process reports no events. A wait that times out fails with the end of the
+    daemon's log.
     """
 
     arguments: tuple[str, ...] = ("run",)
-    """The command, for one that lives and is asked as a daemon does."""
+    """The command. A subclass may run another command that has an admin page as well."""
 
     def __init__(self, config: Path, output: Path, *options: str) -> None:
         arguments = [*self.arguments, "--config", str(config), *options]
@@ -171,7 +171,7 @@ class Daemon:
         self.server.launch()
 
     def wait_until_listening(self) -> None:
-        """Return when the admin page answers, wherever the system has put it."""
+        """Wait until the admin page listens, and note its address."""
         self.until(lambda: self.events("admin page listens"), "the admin page listens")
         (event,) = self.events("admin page listens")
         self._url = f"http://{event['host']}:{event['port']}"
@@ -186,7 +186,7 @@ class Daemon:
         return self.server.output.read_text() if self.server.output.exists() else ""
 
     def log(self) -> list[dict[str, Any]]:
-        """Return the events of the log; a line that is still being written is not one."""
+        """Return the events of the log, without a line that is still being written."""
         return self._parsed("")
 
     def _parsed(self, text: str) -> list[dict[str, Any]]:
@@ -216,13 +216,13 @@ class Daemon:
         return json.loads(self.get("/status")[1])
 
     def partition(self, topic: str, number: int = 0) -> dict[str, Any]:
-        """Return a partition's line of the status page; empty when it has none."""
+        """Return a partition's entry of the status page; empty without one."""
         lines = self.status()["partitions"]
         return next((one for one in lines if (one["topic"], one["partition"]) == (topic, number)), {})
 
     def metric(self, name: str, **labels: str) -> float | None:
-        """Return the sum of a metric's samples that have these labels; None when there is none."""
-        # Only the lines of this metric are parsed: the whole page takes longer than all else in a poll.
+        """Return the sum of a metric's samples with these labels; None without any."""
+        # Only the lines of this metric are parsed. To parse the whole page would take most of a poll.
         lines = [line for line in self.get("/metrics")[1].splitlines() if line.startswith(name)]
         families = text_string_to_metric_families("\n".join([*lines, ""]))
         values = [
@@ -234,7 +234,7 @@ class Daemon:
         return sum(values) if values else None
 
     def until(self, is_so: Callable[[], object], what: str, *, seconds: float = _PATIENCE_SECONDS) -> None:
-        """Return when *is_so* says so; fail when the daemon ends first, or it takes too long."""
+        """Wait until *is_so* is true; fail if the daemon ends before, or after *seconds*."""
         deadline = time.monotonic() + seconds
         pause_seconds = _POLL_SECONDS
         while not is_so():
@@ -244,19 +244,19 @@ class Daemon:
             pause_seconds = min(1.3 * pause_seconds, _LONGEST_POLL_SECONDS)
 
     def until_rounds(self, count: int) -> None:
-        """Return when *count* more rounds of reconciliation have begun and ended well."""
+        """Wait until *count* more rounds of reconciliation have succeeded."""
         wanted = self.status()["rounds"] + count
         self.until(lambda: self.status()["rounds"] >= wanted, f"{count} more rounds are done")
 
     def until_next_offset(self, topic: str, next_offset: int, number: int = 0) -> None:
-        """Return when the archive of a partition reaches *next_offset*."""
+        """Wait until the archive of a partition reaches *next_offset*."""
         self.until(
             lambda: self.next_offset(topic, number) == next_offset,
             f"the archive of {topic}-{number} reaches {next_offset}",
         )
 
     def next_offset(self, topic: str, number: int = 0) -> float | None:
-        """Return where the archive of a partition goes on, as the metric says it."""
+        """Return the next offset of a partition's archive, from the metric."""
         return self.metric("tieringd_archive_next_offset", topic=topic, partition=str(number))
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -268,7 +268,7 @@ class Daemon:
         return self.server.wait(timeout_seconds)
 
     def tail(self) -> str:
-        """Return the end of what it printed."""
+        """Return the end of the daemon's output."""
         return self.output_text()[-4000:]
 
 
@@ -276,12 +276,12 @@ class Daemon:
 def running_daemon(
     config: Path, output: Path | None = None, *, start: type[Daemon] = Daemon
 ) -> Iterator[Daemon]:
-    """Run a daemon for the time of a `with` block; its log lies beside *config*."""
+    """Run a daemon in the context. Its log is *output*, or a file beside *config*."""
     daemon = start(config, output or config.with_suffix(".log"))
     daemon.launch()
     try:
         daemon.wait_until_listening()
         yield daemon
     finally:
-        # Tests that care how it ends have ended it themselves.
+        # A test of the daemon's end has ended it itself.
         daemon.server.kill()

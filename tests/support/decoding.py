@@ -1,4 +1,4 @@
-"""What a decoder makes of stored batches, as plain rows, beside what two other parsers make of them."""
+"""The rows that the decoder reads from stored batches, and those of two other parsers, for comparison."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What came out of a run or several."""
+    """The decoder's output for one or several runs."""
 
     batches: list[pa.RecordBatch]
     corrupt: list[CorruptBatch]
@@ -38,7 +38,7 @@ class Decoded:
 def decode(
     *runs: bytes, columns: Sequence[str] = COLUMNS, selection: Selection = ALL, **options: Any
 ) -> Decoded:
-    """Decode consecutive runs of one object; every record batch that comes out is valid."""
+    """Decode consecutive runs of one object, and check that every resulting record batch is valid."""
     decoder = SegmentDecoder(
         columns, topic=TOPIC, partition=PARTITION, selection=selection, source=SOURCE, **options
     )
@@ -54,7 +54,7 @@ def decode(
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """Return the rows of *batch*, likewise."""
+    """Return the rows of *batch* in the form of `Decoded.rows`."""
     values = {}
     for name in batch.schema.names:
         column = batch.column(name)
@@ -84,7 +84,7 @@ def row(record: Any) -> Row:
 
 
 def batches_of(data: bytes) -> Iterable[memoryview]:
-    """Yield each batch of sound ones."""
+    """Yield each of the valid batches in *data*."""
     position = 0
     while position < len(data):
         size_bytes = parse_header(data, position).size_bytes
@@ -93,7 +93,7 @@ def batches_of(data: bytes) -> Iterable[memoryview]:
 
 
 def by_formats(data: bytes) -> list[Row]:
-    """Return the rows that `formats.records` finds in sound batches; those of markers are none."""
+    """Return the rows that `formats.records` finds in valid batches, without transaction markers."""
     return [
         row(one)
         for batch in batches_of(data)
@@ -103,7 +103,7 @@ def by_formats(data: bytes) -> list[Row]:
 
 
 def by_aiokafka(data: bytes) -> list[Row]:
-    """Return the rows that aiokafka finds."""
+    """Return the rows that aiokafka finds, without transaction markers."""
     found = []
     parser = MemoryRecords(data)
     while (batch := parser.next_batch()) is not None:

@@ -1,5 +1,5 @@
 """
-How many examples Hypothesis tries: the usual number, or many more in `make nightly`.
+The number of examples that Hypothesis tries: the usual number, or many more in `make nightly`.
 
 `TIERINGD_PROFILE=nightly` chooses the profile; tests/conftest.py loads it. A test that needs a
 number of its own writes `max_examples=examples(300)`, so that the profile multiplies that too.
@@ -13,13 +13,13 @@ from typing import Final
 from hypothesis import HealthCheck, settings
 
 FACTORS: Final = {"tieringd": 1, "nightly": 20}
-"""By profile: how many times the usual number."""
+"""By profile, the factor for the usual number."""
 USUAL_EXAMPLES: Final = 100
 PROFILE: Final = os.environ.get("TIERINGD_PROFILE", "tieringd")
 
 
 def examples(count: int) -> int:
-    """Return how many examples this run tries in place of *count*."""
+    """Return the number of examples for *count* in this run's profile."""
     return count * FACTORS[PROFILE]
 
 
@@ -28,11 +28,11 @@ def load_profile() -> None:
     Make the chosen profile the default of all tests.
 
     Raises:
-        ValueError: The environment names another one.
+        ValueError: The environment names an unknown profile.
     """
     if PROFILE not in FACTORS:
         raise ValueError(f"TIERINGD_PROFILE is {PROFILE!r}; there are {', '.join(FACTORS)}")
-    # How long an example takes is the machine's matter: a busy one fails no test.
+    # There is no deadline: the time of an example depends on the machine, and a busy one must not fail tests.
     settings.register_profile(
         PROFILE,
         max_examples=examples(USUAL_EXAMPLES),

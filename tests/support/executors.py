@@ -1,4 +1,4 @@
-"""An executor that can be asked what is still running."""
+"""An executor that reports whether anything is still running."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
 
 
 class RecordingExecutor(ThreadPoolExecutor):
-    """Keeps what was submitted."""
+    """A thread pool that keeps the futures of all submitted calls."""
 
     def __init__(self, threads: int = 4) -> None:
         super().__init__(threads)
         self.submitted: list[Future[Any]] = []
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
-        """Submit, and remember."""
+        """Submit a call, and keep its future."""
         future = super().submit(function, *arguments, **options)
         self.submitted.append(future)
         return future
 
     def is_idle(self) -> bool:
-        """Say whether everything submitted has ended."""
+        """Return whether all submitted calls have ended."""
         return all(future.done() for future in self.submitted)

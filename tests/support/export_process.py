@@ -3,8 +3,8 @@ An export to Parquet as a process of its own, which a test may kill.
 
     python -m tests.support.export_process CONFIG TOPIC URL DIRECTORY
 
-Small portions and rounds, so that there is something to be killed in. It says first which process its JVM is:
-that one ends by itself when this one is gone, some time after.
+Portions and rounds are small, so that a test can kill the process within a round. The first line of output is
+the process id of the JVM. The JVM ends by itself some time after this process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
     config, topic, url, directory = sys.argv[1:]
     rules = ExportRules(portion_bytes=100_000, round_bytes=1_000_000)
     with running_spark(Path(directory)) as spark:
-        print(SparkContext._gateway.proc.pid, flush=True)  # noqa: T201 - whoever started this reads it
+        print(SparkContext._gateway.proc.pid, flush=True)  # noqa: T201 - the starting process reads it
         export(
             spark,
             load_config(Path(config), environ=os.environ, needs_broker=False),

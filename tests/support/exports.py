@@ -1,4 +1,4 @@
-"""Exports without Spark: an archive in a directory, tasks in this process, and what a plain reader sees."""
+"""Exports without Spark: an archive in a directory, tasks in this process, a plain reader of the result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HOUR_MS = 3_600_000
 
 
 def file_config(root: Path) -> Config:
-    """Return a configuration of a bucket in a directory, which is made."""
+    """Make a directory, and return a configuration with it as the bucket."""
     root.mkdir(parents=True, exist_ok=True)
     make_marker(root)
     return parse_config(
@@ -50,13 +50,13 @@ def file_config(root: Path) -> Config:
 
 
 def in_this_process(work, portions):
-    """Do tasks one after the other, where Spark would spread them."""
+    """Run tasks one after another, in place of Spark."""
     return [work(one) for one in portions]
 
 
 @dataclass
 class ArchivedLogs:
-    """Logs of the partitions of a topic, their archive, and the open bucket."""
+    """The logs of a topic's partitions, their archive, and the open bucket."""
 
     directory: Path
     config: Config
@@ -76,7 +76,7 @@ class ArchivedLogs:
         return cls(directory, config, Bucket(config), writers, archive_in(store))
 
     async def archive(self) -> None:
-        """Archive all that is closed."""
+        """Archive all closed segments."""
         one = self.writers[0].identified
         key = TopicKey(one.cluster, one.topic, one.topic_id)
         await self.services.manifests.ensure_topic(key, partition_count=len(self.writers))
@@ -84,7 +84,7 @@ class ArchivedLogs:
             await archived(writer, self.services)
 
     async def fill(self, segments: int = 3, *, batches: int = 2, values: int = 3) -> None:
-        """Append segments to each log, some hours apart, and archive them."""
+        """Append segments to each log, with timestamps some hours apart, and archive them."""
         for writer in self.writers:
             for _ in range(segments):
                 for _ in range(batches):
@@ -96,11 +96,11 @@ class ArchivedLogs:
         await self.archive()
 
     def topic(self) -> Any:
-        """Return the archived topic as a run finds it."""
+        """Return the archived topic, as an export finds it."""
         return self.bucket.run(self.bucket.catalog.topic(self.writers[0].identified.topic))
 
     def written(self, *, read_committed: bool = True) -> Counter[tuple[int, int, bytes]]:
-        """Return what a reader of the archive is to see: partition, offset and value of each record once."""
+        """Return the partition, offset and value of each record that a reader of the archive should see."""
         found: Counter[tuple[int, int, bytes]] = Counter()
         for writer in self.writers:
             number = writer.name.partition
@@ -110,7 +110,7 @@ class ArchivedLogs:
         return found
 
     async def edit(self, change: Callable[[Any], Any], number: int = 0) -> None:
-        """Replace a partition's manifest by what *change* makes of it."""
+        """Replace a partition's manifest by the result of *change*."""
 
         async def changed(manifest: Any) -> Any:
             return change(manifest)
@@ -119,10 +119,10 @@ class ArchivedLogs:
 
     async def depose(self, cut: int, *, begins_at: int | None = None, now_ms: int = 0) -> None:
         """
-        Have an unclean election: the archive is cut back to *cut*, and a new leader's log is archived.
+        Simulate an unclean election: cut the archive back to *cut*, and archive a new leader's log.
 
-        That log begins at *begins_at*, and at *cut* where it is None. It has four segments of two records,
-        `new` and their offset; what is between is a gap.
+        The new log begins at *begins_at*; None is *cut*. The log has four segments of two records, whose
+        values are `new` and their offset. The offsets from *cut* to the new log's start become a gap.
         """
         (writer,) = self.writers
         first = cut if begins_at is None else begins_at
@@ -144,7 +144,7 @@ class ArchivedLogs:
             pass
 
     async def merge(self) -> None:
-        """Make one object of each partition's two first segments that are neighbours, and delete theirs."""
+        """Merge the first two adjacent segments of each partition, and delete their objects."""
         for writer in self.writers:
             manifest = (await self.services.manifests.load(writer.identified)).existing
             rows = [
@@ -190,23 +190,23 @@ class ArchivedLogs:
 
 @dataclass
 class ParquetDirectory:
-    """A target for Parquet files, and what a plain reader finds in it."""
+    """A target for Parquet files, and a plain reader of it."""
 
     root: Path
     bucket: Bucket
 
     @classmethod
     def made(cls, root: Path) -> ParquetDirectory:
-        """Make an empty one."""
+        """Make an empty directory."""
         return cls(root, Bucket(file_config(root)))
 
     def topic(self, *, store: Any = None, partition_by: str = "day", topic: str = "orders") -> ParquetTopic:
-        """Return the target of a topic; *store* stands between it and the directory."""
+        """Return the target of a topic, with *store* in place of the directory's own store."""
         opened = TargetStore(store or self.bucket.store, self.bucket.run)
         return ParquetTopic(lambda: opened, topic, url=f"file://{self.root}", partition_by=partition_by)
 
     def paths(self) -> list[Path]:
-        """Return the files that Spark would read: it passes over names that begin with an underscore."""
+        """Return the files that Spark would read. Spark ignores names that begin with `_` or a dot."""
         return [
             path
             for path in sorted(self.root.rglob("*.parquet"))
@@ -222,17 +222,17 @@ class ParquetDirectory:
         ]
 
     def seen(self) -> Counter[tuple[int, int, bytes]]:
-        """Return partition, offset and value of every row, and how often it is there."""
+        """Count the rows by partition, offset and value."""
         return counted(self.rows("partition", "offset", "value"))
 
 
 def counted(rows: Iterable[dict[str, Any]]) -> Counter[tuple[int, int, bytes]]:
-    """Return partition, offset and value of rows, and how often each is there."""
+    """Count *rows* by partition, offset and value."""
     return Counter((row["partition"], row["offset"], row["value"]) for row in rows)
 
 
 def exported(logs: ArchivedLogs, target: Any, *, run: Any = in_this_process, **rules: Any) -> Any:
-    """Export the topic of *logs* and return the outcome; raise what kept it from the archive's end."""
+    """Export the topic of *logs* and return the outcome; raise the outcome's error."""
     outcome = attempted(logs, target, run=run, **rules)
     if outcome.error is not None:
         raise outcome.error
@@ -240,5 +240,5 @@ def exported(logs: ArchivedLogs, target: Any, *, run: Any = in_this_process, **r
 
 
 def attempted(logs: ArchivedLogs, target: Any, *, run: Any = in_this_process, **rules: Any) -> TopicOutcome:
-    """Export the topic of *logs*, and return what came of it."""
+    """Export the topic of *logs* and return the outcome, with its error if there is one."""
     return export_topic(logs.topic(), target, ExportRules(**rules), archive=lambda: logs.bucket, run=run)

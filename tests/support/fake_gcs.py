@@ -1,8 +1,8 @@
 """
-A Cloud Storage server on loopback, for tests and benchmarks: fake-gcs-server, data in memory.
+A Cloud Storage server on loopback, for tests and benchmarks: fake-gcs-server, with data in memory.
 
-It keeps conditions for multipart uploads only, compares no checksums, and never says whether an
-object or its bucket is missing. Plain functions and classes: nothing here knows pytest.
+The server checks conditions only of multipart uploads, compares no checksums, and does not distinguish a
+missing object from a missing bucket. Plain functions and classes, independent of pytest.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FakeGcs:
 
         Raises:
             FileNotFoundError: The server is not installed; the message says how to install it.
-            ServerStartError: It did not come up.
+            ServerStartError: The server did not become ready.
         """
         (port,) = free_ports(1)
         address = f"127.0.0.1:{port}"
@@ -61,7 +61,7 @@ class FakeGcs:
         return fake
 
     def stop(self) -> None:
-        """End the process; the data is gone."""
+        """End the process. Its data is lost."""
         self.server.stop()
 
     def create_bucket(self, name: str) -> None:
@@ -80,7 +80,7 @@ class FakeGcs:
 
 
 class GcsBucket:
-    """The objects below one prefix of a bucket, without the store under test."""
+    """The objects below one prefix of a bucket, accessed without the store under test."""
 
     def __init__(self, endpoint: str, *, bucket: str, prefix: str) -> None:
         self._endpoint = endpoint
@@ -88,7 +88,7 @@ class GcsBucket:
         self._prefix = prefix
 
     def read(self, key: str) -> bytes | None:
-        """Return an object's bytes, or None."""
+        """Return an object's bytes; None if it does not exist."""
         name = quote(f"{self._prefix}/{key}", safe="")
         url = f"{self._endpoint}/storage/v1/b/{self._bucket}/o/{name}?alt=media"
         try:

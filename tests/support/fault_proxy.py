@@ -1,9 +1,9 @@
 """
-A proxy in front of any HTTP server, which spoils the exchanges that a test names.
+A proxy in front of any HTTP server that injects faults into the exchanges that a test selects.
 
-It knows HTTP/1.1's framing and no cloud's API. A test queues faults; each spoils the next
-exchange that it fits, and every other exchange passes byte by byte. So one retry table serves
-all stores: only the error documents differ.
+The proxy parses the framing of HTTP/1.1, and depends on no cloud's API. A test queues faults. Each fault
+spoils the next exchange that fits; other exchanges pass unchanged. So one table of retries is good for all
+stores, and only the error documents differ.
 
     async with fault_proxy(server_url) as proxy:
         proxy.spoil(Answer("503 Slow Down", headers={"Retry-After": "1"}))
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 _CHUNK = 64 << 10
 _LARGEST_HEAD = 1 << 20
 _TURNS_TO_READ = 5
-"""Of the loop: one hears that bytes are there, the next ones hand them to the request."""
+"""Turns of the event loop: the first notices that bytes have arrived, later ones pass them to the request."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The proxy answers itself, after it has read the request; the server hears nothing of it."""
+    """The proxy reads the request and answers it itself. The server does not receive the request."""
 
     status: str
     body: bytes = b""
@@ -44,57 +44,61 @@ class Answer:
 
 @dataclass(frozen=True)
 class ResetRequest:
-    """After so many bytes of the request's body the connection is reset; the server hears nothing."""
+    """The connection is reset after *after_bytes* of the request's body. The server receives nothing."""
 
     after_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class StallRequest:
-    """After so many bytes of the body nothing more is read, and nothing is answered."""
+    """After *after_bytes* of the body the proxy reads no more, and never answers."""
 
     after_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class ResetAnswer:
-    """The server does its work, and the connection is reset after so many bytes of its answer's body."""
+    """The server handles the request. The connection is reset after *after_bytes* of the answer's body."""
 
     after_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class TruncateAnswer:
-    """The server does its work, and the connection ends in order, but before the answer's whole body."""
+    """
+    The server handles the request.
+
+    The connection is closed in order before the end of the answer's body.
+    """
 
     after_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class StallAnswer:
-    """The server does its work, and its answer stops after so many bytes of the body, for good."""
+    """The server handles the request. Its answer stops forever after *after_bytes* of the body."""
 
     after_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class NoAnswer:
-    """The server does its work, and its answer never reaches the client: the connection is reset."""
+    """The server handles the request. The connection is reset before its answer reaches the client."""
 
 
 @dataclass(frozen=True)
 class DelayAnswer:
-    """The server does its work, and its answer waits for as long as the client does."""
+    """The server handles the request. Its answer is held back until the client gives up."""
 
 
 @dataclass(frozen=True)
 class DamageRequest:
-    """One bit of the request's body is turned on its way; the length stays."""
+    """One bit of the request's body is flipped on the way. The length stays."""
 
 
 @dataclass(frozen=True)
 class DamageAnswer:
-    """One bit of the answer's body is turned on its way; the length stays."""
+    """One bit of the answer's body is flipped on the way. The length stays."""
 
 
 Fault: TypeAlias = (
@@ -113,18 +117,18 @@ Fault: TypeAlias = (
 
 @dataclass
 class ProxiedExchange:
-    """One request that came, and what was done to it."""
+    """One request that the proxy received, and its fault."""
 
     method: str
     path: str
     headers: dict[str, str]
     fault: Fault | None = None
     status: int | None = None
-    """Of the answer that began on its way to the client; None when there was none."""
+    """The status of the answer that was sent to the client, at least in part; None without an answer."""
 
 
 class FaultProxy:
-    """Made by `fault_proxy`. Clients talk to `url`."""
+    """A proxy that `fault_proxy` makes. Clients connect to `url`."""
 
     def __init__(self, upstream_url: str) -> None:
         upstream = urlsplit(upstream_url)
@@ -132,13 +136,15 @@ class FaultProxy:
         self._upstream = (upstream.hostname, upstream.port or 80)
         self._waiting: list[tuple[Fault, Callable[[ProxiedExchange], bool]]] = []
         self.weather: Callable[[ProxiedExchange], Fault | None] = lambda _: None
-        """Asked for the fault of every exchange that none of those waiting fits."""
+        """Returns the fault of an exchange that no queued fault fits."""
         self.url = ""
         self.exchanges: list[ProxiedExchange] = []
         self.stalled = asyncio.Event()
-        """Set when an exchange has come to its stall or delay."""
+        """Set when an exchange has reached its stall or delay."""
         self.on_stall: Callable[[], None] | None = None
-        """Called then, once the client has what was sent before, and no other exchange moves."""
+        """
+        Called at a stall, when the client has read everything that was sent and no other exchange moves.
+        """
         self._moving = 0
 
     def spoil(
@@ -153,7 +159,7 @@ class FaultProxy:
 
     @property
     def faults_left(self) -> int:
-        """Return how many of the faults have met no exchange."""
+        """Return the number of queued faults that no exchange has had yet."""
         return len(self._waiting)
 
     def _fault_for(self, exchange: ProxiedExchange) -> Fault | None:
@@ -185,7 +191,7 @@ class FaultProxy:
         client: asyncio.StreamReader,
         to_client: asyncio.StreamWriter,
     ) -> bool:
-        """Pass one exchange on, or spoil it; return whether the connection goes on."""
+        """Forward one exchange, or spoil it; return whether the connection stays open."""
         fault = exchange.fault
         body = _body(client, exchange.headers)
         if isinstance(fault, Answer):
@@ -275,7 +281,7 @@ class FaultProxy:
             self._moving += 1
 
     async def _silence(self, to_client: asyncio.StreamWriter) -> None:
-        """Wait until a client on this loop has read all that was written, and only stalls are left."""
+        """Wait until a client on this loop has read everything, and only stalled exchanges are left."""
         connection = to_client.transport.get_extra_info("socket")
         unsent = array("i", [0])
         turns = 0
@@ -288,7 +294,7 @@ class FaultProxy:
 
 @asynccontextmanager
 async def fault_proxy(upstream_url: str) -> AsyncIterator[FaultProxy]:
-    """Serve a proxy to a plain HTTP server on a port that the system picks."""
+    """Serve a proxy to a plain HTTP server on a port that the system chooses."""
     proxy = FaultProxy(upstream_url)
     async with accepting(proxy.serve, limit=_LARGEST_HEAD) as port:
         proxy.url = f"http://127.0.0.1:{port}"
@@ -296,7 +302,7 @@ async def fault_proxy(upstream_url: str) -> AsyncIterator[FaultProxy]:
 
 
 async def _read_head(reader: asyncio.StreamReader) -> bytes:
-    """Return a head with its empty line; nothing when the peer has ended the connection."""
+    """Return a head with its empty line; empty bytes if the peer has closed the connection."""
     try:
         return await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
@@ -311,7 +317,7 @@ def _parse(head: bytes) -> tuple[str, dict[str, str]]:
 async def _body(
     reader: asyncio.StreamReader, headers: dict[str, str], *, until_end: bool = False
 ) -> AsyncIterator[tuple[bytes, bool]]:
-    """Give a message's body piece by piece as it came, each with whether it is data (or framing)."""
+    """Yield a message's body in pieces as received, each with whether it is data (or else framing)."""
     if "chunked" in headers.get("transfer-encoding", ""):
         size = -1
         while size != 0:

@@ -1,4 +1,4 @@
-"""How often the program asks the filesystem, by the kind of call."""
+"""Count the program's filesystem calls, by kind."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ KINDS = ("stat", "scandir", "open")
 @contextmanager
 def counted_file_calls() -> Iterator[Counter[str]]:
     """
-    Count calls of `os.stat`, `os.scandir` and `os.open` from any thread, for the time of the context.
+    Count calls of `os.stat`, `os.scandir` and `os.open` from any thread in the context.
 
-    The calls are made all the same. What a listing's entries are asked for counts as part of the listing.
+    The calls are still made. Calls on the entries of a listing are not counted separately.
     """
     counts: Counter[str] = Counter()
 

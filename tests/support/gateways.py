@@ -1,4 +1,4 @@
-"""A gateway in front of a real broker: the broker's second listener sends its clients to the gateway."""
+"""A gateway in front of a real broker. The broker's second listener advertises the gateway to clients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BrokerBehind:
 
     @classmethod
     async def start(cls, directory: Path, *, protocol: str = "PLAINTEXT", **settings: Any) -> BrokerBehind:
-        """Start the broker; the gateway is the caller's to start."""
+        """Start the broker. The caller starts the gateway."""
         (port,) = free_ports(1)
         listeners = [Listener(LISTENER, protocol, advertised_ports=(port,))]
         return cls(await KafkaCluster.start(directory, listeners=listeners, **settings), port)
@@ -40,7 +40,7 @@ class BrokerBehind:
 
     @property
     def gateway_config(self) -> dict[str, Any]:
-        """Return a daemon's `gateway` block: it listens where the broker sends its clients."""
+        """Return a daemon's `gateway` block, with the address that the broker advertises."""
         return {
             "enabled": True,
             "host": "127.0.0.1",

@@ -1,8 +1,8 @@
 """
-The metadata server of a Google Compute Engine instance, as far as access tokens go, on loopback.
+The access tokens of a Google Compute Engine instance's metadata server, on loopback.
 
-It insists on the `Metadata-Flavor: Google` header, gives each token a number, and can be told to
-be away, to know no account, or to think for a while. Nothing here knows pytest.
+The server requires the header `Metadata-Flavor: Google`, and numbers its tokens. A test may make it refuse or
+delay its answers. Nothing here depends on pytest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOKEN_PATH = "/computeMetadata/v1/instance/service-accounts/default/token"
 
 
 class GcsMetadataServer:
-    """Hands out `token-1`, `token-2` and so on, each good for *expires_in* seconds."""
+    """Issues `token-1`, `token-2` and so on, each valid for *expires_in* seconds."""
 
     def __init__(self, *, expires_in: int = 3600) -> None:
         self.expires_in = expires_in
@@ -58,7 +58,7 @@ class GcsMetadataServer:
 
 @asynccontextmanager
 async def running_metadata_server(*, expires_in: int = 3600) -> AsyncIterator[GcsMetadataServer]:
-    """Run a server for the time of an `async with` block; *host* of it is its address and port."""
+    """Run a server in the context. Its attribute `host` is its address and port."""
     server = GcsMetadataServer(expires_in=expires_in)
     async with serving(server) as url:
         server.host = url.removeprefix("http://")

@@ -1,4 +1,4 @@
-"""Google's token endpoint for service accounts, on loopback: it verifies what it is sent."""
+"""Google's token endpoint for service accounts, on loopback. It verifies the assertions that it receives."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ACCOUNT = "archiver@project.iam.gserviceaccount.com"
 
 
 class GcsTokenEndpoint:
-    """Hands out `token-1` and so on for assertions that *public_key* verifies, or refuses everything."""
+    """Issues `token-1` and so on for assertions that *public_key* verifies, or refuses everything."""
 
     def __init__(self, public_key):
         self.public_key = public_key
         self.assertions = []
         self.refusal: str | None = None
-        """A status line to refuse with, quoting what was sent."""
+        """A status line to refuse with. The refusal quotes the assertion."""
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request."""

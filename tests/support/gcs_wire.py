@@ -1,4 +1,4 @@
-"""Cloud Storage's side of the wire, said by hand: documents, refusals, and servers that give them."""
+"""Hand-written answers of Cloud Storage: documents, refusals, and servers that send them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gcs_settings(url: str, **changes) -> GcsSettings:
 
 @asynccontextmanager
 async def store_of(handle, *, tls=None, **changes):
-    """Serve *handle*, and give a store that speaks to it."""
+    """Serve *handle*, and yield a store that is connected to it."""
     async with serving(handle, tls=tls) as url:
         store = await GcsStore.open(gcs_settings(url, **changes))
         try:
@@ -59,7 +59,7 @@ def refusal(status: str, reason: str, message: str) -> bytes:
 
 
 def refusing(status: str, reason: str = "", message: str = "said the server", **headers: str):
-    """Return a handler that refuses everything; without a reason, without a word."""
+    """Return a handler that refuses everything; without a reason, with an empty body."""
 
     async def handle(exchange: Exchange) -> None:
         await exchange.read_body()
@@ -69,7 +69,7 @@ def refusing(status: str, reason: str = "", message: str = "said the server", **
 
 
 def answering(body: bytes, status: str = "200 OK", **headers: str):
-    """Return a handler that gives one answer to everything."""
+    """Return a handler that sends the same answer to every request."""
 
     async def handle(exchange: Exchange) -> None:
         await exchange.read_body()
@@ -93,5 +93,5 @@ def parts_of(exchange: Exchange, body: bytes) -> tuple[dict[str, str], bytes]:
 
 
 def query_of(exchange: Exchange) -> dict[str, str]:
-    """Return the parameters in a request's address."""
+    """Return the query parameters of a request."""
     return {name: value for name, (value,) in parse_qs(urlsplit(exchange.path).query).items()}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def catalog_properties(directory: Path) -> dict[str, str]:
-    """Return what opens the catalogue that lives in *directory*."""
+    """Return the properties that open the catalogue in *directory*."""
     return {
         "type": "sql",
         "uri": f"sqlite:///{directory}/catalog.db?timeout=60",
@@ -26,7 +26,7 @@ def catalog_properties(directory: Path) -> dict[str, str]:
 
 @contextmanager
 def running_catalog(directory: Path) -> Iterator[Catalog]:
-    """Give the catalogue in *directory*, which is made."""
+    """Make *directory*, and yield the catalogue in it."""
     directory.mkdir(parents=True, exist_ok=True)
     with load_catalog("test", **catalog_properties(directory)) as catalog:
         yield catalog

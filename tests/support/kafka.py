@@ -1,9 +1,9 @@
 """
 Real Kafka brokers on loopback, for tests, the demo and benchmarks.
 
-Plain functions and classes: nothing here knows pytest. Each node is a KRaft broker and
-controller in one process, with its log, configuration and data under the directory that the
-caller gives. A cluster holds nothing of the event loop it was started from.
+Plain functions and classes, independent of pytest. Each node is a KRaft broker and controller in one process,
+with its log, configuration and data under the caller's directory. A cluster keeps no reference to the event
+loop that started it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _PROPERTIES = {
     "log.retention.check.interval.ms": "500",
     "log.initial.task.delay.ms": "500",
     "log.segment.delete.delay.ms": "500",
-    # What may be compacted is compacted within a second; tests that mind set min.compaction.lag.ms.
+    # Compaction within a second; tests that must not be compacted set min.compaction.lag.ms.
     "log.cleaner.backoff.ms": "500",
-    # Internal topics as small as they can be.
+    # Internal topics as small as possible.
     "offsets.topic.num.partitions": "1",
     "offsets.topic.replication.factor": "1",
     "transaction.state.log.num.partitions": "1",
@@ -56,22 +56,27 @@ _PROPERTIES = {
     # A killed broker may come back once its session is over.
     "broker.session.timeout.ms": "4000",
     "broker.heartbeat.interval.ms": "500",
+    # Brokers of tests are idle most of the time, and several run at once: threads and records that do
+    # nothing cost as much processor time as the tests of some groups.
+    "metadata.max.idle.interval.ms": "5000",
+    "num.network.threads": "1",
+    "num.io.threads": "3",
     "log.message.timestamp.after.max.ms": "9223372036854775807",
 }
 
 
 class KafkaStartError(RuntimeError):
-    """A broker ended or stayed silent instead of becoming ready; the message ends with its log."""
+    """A broker ended, or did not become ready in time. The message ends with the broker's log."""
 
 
 @dataclass(frozen=True)
 class Listener:
-    """A listener besides the plain one, which is called PLAINTEXT."""
+    """A listener in addition to the plain one, which is called PLAINTEXT."""
 
     name: str
     protocol: str = "PLAINTEXT"
     advertised_ports: tuple[int, ...] = ()
-    """Where clients of this listener are sent, on loopback, by node; without any to the broker itself."""
+    """The port on loopback that each node advertises to clients of this listener; empty for its own port."""
 
 
 @dataclass
@@ -83,20 +88,20 @@ class KafkaBrokerProcess:
     directory: Path
     jars: Path
     listener_ports: dict[str, int] = field(default_factory=dict)
-    """The ports of the listeners that were asked for, by name."""
+    """The ports of the additional listeners, by name."""
     heap_mib: int = 512
     java_options: Sequence[str] = ()
-    """More of them for the broker itself."""
+    """Additional Java options for the broker itself."""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
     def log_dir(self) -> Path:
-        """Return the broker's log directory: the one with the partitions in it."""
+        """Return the broker's log directory, which contains the partitions."""
         return self.directory / "data"
 
     @property
     def output(self) -> Path:
-        """Return the file with everything that the broker printed."""
+        """Return the file with all output of the broker."""
         return self.directory / "broker.log"
 
     @property
@@ -118,7 +123,7 @@ class KafkaBrokerProcess:
         return [program("java"), *options, logging, *properties]
 
     def launch(self) -> None:
-        """Start the process; it is not ready yet."""
+        """Start the process, without waiting for it."""
         assert self.process is None, f"broker {self.node_id} is already running"
         java, *rest = self.command("kafka.Kafka", str(self.directory / "server.properties"))
         with self.output.open("ab") as output:
@@ -128,7 +133,7 @@ class KafkaBrokerProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self.directory,
-                # A Ctrl-C that ends the tests must leave it to them to stop the broker.
+                # In a session of its own the broker gets no Ctrl-C. The tests stop it.
                 start_new_session=True,
             )
 
@@ -137,7 +142,7 @@ class KafkaBrokerProcess:
         Return when the broker answers Metadata and sees *brokers* brokers.
 
         Raises:
-            KafkaStartError: It ended, or was not ready in time.
+            KafkaStartError: The broker ended, or was not ready in time.
         """
         deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
         while not await self._sees(brokers):
@@ -164,7 +169,7 @@ class KafkaBrokerProcess:
         return self.output.read_text(errors="replace")[-3000:]
 
     async def stop(self) -> None:
-        """End the broker in its own good order (SIGTERM), and wait for it."""
+        """Shut the broker down cleanly (SIGTERM), and wait for its end."""
         await self._end(signal.SIGTERM)
 
     async def kill(self) -> None:
@@ -175,7 +180,7 @@ class KafkaBrokerProcess:
         process = self.process
         if process is None:
             return
-        # A paused process would keep a SIGTERM for later.
+        # A paused process would handle a SIGTERM only later.
         process.send_signal(signal.SIGCONT)
         process.send_signal(number)
         try:
@@ -186,12 +191,12 @@ class KafkaBrokerProcess:
         self.process = None
 
     def pause(self) -> None:
-        """Freeze the broker: it keeps its connections and answers nothing."""
+        """Stop the broker's execution (SIGSTOP). Its connections stay open, and it answers nothing."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused broker go on."""
+        """Continue a paused broker."""
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
@@ -228,11 +233,12 @@ class KafkaCluster:
         """
         Format and start a new cluster under *directory*; return when every node is ready.
 
-        *properties* are added to every node's configuration and replace what is there. It gets an id of
-        its own, unless *cluster_id* is that of one that was lost. *java_options* are added to the brokers'.
+        *properties* are added to every node's configuration, and override it. Without *cluster_id* the
+        cluster has a new id; a test that replaces a lost cluster gives that one's id. *java_options* are
+        added to those of the brokers.
 
         Raises:
-            KafkaStartError: A node did not come up; those that did are ended.
+            KafkaStartError: A node did not become ready. All nodes are ended.
         """
         jars = require_jars()
         used(f"Apache Kafka {KAFKA_VERSION}")
@@ -276,7 +282,7 @@ class KafkaCluster:
 
     @property
     def broker(self) -> KafkaBrokerProcess:
-        """Return the first node; the only one of most clusters."""
+        """Return the first node, which is the only one in most clusters."""
         return self.brokers[0]
 
     async def launch(self) -> None:
@@ -288,7 +294,7 @@ class KafkaCluster:
             await node.wait_until_ready(len(self.brokers))
 
     async def stop(self) -> None:
-        """Stop every node, together: a controller quorum that shrinks one by one is slow to end."""
+        """Stop all nodes at once. A controller quorum that loses one node after another would end slowly."""
         async with asyncio.TaskGroup() as group:
             for node in self.brokers:
                 group.create_task(node.stop())
@@ -319,7 +325,8 @@ class KafkaCluster:
         """
         Create a topic, and return when every partition has a leader.
 
-        *replicas* places each partition on nodes, the one to lead first, instead of by numbers.
+        *replicas* has the nodes of each partition, the preferred leader first. It replaces *partitions* and
+        *replication*.
         """
         topic = NewTopic(name, partitions, replication, topic_configs=dict(configs or {}))
         if replicas:
@@ -332,19 +339,19 @@ class KafkaCluster:
         await asyncio.gather(*(self._until_led(node, name, partitions) for node in self.brokers))
 
     async def delete_topic(self, name: str) -> None:
-        """Delete a topic; its directories go soon after."""
+        """Delete a topic. The brokers remove its directories soon after."""
         async with self.admin() as admin:
             response = await admin.delete_topics([name])
             assert all(code == 0 for _, code, *_ in response.topic_error_codes), response
 
     async def delete_all_topics(self) -> None:
-        """Delete every topic but Kafka's own; return when the brokers know it."""
+        """Delete every topic but Kafka's internal ones; return when they are no longer listed."""
         async with self.admin() as admin:
             while names := [name for name in await admin.list_topics() if not name.startswith("__")]:
                 await admin.delete_topics(names)
 
     async def _until_led(self, node: KafkaBrokerProcess, name: str, partitions: int) -> None:
-        """Return when a broker knows who leads each partition; those that lag are told by the controller."""
+        """Wait until a broker knows the leader of each partition, which it learns from the controller."""
         if node.process is None:
             return
         deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
@@ -357,7 +364,7 @@ class KafkaCluster:
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def until_stable(self, topic: str, partition: int = 0) -> None:
-        """Return when no transaction is open: a marker is written after its producer has the answer."""
+        """Wait until no transaction is open. Its marker is written after the producer gets the answer."""
         name = ClientPartition(topic, partition)
         deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
         async with AsyncExitStack() as stack:
@@ -409,7 +416,7 @@ class KafkaCluster:
 
 
 def _random_id() -> str:
-    """Return a random UUID in Kafka's form; like Kafka's own, never one that looks like an option."""
+    """Return a random UUID in Kafka's form. It never begins with `-`, which would look like an option."""
     first, *rest = uuid.uuid4().bytes
     return base64.urlsafe_b64encode(bytes([first & 0x7F, *rest])).decode().rstrip("=")
 
@@ -447,15 +454,16 @@ def _write_properties(node: KafkaBrokerProcess, settings: Mapping[str, str]) -> 
 
 
 _formatted: dict[Path, bytes] = {}
-"""The checkpoint that Kafka's own tool has written into a new log directory, by the jars of the tool."""
+"""The checkpoint that Kafka's tool writes into a new log directory, by the directory of the tool's jars."""
 
 
 def _format(node: KafkaBrokerProcess, cluster_id: str) -> None:
     """
     Format the log directory of a node.
 
-    Kafka's tool formats the first node of this process. Its checkpoint holds the feature levels of these
-    jars and nothing of the node or the cluster, so later nodes get a copy and do not start a JVM for it.
+    Kafka's tool formats the first node of this process. The checkpoint that it writes has the feature
+    levels of these jars, and nothing of the node or the cluster. So later nodes get a copy, without
+    starting a JVM.
     """
     checkpoint = node.log_dir / "bootstrap.checkpoint"
     if node.jars not in _formatted:

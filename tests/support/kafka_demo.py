@@ -1,8 +1,8 @@
 """
 `make demo BROKER=kafka`: the demo beside a real Kafka broker, with SeaweedFS for a bucket.
 
-The daemon, the table and the comparison are those of `tieringd demo`; here are only the parts
-that a user would have: a broker, a store, a producer, a configuration.
+The daemon, the table and the comparison are those of `tieringd demo`. This module adds only the parts that
+a user has: a broker, a store, a producer and a configuration.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TOPIC_CONFIGS = {
 
 
 class KafkaWriter:
-    """Produce to a broker through its own protocol, and note where each record went."""
+    """Produces to a broker by the Kafka protocol, and notes the offset of each record."""
 
     def __init__(self, cluster: KafkaCluster, journal: Journal, *, seconds: float) -> None:
         self._cluster = cluster
@@ -51,7 +51,7 @@ class KafkaWriter:
         self._random = random.Random(7)
 
     async def write(self) -> None:
-        """Produce until the time is over."""
+        """Produce for the given seconds."""
         end = time.monotonic() + self._seconds
         async with self._cluster.producer(compression_type="lz4") as producer:
             while time.monotonic() < end:
@@ -99,7 +99,7 @@ def configuration(cluster: KafkaCluster, store: SeaweedFS, directory: Path) -> P
         "retention_local_strict": True,
         "retention_local_target_bytes_default": "2MiB",
         "retention_local_target_ms_default": "1s",
-        # A laptop with less than 5 GiB free has room for a demo, and its producer is not to be held back.
+        # A laptop with less than 5 GiB of free space has room for a demo. Its producer must not be throttled.
         "storage_min_free_bytes": 0,
         "admin": {"port": 0},
         "log": {"format": "console"},
@@ -129,7 +129,7 @@ async def demo(directory: Path, store: SeaweedFS, console: Console) -> Compariso
 
 
 def main() -> int:
-    """Run the demo and say what was verified; 1 when something differs."""
+    """Run the demo and print what was verified; return 1 if something differs."""
     configure_logging(LogConfig(format="console", level="warning"))
     console, started = Console(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tieringd-demo-") as path:

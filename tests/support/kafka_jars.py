@@ -1,8 +1,8 @@
 """
 Fetch the jars of the Kafka broker that tests, demo and benchmarks start.
 
-They live outside the source tree, in `~/.cache/tieringd` or in `$TIERINGD_CACHE`, one directory
-per version, which exists only when it is complete. Run as `python -m tests.support.kafka_jars`.
+The jars are outside the source tree, in `~/.cache/tieringd` or in `$TIERINGD_CACHE`. Each version has a
+directory, which exists only when it is complete. `python -m tests.support.kafka_jars` fetches them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _PACKAGES = {"java": "a Java runtime, 17 or newer (Debian: default-jre-headless)
 
 
 class MissingPartError(RuntimeError):
-    """A program or a jar that the broker needs is absent; the message says how to get it."""
+    """A program or a jar that the tests need is missing; the message says how to get it."""
 
 
 def cache_directory() -> Path:
-    """Return where fetched parts are kept."""
+    """Return the directory of fetched components."""
     configured = os.environ.get("TIERINGD_CACHE")
     return Path(configured) if configured else Path.home() / ".cache" / "tieringd"
 
 
 def jar_directory() -> Path:
-    """Return the directory of the jars, whether it exists or not."""
+    """Return the directory of the jars, which may not exist yet."""
     return cache_directory() / f"kafka-{KAFKA_VERSION}" / "lib"
 
 
@@ -39,7 +39,7 @@ def program(name: str) -> str:
     Return the path of an installed program.
 
     Raises:
-        MissingPartError: It is not installed; the message names the package.
+        MissingPartError: The program is not installed; the message names the package.
     """
     path = shutil.which(name)
     if path is None:
@@ -52,7 +52,7 @@ def require_jars() -> Path:
     Return the directory of the jars.
 
     Raises:
-        MissingPartError: They have not been fetched.
+        MissingPartError: The jars have not been fetched.
     """
     directory = jar_directory()
     if not directory.is_dir():
@@ -73,7 +73,7 @@ def fetch_jars() -> Path:
     program("java")
     maven = program("mvn")
     directory.parent.mkdir(parents=True, exist_ok=True)
-    # Renamed as the last step: a directory that exists is complete, however a fetch ends.
+    # The rename is the last step, so that an existing directory is always complete.
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix="fetching-") as temporary:
         fetched = Path(temporary) / "lib"
         command = [maven, "-q", "-B", "-f", str(POM), "dependency:copy-dependencies"]
@@ -92,7 +92,7 @@ def fetch_jars() -> Path:
 
 
 def main() -> int:
-    """Fetch the jars and say where they are."""
+    """Fetch the jars and print their directory."""
     try:
         directory = fetch_jars()
     except MissingPartError as error:

@@ -1,7 +1,7 @@
 """
-Kafka messages made by kio, as a peer would send them: the reference for what we read by hand.
+Kafka messages that kio encodes and decodes: the reference for our own parsers.
 
-Plain functions: nothing here knows pytest.
+Plain functions, independent of pytest.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def encoded(entity: Any) -> bytes:
 
 
 def framed(*parts: bytes) -> bytearray:
-    """Return *parts* with their size before them."""
+    """Return *parts* with their total size before them."""
     body = b"".join(parts)
     return bytearray(len(body).to_bytes(4) + body)
 
 
 def request_frame(message: Any, *, correlation_id: int = 7, client_id: str | None = "test") -> bytearray:
-    """Return a request as it goes over the wire."""
+    """Return the bytes of a request on the wire."""
     header = message.__header_schema__(
         request_api_key=message.__api_key__,
         request_api_version=message.__version__,
@@ -49,17 +49,17 @@ def request_frame(message: Any, *, correlation_id: int = 7, client_id: str | Non
 
 
 def response_frame(message: Any, *, correlation_id: int = 7) -> bytearray:
-    """Return a response as it goes over the wire."""
+    """Return the bytes of a response on the wire."""
     return framed(encoded(message.__header_schema__(correlation_id=correlation_id)), encoded(message))
 
 
 def read_request(frame: bytes, api_key: int, version: int) -> Any:
-    """Return kio's message of a request that has a header and a size."""
+    """Decode a request that has a size and a header, with kio."""
     return _read(frame, load_request_schema(api_key, version))
 
 
 def read_response(frame: bytes, api_key: int, version: int) -> Any:
-    """Return kio's message of a response that has a header and a size."""
+    """Decode a response that has a size and a header, with kio."""
     return _read(frame, load_response_schema(api_key, version))
 
 
@@ -72,7 +72,7 @@ def _read(frame: bytes, schema: Any) -> Any:
 
 
 def fields_of(schema: Any, **values: Any) -> dict[str, Any]:
-    """Return those of *values* that this version of a message has."""
+    """Return the *values* whose fields this version of a message has."""
     return {name: value for name, value in values.items() if name in schema.__dataclass_fields__}
 
 
@@ -97,7 +97,7 @@ def topic_fields(schema: Any, topic: str | uuid.UUID) -> dict[str, Any]:
 
 
 def milliseconds(value: int) -> i32Timedelta:
-    """Return a time span as kio has it."""
+    """Return a time span of *value* milliseconds in kio's type."""
     return i32Timedelta.parse(timedelta(milliseconds=value))
 
 

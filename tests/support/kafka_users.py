@@ -1,7 +1,7 @@
 """
-Users of a real broker: how each of them authenticates, with two client libraries, and what they may do.
+Users of a real broker: their authentication with two client libraries, and their permissions.
 
-The mechanisms are those that pass through a gateway: PLAIN, SCRAM and OAUTHBEARER.
+The mechanisms are those that can pass through a gateway: PLAIN, SCRAM and OAUTHBEARER.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WAIT_SECONDS = 30
 
 
 def broker_properties(listener: str, users: Iterable[str], certificate: Path) -> dict[str, str]:
-    """Return the properties of a broker whose *listener* is SASL_SSL; its plain one is the operator's."""
+    """Return the properties of a broker whose *listener* is SASL_SSL. An operator uses the plain listener."""
     name = f"listener.name.{listener.lower()}"
     passwords = " ".join(f'user_{user}="{password_of(user)}"' for user in users)
     return {
@@ -50,7 +50,7 @@ def broker_properties(listener: str, users: Iterable[str], certificate: Path) ->
         f"{name}.plain.sasl.jaas.config": f"{_SECURITY}.plain.PlainLoginModule required {passwords};",
         f"{name}.scram-sha-256.sasl.jaas.config": f"{_SECURITY}.scram.ScramLoginModule required;",
         f"{name}.scram-sha-512.sasl.jaas.config": f"{_SECURITY}.scram.ScramLoginModule required;",
-        # Without a login of its own the broker's module validates tokens that nobody signed.
+        # Without a login of its own the broker's module accepts unsigned tokens.
         f"{name}.oauthbearer.sasl.jaas.config": (
             f'{_SECURITY}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="broker";'
         ),
@@ -67,7 +67,7 @@ def password_of(user: str) -> str:
 
 
 def add_scram_users(bootstrap: str, users: Iterable[str]) -> None:
-    """Let *users* authenticate with SCRAM."""
+    """Add SCRAM credentials for *users*."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for mechanism in _SCRAM.values():
         info = ScramCredentialInfo(mechanism, 4096)
@@ -77,7 +77,7 @@ def add_scram_users(bootstrap: str, users: Iterable[str]) -> None:
 
 
 def allow(bootstrap: str, user: str, *operations: AclOperation, topic: str) -> None:
-    """Let *user* do these things with *topic*, and nothing else."""
+    """Allow *user* these operations on *topic*."""
     rules = [
         AclBinding(
             ResourceType.TOPIC,
@@ -97,14 +97,14 @@ def allow(bootstrap: str, user: str, *operations: AclOperation, topic: str) -> N
 
 @dataclass(frozen=True)
 class Login:
-    """A user who authenticates in one of the ways."""
+    """A user, with the mechanism of the authentication."""
 
     user: str
     mechanism: str
     certificate: Path
-    """Of the server, for clients to trust."""
+    """The server's certificate, which clients trust."""
     password: str | None = None
-    """None is the right one."""
+    """A wrong password for a test; None is the correct one."""
 
     def aiokafka(self) -> dict[str, Any]:
         """Return the settings of an aiokafka client."""
@@ -147,7 +147,7 @@ class _Tokens(AbstractTokenProvider):
 
 
 def _token(user: str) -> str:
-    """Return a token that nobody signed, as Kafka's default validator takes it."""
+    """Return an unsigned token, as Kafka's default validator accepts it."""
     now = int(time.time())
     head, claims = {"alg": "none"}, {"sub": user, "iat": now, "exp": now + _TOKEN_SECONDS}
     return f"{_encoded(head)}.{_encoded(claims)}."

@@ -1,8 +1,8 @@
 """
-Why a slow test is slow: a comment that begins with `# Long:` beside it.
+The reason for a slow test: a comment beside the test that begins with `# Long:`.
 
-At the top of a file (before the first import) for a file over 30 s, above a test for one over 15 s, as
-`tests/durations.json` recorded them. tests/unit/test_long_tests.py holds the two together.
+A file over 30 s needs the comment before its first import, and a test over 15 s above the test. The times are
+those in `tests/durations.json`. tests/unit/test_long_tests.py checks that the comments exist.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MARK: Final = "# Long:"
 
 
 def has_reason_at_top(source: str) -> bool:
-    """Say whether the lines before the first import give the reason."""
+    """Return whether the lines before the first import have a reason."""
     tree = ast.parse(source)
     imports = [node.lineno for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     return _has_mark(source.splitlines()[: min(imports, default=1) - 1])
@@ -29,9 +29,9 @@ def has_reason_at_top(source: str) -> bool:
 
 def reasons_above(source: str, names: Collection[str]) -> list[bool]:
     """
-    Return for each function and class of *names* whether the comment above it gives a reason.
+    Return for each function and class in *names* whether the comment above it has a reason.
 
-    The comment stands above the decorators. A name that is not in the file gives nothing.
+    The comment is above the decorators. Names that are not in the file are left out.
     """
     lines = source.splitlines()
     found = []
@@ -51,12 +51,12 @@ def _has_mark(lines: list[str]) -> bool:
 
 def without_reason(files: Mapping[str, float], long_tests: Mapping[str, float], root: Path) -> list[str]:
     """
-    Return a line for each slow file and test that has no reason beside it.
+    Return a message for each slow file and test without a reason.
 
     Args:
-        files: By path from *root*, the seconds of its tests.
-        long_tests: By node id, the seconds of the test.
-        root: The repository. What is no longer there is passed over.
+        files: The seconds of each test file, by path from *root*.
+        long_tests: The seconds of each slow test, by node id.
+        root: The repository. Files and tests that no longer exist are ignored.
     """
     found = [
         f"{file} takes {seconds:.0f} s: say why in a comment at its top that begins with {MARK!r}"
@@ -69,7 +69,7 @@ def without_reason(files: Mapping[str, float], long_tests: Mapping[str, float], 
         file, *names = test.partition("[")[0].split("::")
         if seconds <= LONG_TEST_SECONDS or not (root / file).exists():
             continue
-        # The steps of a state machine are its class' matter.
+        # For a state machine, the reason may be above its class.
         reasons = reasons_above((root / file).read_text(), names)
         if reasons and not any(reasons):
             found.append(f"{test} takes {seconds:.0f} s: say why in a comment above it, {MARK!r}")

@@ -1,8 +1,8 @@
 """
-Make the archives of class data that JVMs of tests start from: `python -m tests.support.make_class_data`.
+Make the class data archives for the JVMs of tests: `python -m tests.support.make_class_data`.
 
-A broker and a Spark session each do a little of what tests have them do, and write the archive when
-they end. What is there already is not made again.
+A broker and a Spark session do some typical work of tests, and write the archive when they end. Existing
+archives are not made again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 def _make(archive: Path, use: Callable[[Path, str], None]) -> None:
-    """Have *use* run a JVM in a directory with an option that makes *archive*; remove older ones."""
+    """Call *use* with a directory and the Java option that makes *archive*; remove older archives."""
     if archive.exists():
         return
     archive.parent.mkdir(parents=True, exist_ok=True)
-    # Renamed as the last step: an archive that exists is complete, however the making of it ends.
+    # The rename is the last step, so that an existing archive is always complete.
     with tempfile.TemporaryDirectory(dir=archive.parent, prefix="making-") as directory:
         made = Path(directory) / archive.name
         use(Path(directory), f"-XX:ArchiveClassesAtExit={made}")
@@ -71,7 +71,7 @@ def _use_spark(directory: Path, option: str) -> None:
 
 
 def _query(spark: SparkSession, archive: FileArchive, directory: Path) -> None:
-    """Read an archive, group, write Parquet and read it, in a batch and in a stream."""
+    """Read an archive as a batch and as a stream, group, write Parquet files, and read them."""
     options = {"path": archive.url, "subscribe": "orders"}
     table = str(directory / "table")
     frame = spark.read.format("tieringd").options(**options).load()
@@ -85,7 +85,7 @@ def _query(spark: SparkSession, archive: FileArchive, directory: Path) -> None:
 
 
 def main() -> None:
-    """Make what is missing and say where it is."""
+    """Make missing archives, and print the paths of all."""
     configure_logging(LogConfig(format="console", level="warning"))
     for archive, use in ((kafka_archive(), _use_kafka), (spark_archive(), _use_spark)):
         _make(archive, use)

@@ -1,4 +1,4 @@
-"""A directory in memory, for tests that store thousands of small objects and sync each."""
+"""A directory in memory, for tests that store and sync thousands of small objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEEDED_BYTES = 32 << 20
 
 @contextmanager
 def memory_directory() -> Iterator[Path]:
-    """Give a directory in memory for the time of the context; on disk where memory has no room for files."""
+    """Yield a temporary directory in memory; on disk if the file system in memory is missing or full."""
     has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _NEEDED_BYTES
     with tempfile.TemporaryDirectory(prefix="tieringd-", dir=_MEMORY if has_room else None) as directory:
         yield Path(directory)

@@ -1,4 +1,4 @@
-"""Free TCP ports on loopback, for servers that cannot be told to pick one themselves."""
+"""Free TCP ports on loopback, for servers that cannot choose a port themselves."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _GRPC_OFFSET = 10_000
-# All of them below the range from which Linux picks outgoing ports (32768 up): a port of that range may be a
-# client's before its server has started, or while it restarts.
+# All ports are below the range of outgoing ports in Linux (from 32768). A client could take a port of that
+# range before the server starts, or while it restarts.
 _SINGLE = range(12_000, 20_000)
 _PAIRED = range(20_000, 32_768 - _GRPC_OFFSET)
 _given: set[int] = set()
-"""Each is given once in a process, also while its server is yet to start."""
-# Of pytest's workers each has ports of its own: another's server may be yet to start, or restart.
+"""Ports that were returned. A process returns each port only once, since its server may start later."""
+# Each of pytest's workers has its own ports: a server of another worker may not have started yet.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports that were free a moment ago, and that no client gets by itself."""
+    """Return different ports that are free, and that the system gives to no client."""
     return _free(count, _SINGLE, companions=(0,))
 
 
 def free_port_pairs(count: int) -> list[int]:
-    """Return different ports likewise whose gRPC companion (port + 10000) is free as well."""
+    """Return different free ports whose gRPC port (port + 10000) is free as well."""
     return _free(count, _PAIRED, companions=(0, _GRPC_OFFSET))
 
 

@@ -1,7 +1,7 @@
 """
-Child processes of tests, the demo and benchmarks: found, started, waited for, ended.
+Child processes of tests, the demo and benchmarks: find programs, start, wait, and end.
 
-Plain functions: nothing here knows pytest. Each process is ended by its own id.
+Plain functions and classes, independent of pytest. Each process is ended by its own id.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _POLL_SECONDS = 0.05
 
 
 class ServerStartError(RuntimeError):
-    """A server ended or stayed silent instead of becoming ready; the message ends with its output."""
+    """A server ended, or did not become ready in time. The message ends with the server's output."""
 
 
 def program(name: str) -> str:
     """
-    Return the path of a program that was installed beside this interpreter.
+    Return the path of a program that is installed beside this interpreter.
 
     Raises:
-        FileNotFoundError: It is not there; the message says how to install it.
+        FileNotFoundError: The program is not installed; the message says how to install it.
     """
     path = Path(sys.executable).parent / name
     if not path.exists():
@@ -39,7 +39,7 @@ def program(name: str) -> str:
 
 
 class Server:
-    """One server process; what it prints goes to a file."""
+    """One server process. Its output goes to a file."""
 
     def __init__(
         self,
@@ -49,12 +49,13 @@ class Server:
         start: Callable[..., subprocess.Popen[bytes] | WarmProcess] | None = None,
     ) -> None:
         """
-        Take what to run.
+        Describe a server; `launch` starts it.
 
         Args:
-            command: The program and its arguments; only its name counts when *start* is given.
-            output: The file that standard output and standard error are appended to.
-            start: What starts the process, given `stdout` and `stderr`; a new program without it.
+            command: The program and its arguments. With *start* only the program's name is used, in messages.
+            output: The file to which standard output and standard error are appended.
+            start: A function that starts the process, with arguments `stdout` and `stderr`. None runs
+                *command*.
         """
         self.command = list(command)
         self.output = output
@@ -69,11 +70,11 @@ class Server:
 
     @property
     def is_running(self) -> bool:
-        """Say whether the process was started and has not ended."""
+        """Return whether the process was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def launch(self) -> None:
-        """Start the process; it is not ready yet."""
+        """Start the process, without waiting for it."""
         assert self._process is None, f"{self.command[0]} is already running"
         with self.output.open("ab") as output:
             self._process = self._start(stdout=output.fileno(), stderr=output.fileno())
@@ -84,13 +85,13 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            # A Ctrl-C that ends the tests must leave it to them to stop the server.
+            # In a session of its own the server gets no Ctrl-C. The tests stop it.
             start_new_session=True,
         )
 
     def wait_until(self, is_ready: Callable[[], bool], *, timeout_seconds: float = 60) -> None:
         """
-        Return when *is_ready* says so.
+        Wait until *is_ready* is true.
 
         Raises:
             ServerStartError: The process ended, or was not ready in time.
@@ -104,12 +105,12 @@ class Server:
             time.sleep(_POLL_SECONDS)
 
     def pause(self) -> None:
-        """Freeze the process: it keeps its connections and answers nothing."""
+        """Stop the process's execution (SIGSTOP). Its connections stay open, and it answers nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused process go on."""
+        """Continue a paused process."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
@@ -120,10 +121,10 @@ class Server:
 
     def wait(self, timeout_seconds: float) -> int:
         """
-        Wait until the process ends, and return its exit code: negative after a signal.
+        Wait until the process ends, and return its exit code, which is negative after a signal.
 
         Raises:
-            subprocess.TimeoutExpired: It is still running.
+            subprocess.TimeoutExpired: The process is still running.
         """
         assert self._process is not None, f"{self.command[0]} is not running"
         code = self._process.wait(timeout_seconds)
@@ -131,15 +132,15 @@ class Server:
         return code
 
     def kill(self) -> None:
-        """End the process at once, as a crash does."""
+        """Kill the process, as a crash does."""
         self.stop(grace_seconds=0)
 
     def stop(self, *, grace_seconds: float = 10) -> None:
-        """End the process with SIGTERM, and with SIGKILL when it takes longer than allowed."""
+        """End the process with SIGTERM, and with SIGKILL after *grace_seconds*. 0 sends SIGKILL at once."""
         if self._process is None:
             return
         if grace_seconds > 0:
-            # A paused process would keep the SIGTERM for later.
+            # A paused process would handle the SIGTERM only later.
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
             try:

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes daemons of a test, and is asked as Grafana would ask it."""
+"""A real Prometheus that scrapes a test's daemons, and answers queries as Grafana sends them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _SCRAPE_INTERVAL = "200ms"
 
 
 class Prometheus:
-    """One Prometheus, by its HTTP API."""
+    """A client of one Prometheus server, by its HTTP API."""
 
     def __init__(self, server: Server, url: str) -> None:
         self._server = server
         self._url = url
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Return what an instant query gives now: labels under `metric`, the value under `value`."""
+        """Return the result of an instant query: rows with labels in `metric`, and the value in `value`."""
         found: list[dict[str, Any]] = self.get("query", query=expression)["result"]
         return found
 
     def get(self, path: str, **parameters: str) -> Any:
-        """Return the data of an answer; a query that Prometheus refuses fails with its words."""
+        """Return the data of an answer. If Prometheus refuses the query, fail with its message."""
         url = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(url, timeout=_PATIENCE_SECONDS) as answer:
@@ -48,7 +48,7 @@ class Prometheus:
                 raise AssertionError(f"{parameters}: {error.read().decode()}") from error
 
     def until(self, is_so: Callable[[], object], what: str | Callable[[], str]) -> None:
-        """Return when *is_so* says so; fail when it takes too long. *what* is told then, as it is then."""
+        """Wait until *is_so* is true; after a timeout fail with *what*, or with its result at that time."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not is_so():
             if time.monotonic() >= deadline:
@@ -56,7 +56,7 @@ class Prometheus:
             time.sleep(_POLL_SECONDS)
 
     def is_ready(self) -> bool:
-        """Say whether it answers."""
+        """Return whether Prometheus is ready."""
         try:
             with urllib.request.urlopen(f"{self._url}/-/ready", timeout=_PATIENCE_SECONDS):
                 return True

@@ -1,8 +1,8 @@
 """
-Prometheus, and its promtool, which tries alert rules on series that a test makes up; from Debian's package.
+Prometheus and promtool, which tests alert rules on made-up series; both from Debian's package.
 
-It lives outside the source tree, in `~/.cache/tieringd` or in `$TIERINGD_CACHE`, in a directory that
-exists only when it is complete. Run as `python -m tests.support.promtool` to fetch it.
+They are installed outside the source tree, in `~/.cache/tieringd` or in `$TIERINGD_CACHE`, in a directory
+that exists only when it is complete. `python -m tests.support.promtool` fetches them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ELSEWHERE = "install promtool so that it is on the PATH"
 
 def require_promtool() -> str:
     """
-    Return the program: the one on the PATH, or the one that was fetched.
+    Return the path of promtool: the program in PATH, or the one that was fetched.
 
     Raises:
         MissingPartError: There is neither.
@@ -32,10 +32,10 @@ def require_promtool() -> str:
 
 def require_prometheus() -> str:
     """
-    Return Prometheus itself, which comes in the same package.
+    Return the path of Prometheus, which is in the same package.
 
     Raises:
-        MissingPartError: It is neither on the PATH nor was it fetched.
+        MissingPartError: Prometheus is not in PATH, and was not fetched.
     """
     return _required("prometheus")
 
@@ -51,7 +51,7 @@ def _required(name: str) -> str:
 
 def fetch_promtool() -> str:
     """
-    Fetch the program unless it is there, and return its path.
+    Fetch promtool unless it is installed, and return its path.
 
     Raises:
         MissingPartError: This is not Debian, or its package cannot be fetched.
@@ -64,7 +64,7 @@ def fetch_promtool() -> str:
         if shutil.which(name) is None:
             raise MissingPartError(f"{name} is not installed; {_ELSEWHERE}")
     directory.parent.mkdir(parents=True, exist_ok=True)
-    # Renamed as the last step: a directory that exists is complete, however a fetch ends.
+    # The rename is the last step, so that an existing directory is always complete.
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix="fetching-") as temporary:
         _download(Path(temporary))
         (archive,) = Path(temporary).glob("*.deb")
@@ -84,7 +84,7 @@ def _fetched(name: str) -> Path:
 
 
 def _download(directory: Path) -> None:
-    """Download the package; on a machine without a list of packages get that first."""
+    """Download the package. If that fails, update the list of packages and try again."""
     download = ["apt-get", "--quiet", "download", _PACKAGE]
     if subprocess.run(download, check=False, capture_output=True, cwd=directory).returncode == 0:
         return
@@ -97,7 +97,7 @@ def _download(directory: Path) -> None:
 
 
 def main() -> int:
-    """Fetch it and say where it is."""
+    """Fetch promtool and print its path."""
     try:
         path = fetch_promtool()
     except MissingPartError as error:

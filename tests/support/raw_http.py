@@ -1,7 +1,7 @@
 """
-An HTTP server that does exactly what a test tells it, byte by byte: late, short, wrong or never.
+An HTTP server whose answers a test controls byte by byte: late, short, wrong or never.
 
-A test gives a coroutine for each request; the server parses only the head.
+A test's coroutine handles each request. The server parses only the head.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Exchange:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     connection: int
-    """Counts from 1: a connection that is used again keeps its number."""
+    """The connection's number, from 1. Later requests of the same connection have the same number."""
 
     @property
     def length(self) -> int:
-        """Return the number of body bytes that the request promises."""
+        """Return the request's content length; 0 without one."""
         return int(self.headers.get("content-length", "0"))
 
     async def read_body(self) -> bytes:
@@ -40,7 +40,7 @@ class Exchange:
         return await self.reader.readexactly(self.length)
 
     async def read_to_end(self) -> bytes:
-        """Read until the peer ends the connection."""
+        """Read until the peer closes the connection."""
         return await self.reader.read()
 
     async def answer(self, status: str, body: bytes = b"", **headers: str) -> None:
@@ -51,7 +51,7 @@ class Exchange:
         await self.writer.drain()
 
     def reset(self) -> None:
-        """End the connection at once, without reading what is left."""
+        """Abort the connection without reading the rest."""
         self.writer.transport.abort()
 
 
@@ -59,7 +59,7 @@ class Exchange:
 async def serving(
     handle: Callable[[Exchange], Awaitable[None]], *, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[str]:
-    """Serve *handle* on a port that the system picks, and yield the endpoint's URL."""
+    """Serve *handle* on a port that the system chooses, and yield the endpoint's URL."""
     connections = 0
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""One connection that speaks Kafka message by message, in exactly the versions a test asks for."""
+"""One Kafka connection on which a test sends single messages, in exactly the versions that it chooses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RawKafka:
-    """Requests made with kio, and their answers, in order."""
+    """Sends requests made with kio, and reads their answers in order."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -34,12 +34,12 @@ class RawKafka:
         return self._next
 
     async def answer(self, message: Any) -> Any:
-        """Return the next answer, which must be that to *message*."""
+        """Return the next answer, which must answer *message*."""
         frame = await self.frame()
         return read_response(frame, message.__api_key__, message.__version__)
 
     async def frame(self) -> bytes:
-        """Return the next message with its size."""
+        """Return the bytes of the next message, with its size."""
         size = await self.reader.readexactly(4)
         return size + await self.reader.readexactly(int.from_bytes(size))
 

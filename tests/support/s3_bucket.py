@@ -1,4 +1,4 @@
-"""A bucket through a plain, blocking S3 client: set-up and checks that bypass the store under test."""
+"""A bucket with a plain, blocking S3 client, for set-up and checks that bypass the store under test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def answers(host: str, port: int) -> bool:
-    """Say whether something accepts connections there."""
+    """Return whether a server accepts connections at *host* and *port*."""
     with socket.socket() as probe:
         return probe.connect_ex((host, port)) == 0
 
@@ -38,7 +38,7 @@ class S3Bucket:
         self._client.create_bucket(Bucket=self._bucket)
 
     def read(self, key: str) -> bytes | None:
-        """Return an object's bytes, or None."""
+        """Return an object's bytes; None if it does not exist."""
         try:
             answer = self._client.get_object(Bucket=self._bucket, Key=f"{self._prefix}/{key}")
         except self._client.exceptions.NoSuchKey:

@@ -1,8 +1,8 @@
 """
 A real S3 server on loopback, for tests, the demo and benchmarks: SeaweedFS in one process.
 
-Plain functions and classes: nothing here knows pytest. Its data, configuration and log are
-under the directory that the caller gives. Keep buckets few: each takes seven volumes.
+Plain functions and classes, independent of pytest. The server's data, configuration and log are under the
+caller's directory. Create few buckets: each takes seven volumes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ ACCESS_KEY = "test"
 SECRET_KEY = "testtest"
 REGION = "us-east-1"
 
-_SESSION = botocore.session.get_session()  # It keeps what it has read of the API: a tenth of a second.
+_SESSION = botocore.session.get_session()  # It caches the API's description, which takes 0.1 s to read.
 
 
 def s3_client(endpoint_url: str) -> Any:
-    """Return a plain, blocking S3 client: for set-up and checks that bypass the store under test."""
+    """Return a plain, blocking S3 client, for set-up and checks that bypass the store under test."""
     return _SESSION.create_client(
         "s3",
         region_name=REGION,
@@ -50,7 +50,7 @@ def s3_client(endpoint_url: str) -> Any:
 
 
 class SeaweedFS:
-    """A `weed server` with the S3 gateway; `start` it, `stop` it."""
+    """A `weed server` with the S3 gateway. Call `start` and `stop`."""
 
     access_key = ACCESS_KEY
     secret_key = SECRET_KEY
@@ -67,7 +67,7 @@ class SeaweedFS:
 
         Raises:
             FileNotFoundError: `weed` is not installed; the message says how to install it.
-            ServerStartError: It did not come up.
+            ServerStartError: The server did not become ready.
         """
         weed = program("weed")
         data = directory / "data"
@@ -79,11 +79,12 @@ class SeaweedFS:
             *(weed, f"-logdir={directory}", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={data}"),
             *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
             *("-s3", f"-s3.port={s3}", f"-s3.config={identities}"),
-            # Every bucket grows seven volumes; twenty, a customary limit, end with the third bucket.
+            # Every bucket takes seven volumes: the usual limit of twenty would be reached with the third
+            # bucket.
             *("-volume.max=200", "-master.volumeSizeLimitMB=2048"),
-            # A put into a missing bucket must fail here as it does elsewhere.
+            # A put into a missing bucket must fail, as with other stores.
             "-s3.autoCreateBucket=false",
-            # No drain on SIGTERM, no fixed ports, no calls home.
+            # No drain on SIGTERM, no fixed ports, no telemetry.
             *(
                 "-volume.preStopSeconds=0",
                 "-s3.port.iceberg=0",
@@ -96,7 +97,7 @@ class SeaweedFS:
         return store
 
     def launch(self) -> None:
-        """Start the process, again after a stop, and return when it stores objects."""
+        """Start the process, for the first time or after a stop; return when it stores objects."""
         self.server.launch()
         try:
             self.server.wait_until(self._stores_objects)
@@ -106,7 +107,7 @@ class SeaweedFS:
 
     def stop(self) -> None:
         """End the process; the data stays."""
-        # Asked to stop, it waits 15 seconds for a stream that its own S3 gateway never ends.
+        # After SIGTERM the server waits 15 seconds for a stream that its own S3 gateway never ends.
         self.server.stop(grace_seconds=1)
 
     def restart(self) -> None:
@@ -115,11 +116,11 @@ class SeaweedFS:
         self.launch()
 
     def pause(self) -> None:
-        """Freeze the server: connections stay open and nothing is answered."""
+        """Stop the server's execution. Connections stay open, and nothing is answered."""
         self.server.pause()
 
     def resume(self) -> None:
-        """Let a paused server go on."""
+        """Continue a paused server."""
         self.server.resume()
 
     def client(self) -> Any:
@@ -137,7 +138,7 @@ class SeaweedFS:
             client.close()
 
     def _stores_objects(self) -> bool:
-        # The port answers some seconds before a volume can be written.
+        # The port accepts requests some seconds before a volume is writable.
         client = self.client()
         try:
             self.create_bucket("ready")

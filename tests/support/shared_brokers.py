@@ -1,10 +1,10 @@
 """
-Real brokers that all tests of one worker share: each starts once, when a test first asks for it.
+A pytest plugin with real brokers that all tests of one worker share. Each starts when a test first uses it.
 
-A pytest plugin. Tests keep apart by the names of their topics. A test that stops a broker starts it again.
-A broker is killed in the end: nothing reads what it would write when it is stopped.
+Each test has topics of its own names. A test that stops a broker starts it again. Brokers are killed at the
+end, because their data is not needed any more.
 
-The imports are in the fixtures: a run of unit tests alone has no use for them.
+The imports are inside the fixtures, as a run of only unit tests does not need them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from tests.support.kafka import KafkaCluster
 
 EAGER_CLEANER = {"log.cleaner.backoff.ms": "200", "log.cleaner.dedupe.buffer.size": str(16 << 20)}
-"""The cleaner looks every moment; topics keep it away with min.compaction.lag.ms."""
+"""Properties with which the log cleaner runs very often. Topics can delay it by min.compaction.lag.ms."""
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def kafka(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[KafkaCluster]:
-    """Give one running broker."""
+    """Yield one running broker."""
     from tests.support.kafka import KafkaCluster  # noqa: PLC0415 see above
 
     cluster = await KafkaCluster.start(tmp_path_factory.mktemp("kafka"))
@@ -37,7 +37,7 @@ async def kafka(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kafka
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def brokers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[KafkaCluster]:
-    """Give three running brokers of one cluster."""
+    """Yield three running brokers of one cluster."""
     from tests.support.cluster import CLUSTER_PROPERTIES  # noqa: PLC0415 see above
     from tests.support.kafka import KafkaCluster  # noqa: PLC0415 see above
 
@@ -49,7 +49,7 @@ async def brokers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kaf
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def behind(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[BrokerBehind]:
-    """Give a broker whose second listener advertises a gateway, and whose cleaner is eager."""
+    """Yield a broker whose second listener advertises a gateway, and whose log cleaner runs often."""
     from tests.support.gateways import BrokerBehind  # noqa: PLC0415 see above
 
     found = await BrokerBehind.start(tmp_path_factory.mktemp("behind"), properties=EAGER_CLEANER)
@@ -59,7 +59,7 @@ async def behind(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Brok
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def second_kafka(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[KafkaCluster]:
-    """Give one running broker of another cluster, into which topics are restored."""
+    """Yield one running broker of another cluster, into which topics are restored."""
     from tests.support.kafka import KafkaCluster  # noqa: PLC0415 see above
 
     cluster = await KafkaCluster.start(tmp_path_factory.mktemp("second-kafka"))
@@ -69,7 +69,7 @@ async def second_kafka(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
 
 @pytest_asyncio.fixture
 async def fresh(second_kafka: KafkaCluster) -> AsyncIterator[KafkaCluster]:
-    """Give the broker of the other cluster, without a topic of another test."""
+    """Yield the broker of the other cluster, without topics of other tests."""
     yield second_kafka
     await second_kafka.launch()
     await second_kafka.delete_all_topics()

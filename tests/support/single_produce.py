@@ -1,4 +1,4 @@
-"""One Produce request, and what the broker's answer says of it: that no client library tells."""
+"""Send one Produce request, and read the broker's throttle time, which no client library returns."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _TIMEOUT_MS = 30_000
 
 async def throttle_ms_of(leader: KafkaBrokerProcess, topic: str, value: bytes) -> int:
     """
-    Write one record to partition 0, as a client of a new name; return how long the broker silences it.
+    Write one record to partition 0 as a client with a new name; return the throttle time of the answer.
 
-    When this returns, every replica in sync has the record.
+    When this returns, every in-sync replica has the record.
     """
     batch = DefaultRecordBatchBuilder(
         magic=2,

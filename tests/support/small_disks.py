@@ -1,4 +1,4 @@
-"""A filesystem of a fixed size for the time of a test. Mounting takes the superuser."""
+"""File systems of a fixed size for a test. Mounting them requires root."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def small_disk_at(path: Path, size_bytes: int) -> Iterator[Path]:
-    """Mount an empty filesystem in memory at *path*, which is made."""
+    """Make *path*, and mount an empty file system in memory there."""
     assert os.geteuid() == 0, "this test mounts a filesystem: run it as the superuser"
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", path], check=True)
@@ -26,7 +26,7 @@ def small_disk_at(path: Path, size_bytes: int) -> Iterator[Path]:
 
 @contextmanager
 def ext4_disk_at(path: Path, size_bytes: int, *, reserved_percent: int) -> Iterator[Path]:
-    """Mount an empty ext4 of which a part is kept for the superuser; its image lies beside *path*."""
+    """Mount an empty ext4 at *path* with a part reserved for root. Its image is a file beside *path*."""
     assert os.geteuid() == 0, "this test mounts a filesystem: run it as the superuser"
     path.mkdir()
     image = path.with_suffix(".image")
@@ -42,7 +42,7 @@ def ext4_disk_at(path: Path, size_bytes: int, *, reserved_percent: int) -> Itera
 
 @contextmanager
 def second_mount_at(path: Path, directory: Path) -> Iterator[Path]:
-    """Mount *directory* at *path* as well, which is made: the same filesystem, and no rename between them."""
+    """Make *path*, and mount *directory* there as well: one file system, but no rename between the two."""
     assert os.geteuid() == 0, "this test mounts a filesystem: run it as the superuser"
     path.mkdir()
     subprocess.run(["mount", "--bind", directory, path], check=True)

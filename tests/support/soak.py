@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 BUCKET = "soak"
 PARTITIONS = tuple(TopicPartition("soak", number) for number in range(4))
-_APPEND_PAUSE_SECONDS = 0.25  # About 600 MiB in half an hour: the emulators hold all of it.
+_APPEND_PAUSE_SECONDS = 0.25  # About 600 MiB in half an hour, which the emulators hold in memory.
 _FAULT_SHARE = 0.03
 _LOOK_SECONDS = 5.0
 _MEMORY_MIB = 48
@@ -69,15 +69,15 @@ _DESCRIPTORS = 16
 
 @dataclass
 class Weather:
-    """Spoils some of the requests, by chance."""
+    """Spoils a random part of the requests."""
 
     may_damage: bool
-    """Whether the server compares what comes with a checksum. Azure's clients rely on TLS instead."""
+    """Whether the server verifies a checksum of what it receives. Azure's clients rely on TLS instead."""
     random: random.Random = field(default_factory=lambda: random.Random(7))
     is_over: bool = False
 
     def __call__(self, exchange: ProxiedExchange) -> Fault | None:
-        """Return what is to happen to an exchange; mostly nothing."""
+        """Return the fault for an exchange; mostly None."""
         if self.is_over or self.random.random() > _FAULT_SHARE:
             return None
         faults: list[Fault] = [
@@ -90,7 +90,7 @@ class Weather:
         ]
         if exchange.method in {"PUT", "POST"} and int(exchange.headers.get("content-length", "0")) > 1 << 10:
             faults += [ResetRequest(100), StallRequest(100), *([DamageRequest()] if self.may_damage else ())]
-        if exchange.method == "GET":  # An answer has to have a body in order to lose it.
+        if exchange.method == "GET":  # Only answers with a body can lose a part of it.
             faults += [ResetAnswer(1), TruncateAnswer(1), StallAnswer(1)]
         return self.random.choice(faults)
 
@@ -105,7 +105,7 @@ class Resources:
     """Seconds since the start, resident MiB, open descriptors."""
 
     async def watch(self) -> None:
-        """Look every few seconds, for ever; a daemon that does not answer just now is asked later."""
+        """Sample every few seconds until cancelled. A daemon without an admin page yet is skipped."""
         started = time.monotonic()
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
@@ -127,7 +127,7 @@ class Resources:
         return values["process_resident_memory_bytes"] / (1 << 20), values["process_open_fds"]
 
     def growth(self) -> tuple[float, float]:
-        """Return by how much the last third's highest values exceed those of the second third."""
+        """Return the growth of the highest MiB and descriptors from the second third to the last third."""
         middle = [one for one in self.samples if self.seconds / 3 <= one[0] < self.seconds * 2 / 3]
         last = [one for one in self.samples if one[0] >= self.seconds * 2 / 3]
         assert middle, "the daemon told nothing of itself"
@@ -171,7 +171,7 @@ async def serving_s3(directory: Path) -> AsyncIterator[tuple[str, dict[str, Any]
 
 @asynccontextmanager
 async def serving_gcs(directory: Path) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """Run fake-gcs-server, and a metadata server whose tokens are soon old."""
+    """Run fake-gcs-server, and a metadata server whose tokens expire soon."""
     async with running_metadata_server(expires_in=360) as metadata:
         os.environ["GCE_METADATA_HOST"] = metadata.host
         with running_fake_gcs(directory) as store:
@@ -188,7 +188,7 @@ async def serving_gcs(directory: Path) -> AsyncIterator[tuple[str, dict[str, Any
 
 @asynccontextmanager
 async def serving_azure(directory: Path) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """Run Azurite."""
+    """Run Azurite; yield its URL and the properties of its container."""
     with running_azurite(directory) as store:
         store.create_container(BUCKET)
         yield (
@@ -203,7 +203,7 @@ STORES = {"s3": serving_s3, "gcs": serving_gcs, "azure": serving_azure}
 async def soak(
     directory: Path, name: str, *, seconds: float, console: Console
 ) -> tuple[Comparison, list[str]]:
-    """Run it all; return what was read back, and what is wrong with the daemon's resources."""
+    """Run the soak; return what was read back, and messages on the daemon's growth in resources."""
     certificate = write_certificate(directory / "server.pem")
     async with AsyncExitStack() as stack:
         (directory / name).mkdir()
@@ -230,7 +230,7 @@ async def soak(
             config_file=write_config(directory / "tieringd.yaml", config),
             environ={},
             daemon_log=daemon_log,
-            settle_seconds=120,  # A stall just before the end of the weather lasts for thirty.
+            settle_seconds=120,  # A stall just before the end of the faults lasts 30 s.
         )
         proxy.weather = weather = Weather(may_damage=name != "azure")
         resources = Resources(daemon_log, seconds)
@@ -265,7 +265,7 @@ async def soak(
 
 
 def main() -> int:
-    """Run the soak and say what was verified; 1 when something is wrong."""
+    """Run the soak and print what was verified; return 1 if something is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.soak", description=__doc__)
     parser.add_argument("--store", choices=STORES, default="s3")
     parser.add_argument("--minutes", type=float, default=30)

@@ -1,10 +1,10 @@
 """
-A program for a process of its own: a Spark whose executor is another process, and what it reads.
+A program that reads tables with a Spark whose executor is another process.
 
     python -m tests.support.spark_cluster_reading DIRECTORY JSON
 
-JSON has the `executor_environment`, and the `readings`, each the options of a table. One line of JSON is
-printed: how many records each table has, or what went wrong.
+JSON has the `executor_environment` and the `readings`, which are the options of one table each. The program
+prints one line of JSON: the number of records of each table, or its error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.class_data import options_with, spark_archive
 
 
 def main() -> None:
-    """Read what the command line says."""
+    """Read the tables that the command line names, and print the results."""
     directory, wanted = sys.argv[1], json.loads(sys.argv[2])
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = (

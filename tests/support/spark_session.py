@@ -1,4 +1,4 @@
-"""A local Spark for tests and benchmarks: two cores, no web page, nothing outside of this machine."""
+"""A local Spark for tests and benchmarks: two cores, no web page, no connections to other machines."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 _END_TIMEOUT_SECONDS = 300
-"""A JVM that writes an archive of class data when it ends takes a minute on a busy machine."""
+"""Limit for the end of a JVM. One that writes a class data archive takes a minute on a busy machine."""
 
 
 @contextmanager
 def running_spark(
     work_directory: Path, *, cores: int = 2, memory: str = "1g", options: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Give a session on *cores* cores that keeps its files in *work_directory*; the JVM ends with it."""
+    """Yield a session with *cores* cores and its files in *work_directory*; its JVM ends with the context."""
     if shutil.which("java") is None:
         raise RuntimeError("Spark needs Java 17: apt-get install openjdk-17-jre-headless")
     used(f"PySpark {pyspark.__version__}")
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    # Else Spark looks up the machine's own name, which some machines do not know.
+    # Without this, Spark resolves the machine's host name, which fails on some machines.
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, dict.fromkeys(sys.path)))
     builder = (
@@ -55,7 +55,7 @@ def running_spark(
     try:
         yield session
     finally:
-        # Python keeps the JVM of its first session for the next one; a test's end is its end as well.
+        # PySpark would keep the JVM for the next session. Here the JVM ends with the session.
         gateway = SparkContext._gateway
         session.stop()
         if gateway is not None:

@@ -1,9 +1,9 @@
 """
-What a run of the tests says: what it will do, how far it is, what took the time, what was real.
+A pytest plugin that reports a run: its plan, its progress, its slowest tests, and the real components used.
 
-A pytest plugin. `tests/durations.json` holds the seconds of each file from a recorded run: the
-longest files start first, so that no worker ends with a long file alone, and the expected time is
-known. `--record-durations` writes it anew.
+`tests/durations.json` has the seconds of each file from a recorded run. They give the expected time, and
+let the longest files start first, so that no worker ends with a long file alone. `--record-durations`
+writes the file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GROUPS: Final = (
     "unit/spark",
     "unit",
 )
-"""Folders of tests, the inner before the outer: a file belongs to the first that it lies in."""
+"""Folders of tests, inner folders first. A file belongs to the first folder that contains it."""
 SHARED: Final = {
     "three brokers": (
         "tests/e2e/test_cluster_leadership.py",
@@ -53,13 +53,13 @@ SHARED: Final = {
         "tests/integration/test_kafka_log_dirs.py",
     ),
 }
-"""Clusters that start once, by what the node ids begin with whose tests use them; a group has one worker."""
+"""Clusters that start once, with prefixes of the node ids of their tests. One worker runs all of a group."""
 LONG_TEST_SECONDS: Final = 15
 LONG_FILE_SECONDS: Final = 30
 _SECONDS_BETWEEN_LINES: Final = 20
 _SLOWEST: Final = 10
 _SMALL_SUITE: Final = 200
-"""Tests; fewer are shown by pytest's own dots."""
+"""Number of tests; smaller runs have pytest's own dots."""
 
 
 def group_of(file: str) -> str:
@@ -68,7 +68,7 @@ def group_of(file: str) -> str:
 
 
 def load_durations(path: Path = DURATIONS) -> dict[str, float]:
-    """Return the seconds of each test file in the recorded run; empty when there is none."""
+    """Return the seconds of each test file in the recorded run; empty without a record."""
     if not path.exists():
         return {}
     files: dict[str, float] = json.loads(path.read_text())["files"]
@@ -76,12 +76,12 @@ def load_durations(path: Path = DURATIONS) -> dict[str, float]:
 
 
 def minutes(seconds: float) -> str:
-    """Return a time for people: `1:05`."""
+    """Return a time as minutes and seconds for people, such as `1:05`."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 class SuiteReport:
-    """Counts the reports of one run, in the process that shows them."""
+    """Counts the test reports of one run, in the process that prints the run."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -95,11 +95,11 @@ class SuiteReport:
         self.components: set[str] = set()
 
     def is_large(self) -> bool:
-        """Say whether lines of progress stand in for dots."""
+        """Return whether the run prints lines of progress instead of dots."""
         return self._collected.total() >= _SMALL_SUITE
 
     def collected(self, files: Iterable[str]) -> None:
-        """Count the tests of a run, and say once what it will do."""
+        """Count the tests of a run, and print the plan once."""
         if self._collected:
             return
         self._collected.update(group_of(file) for file in files)
@@ -116,7 +116,7 @@ class SuiteReport:
         return f"{self._collected.total()} tests on real components: {counts}{expected}"
 
     def reported(self, report: pytest.TestReport) -> None:
-        """Count one phase of a test, and print a line of progress when the last is old enough."""
+        """Count one phase of a test, and print a line of progress if the last one is old enough."""
         test = report.nodeid.partition("@")[0]
         file = test.partition("::")[0]
         self._file_seconds[file] += report.duration
@@ -146,7 +146,7 @@ class SuiteReport:
         reporter.write_line(line)
 
     def summary(self, write: Any) -> None:
-        """Write where the time went and what was real."""
+        """Write the times by group, the slowest files and tests, and the real components."""
         if not self.is_large():
             return
         shares: Counter[str] = Counter()
@@ -165,7 +165,7 @@ class SuiteReport:
         write(f"Real components: {', '.join(sorted(self.components)) or 'none'}")
 
     def record(self, path: Path = DURATIONS) -> None:
-        """Write the seconds of each file, for the order and the forecast of later runs."""
+        """Write the seconds of each file, for the order and the expected time of later runs."""
         files = {file: round(seconds, 1) for file, seconds in self._file_seconds.items() if seconds >= 1}
         tests = {
             test: round(seconds, 1)
@@ -182,7 +182,7 @@ class SuiteReport:
 
 
 def resource_group(test: str) -> str:
-    """Return what a test, by its node id, shares with others on one worker: a dear resource, or its file."""
+    """Return the group of a test, by its node id: an expensive shared resource, or else its file."""
     for group, beginnings in SHARED.items():
         if test.startswith(beginnings):
             return group
@@ -190,7 +190,7 @@ def resource_group(test: str) -> str:
 
 
 def longest_first(items: list[pytest.Item], seconds: Mapping[str, float]) -> list[pytest.Item]:
-    """Return *items* with the groups that take longest first; tests of a group keep their order."""
+    """Return *items* with the slowest groups first. Tests of a group keep their order."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(resource_group(item.nodeid), []).append(item)
@@ -207,7 +207,7 @@ def _file_of(test: str) -> str:
 
 
 class GroupScheduling(LoadScopeScheduling):
-    """Gives a worker whole groups, in the order of collection, and the next one when it is nearly done."""
+    """Gives workers whole groups in the order of collection, the next one when the last is nearly done."""
 
     def _split_scope(self, nodeid: str) -> str:
         return resource_group(nodeid)
@@ -218,8 +218,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
     """
     Keep the tests of a group on one worker under `--dist loadgroup`.
 
-    xdist 3.8 writes groups into `Item._nodeid`, which pytest 9.2 no longer reads: its own scheduler
-    then takes each test for a group.
+    xdist 3.8 writes groups into `Item._nodeid`, which pytest 9.2 no longer reads. So the scheduler of xdist
+    would treat each test as a group.
     """
     return GroupScheduling(config, log) if config.getoption("dist") == "loadgroup" else None
 
@@ -230,7 +230,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Report in the process that shows the run, not in its workers."""
+    """Make the report in the process that prints the run, not in workers."""
     if not hasattr(config, "workerinput"):
         config.stash[_REPORT] = SuiteReport(config)
 
@@ -239,13 +239,13 @@ _REPORT = pytest.StashKey[SuiteReport]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the longest groups first, in each worker; there xdist keeps `--dist loadgroup` as `loadgroup`."""
+    """Put the slowest groups first. In a worker, xdist has `--dist loadgroup` as the option `loadgroup`."""
     if config.getoption("loadgroup", default=False):
         items[:] = longest_first(items, load_durations())
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Say what a run without workers will do."""
+    """Print the plan of a run without workers."""
     report = session.config.stash.get(_REPORT, None)
     if report is not None and session.items:
         report.collected(item.nodeid.partition("::")[0] for item in session.items)
@@ -253,13 +253,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
-    """Say what the workers will do."""
+    """Print the plan of a run with workers."""
     report: SuiteReport = node.config.stash[_REPORT]
     report.collected(one.partition("::")[0] for one in ids)
 
 
 def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> tuple[str, str, str] | None:
-    """Leave out the dots of a large run."""
+    """Print no dots in a large run."""
     shown = config.stash.get(_REPORT, None)
     if shown is not None and shown.is_large() and report.passed:
         return ("passed" if report.when == "call" else "", "", "")
@@ -267,7 +267,7 @@ def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Listen to the reports, where they are shown."""
+    """Register the listener for test reports, in the process that prints the run."""
     report = session.config.stash.get(_REPORT, None)
     if report is not None:
         session.config.pluginmanager.register(_Listener(report))
@@ -282,7 +282,7 @@ class _Listener:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell which components this process has started."""
+    """Pass on the components that this process has started."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["components"] = sorted(USED)
@@ -292,13 +292,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take over what a worker has started."""
+    """Add the components that a worker has started."""
     output = getattr(node, "workeroutput", None) or {}
     node.config.stash[_REPORT].components |= set(output.get("components", ()))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Write the summary, and the record when it is asked for."""
+    """Write the summary, and the record with `--record-durations`."""
     report = config.stash.get(_REPORT, None)
     if report is None:
         return

@@ -1,5 +1,5 @@
 """
-TLS for servers and proxies that speak plain HTTP: bytes pass as they are, into a cipher or out of it.
+TLS for servers and proxies with plain HTTP: a relay that adds or removes TLS, and passes bytes unchanged.
 
     async with relay(server_url, connect=trusting(certificate)) as plain_url: ...
     async with relay(plain_url, accept=presenting(certificate)) as tls_url: ...
@@ -23,14 +23,14 @@ _CHUNK = 64 << 10
 
 
 def presenting(certificate: Path) -> ssl.SSLContext:
-    """Return the server's side of TLS."""
+    """Return a TLS context for a server with *certificate*."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     return context
 
 
 def trusting(certificate: Path) -> ssl.SSLContext:
-    """Return the client's side of TLS."""
+    """Return a TLS context for a client that trusts *certificate*."""
     return ssl.create_default_context(cafile=certificate)
 
 
@@ -38,7 +38,7 @@ def trusting(certificate: Path) -> ssl.SSLContext:
 async def relay(
     upstream_url: str, *, accept: ssl.SSLContext | None = None, connect: ssl.SSLContext | None = None
 ) -> AsyncIterator[str]:
-    """Pass each connection on to a server, and yield the URL to use instead of its own."""
+    """Forward each connection to the server at *upstream_url*, and yield the URL to use instead."""
     upstream = urlsplit(upstream_url)
 
     async def connected(client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Changing one property of a topic on a broker, and no other."""
+"""Change one property of a topic on a broker, and no other."""
 
 from __future__ import annotations
 

@@ -1,14 +1,12 @@
 """
 Real `tieringd` processes that start in milliseconds.
 
-A command's process spends most of its life importing SDKs. Here one process, the stem, imports all
-of `tieringd` once, and forks a new process for each command. A forked process runs the same `main`
-with its own arguments, environment, working directory and files; it has its own id, takes signals,
-and ends with its own exit code. What it does not prove is the import itself: the command line of
-`tests.support.daemon.command` starts a new interpreter for that.
-
-Modules that are imported only when a command needs them are imported in the stem, so a test of
-imports starts an interpreter.
+The process of a command spends most of its time importing SDKs. Here one process, the stem, imports all of
+`tieringd` once, and forks a new process for each command. A forked process runs the same `main` with its
+own arguments, environment, working directory and files. It has its own id, receives signals, and ends with
+its own exit code. It does not test the import itself, because the stem has imported even modules that a
+command imports only when needed. A test of imports starts a new interpreter with
+`tests.support.daemon.command`.
 """
 
 from __future__ import annotations
@@ -41,11 +39,12 @@ _NOT_IMPORTED = {"tieringd.__main__", "tieringd.spark", "tieringd.cli.spark"}
 
 
 class WarmProcess:
-    """A command that was forked from the stem; the part of `subprocess.Popen` that tests use."""
+    """A command that was forked from the stem, with the part of `subprocess.Popen` that tests use."""
 
     def __init__(self, connection: socket.socket, args: Sequence[str]) -> None:
         self.args = list(args)
-        # A bare descriptor: a test may drop a server that has ended without asking for its exit code.
+        # A plain descriptor, closed by a finalizer: a test may drop an ended server without reading its exit
+        # code.
         self._answers = connection.detach()
         self._close = weakref.finalize(self, os.close, self._answers)
         self.pid = self._number()
@@ -59,10 +58,10 @@ class WarmProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         """
-        Wait until the process ends, and return its exit code.
+        Wait until the process ends, and return its exit code, which is negative after a signal.
 
         Raises:
-            subprocess.TimeoutExpired: It is still running.
+            subprocess.TimeoutExpired: The process is still running.
         """
         if self.returncode is None:
             if not select.select([self._answers], [], [], timeout)[0]:
@@ -81,7 +80,7 @@ class WarmProcess:
         return int(line)
 
     def send_signal(self, number: int) -> None:
-        """Send a signal; an ended process gets none."""
+        """Send a signal, if the process has not ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -95,7 +94,7 @@ class WarmProcess:
 
 
 class _Stem:
-    """The process that has everything imported, as this process sees it."""
+    """A handle of the stem, the process that has everything imported."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="tieringd-stem-")
@@ -113,7 +112,7 @@ class _Stem:
         atexit.register(self.close)
 
     def start(self, arguments: Sequence[str], files: Sequence[int], **how: Any) -> WarmProcess:
-        """Fork a process that runs `tieringd` with *arguments*; *files* are its 0, 1 and 2."""
+        """Fork a process that runs `tieringd` with *arguments* and the standard streams *files*."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(_START_TIMEOUT_SECONDS)
         connection.connect(self._address)
@@ -124,7 +123,7 @@ class _Stem:
         return WarmProcess(connection, ["tieringd", *arguments])
 
     def close(self) -> None:
-        """End the stem; the commands that it forked go on."""
+        """End the stem. Commands that it forked keep running."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -150,7 +149,7 @@ def start_command(
         arguments: The command line without the program's name.
         stdout: A file descriptor, or `subprocess.DEVNULL`.
         stderr: Likewise.
-        environ: The whole environment; this process' own without it.
+        environ: The whole environment; None is that of this process.
     """
     global _stem  # noqa: PLW0603 one for a process, started at the first use
     with _stem_lock:
@@ -172,7 +171,7 @@ def run_to_end(
     Run `tieringd` with *arguments* to its end, and return its exit code and output.
 
     Raises:
-        subprocess.TimeoutExpired: It was still running, and is killed.
+        subprocess.TimeoutExpired: The process was still running, and was killed.
     """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = start_command(*arguments, stdout=output.fileno(), stderr=errors.fileno(), environ=environ)
@@ -188,7 +187,7 @@ def run_to_end(
 
 
 def _import_package(name: str) -> None:
-    """Import the modules of a package, so that a forked command finds them there."""
+    """Import all modules of a package, so that forked commands need not import them."""
     for module in pkgutil.iter_modules(import_module(name).__path__, f"{name}."):
         if module.name in _NOT_IMPORTED:
             continue
@@ -199,7 +198,7 @@ def _import_package(name: str) -> None:
 
 
 def _serve(address: str) -> dict[str, Any]:
-    """Fork a process for each connection; return, in a forked process, what it is to run."""
+    """Fork a process for each connection. In the forked process, return the command to run."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(address)
         listener.listen(64)
@@ -220,7 +219,7 @@ def _serve(address: str) -> dict[str, Any]:
 
 
 def _reap() -> None:
-    """Collect the forked waiters that have ended."""
+    """Reap the forked waiting processes that have ended."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -228,17 +227,17 @@ def _reap() -> None:
 
 def _accepted(connection: socket.socket) -> dict[str, Any]:
     """
-    Fork the command's own process and return its request there.
+    Fork the command's own process, and return its request there.
 
-    This process, its parent, only waits: it sends the command's id and then its exit code. A command
-    does not outlive the process that asked for it.
+    This process is the parent. It sends the command's process id, waits, and sends its exit code. If the
+    requesting process ends before, the command is killed.
     """
     size, files, _, _ = socket.recv_fds(connection, 4, 3)
     data = b""
     while len(data) < int.from_bytes(size, "big"):
         got = connection.recv(1 << 20)
         if not got:
-            os._exit(1)  # The asking process has ended.
+            os._exit(1)  # The requesting process has ended.
         data += got
     request: dict[str, Any] = json.loads(data)
     pid = os.fork()
@@ -263,7 +262,7 @@ def _accepted(connection: socket.socket) -> dict[str, Any]:
 
 
 def _become_tieringd(request: dict[str, Any]) -> None:
-    """Give this process the arguments, environment and directory that `python -m tieringd` would have."""
+    """Set this process's arguments, environment and directory as `python -m tieringd` would have them."""
     os.environ.clear()
     os.environ.update(request["environ"])
     os.chdir(request["directory"])

@@ -1,9 +1,8 @@
 """
-Producers that write without a pause through whatever happens to the brokers, and keep what was acknowledged.
+Producers that keep writing through all failures of the brokers, and record what was acknowledged.
 
-They run in a thread with an event loop of its own, so a test may wait for a process meanwhile.
-Each value is sent once and never again: it is in the log at most once, and exactly once if it
-was acknowledged.
+They run in a thread with its own event loop, so that a test may wait for a process meanwhile. Each value is
+sent only once. So a value is in the log at most once, and exactly once if it was acknowledged.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ class Acknowledged(NamedTuple):
 
     offset: int
     number: int
-    """The number of the value: a writer's values ascend by it."""
+    """The number of the value. A writer's values have ascending numbers."""
 
 
 @dataclass
 class Writer:
-    """What was written to one partition."""
+    """The values that were written to one partition."""
 
     topic: str
     partition: int
@@ -56,10 +55,10 @@ def number_of(value: bytes) -> int:
 
 
 class Writers:
-    """One writer for each partition of some topics, for the time of a `with` block or until `stop`."""
+    """One writer for each partition of some topics. They run in a `with` block, or until `stop`."""
 
     def __init__(self, kafka: KafkaCluster, topics: dict[str, int]) -> None:
-        """Take the topics with how many partitions of each to write to."""
+        """*topics* has the number of partitions to write to, by topic."""
         self._kafka = kafka
         self.writers = [Writer(topic, number) for topic, count in topics.items() for number in range(count)]
         self._stopping = threading.Event()
@@ -75,7 +74,7 @@ class Writers:
         self.stop()
 
     def stop(self) -> None:
-        """Return when every value that was sent is acknowledged or given up."""
+        """Stop writing, and wait until every sent value is acknowledged or has failed."""
         self._stopping.set()
         self._thread.join()
 
@@ -97,11 +96,12 @@ class Writers:
                         is_good = await self._write_batch(producer, writer)
                         await asyncio.sleep(_PAUSE_SECONDS)
             except KafkaError:
-                # No broker answers at the moment; what was sent is in doubt, and is not sent again.
+                # No broker answers at the moment. Sent values may or may not be in the log, and are not
+                # resent.
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _write_batch(self, producer: AIOKafkaProducer, writer: Writer) -> bool:
-        """Write some values; say whether all were acknowledged, so that this producer is good for more."""
+        """Write some values; return whether all were acknowledged, so that this producer is still usable."""
         numbers = range(writer.sent, writer.sent + _BATCH)
         writer.sent += _BATCH
         sent = [

@@ -1,5 +1,5 @@
 """
-What a bucket holds of an archive: topics, manifests and segments, read and committed.
+The archive in a bucket: its topics, manifests and segments, read and committed.
 
 In: objects of the bucket (`storage`). Out: manifests, records, and commits by compare-and-swap. Nothing
 here knows a broker: the daemon's rooms use this package, and so do the jobs on Spark.
@@ -7,6 +7,6 @@ here knows a broker: the daemon's rooms use this package, and so do the jobs on 
 Read `manifest_store` first (a manifest read, committed and closed) and `spillover_manifests` (its older
 parts). Then `archive_reader` and `record_reader` (records by offset or time) and `catalog` (all topics of a
 bucket). `object_joiner`, `segment_rewriter` and `segment_swap` replace segments by others;
-`retired_objects` deletes what was replaced, and what an operator lets go of. `scrub` finds faults;
+`retired_objects` deletes replaced segments, and archives that an operator gives up. `scrub` finds faults;
 `rebuild` makes manifests again from the objects.
 """

@@ -1,8 +1,8 @@
 """
-Reading stored segments: object, index and offset in; checked record batches out.
+Read stored segments: object, index and offset in; checked record batches out.
 
-Ranges are fetched from the index entry at or before the wanted offset, one chunk ahead of
-what is being looked at. Every batch's CRC is checked, whoever asks.
+A read starts at the last index entry at or before the wanted offset, and fetches one chunk ahead of the
+chunk that is being parsed. The CRC of every batch is checked, for every caller.
 
 `SegmentIndexes` reads the index of a stored segment from its own object beside the data.
 """
@@ -11,28 +11,24 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import index_key
 from tieringd.formats.record_batch import HEADER_BYTES, BatchHeader, check_crc, parse_header
 from tieringd.formats.sidecar import decode_sidecar_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
-
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.storage.base import ObjectStore
-
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment, SegmentIndex
+from tieringd.storage.base import ObjectStore
 
 CHUNK_BYTES = 8 << 20
-"""Large enough that a request's fixed cost does not show, small enough to hold two of."""
+"""Large enough to make a request's fixed cost negligible, small enough to hold two chunks in memory."""
 
 
 class Indexes(Protocol):
-    """Whoever can tell a stored segment's index."""
+    """A source of the indexes of stored segments."""
 
     async def index_of(self, partition: TopicIdPartition, segment: RemoteSegment) -> SegmentIndex:
         """
@@ -46,7 +42,7 @@ class Indexes(Protocol):
 
 
 class SegmentIndexes:
-    """Read indexes from the bucket, each time anew. Keeps no state."""
+    """Read indexes from the bucket, one request for each call. Keeps no state."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -64,9 +60,9 @@ class Batch:
 
     header: BatchHeader
     data: memoryview
-    """The whole batch, header included; valid for as long as someone holds it."""
+    """The whole batch, header included. The memory stays valid while a reference to it is held."""
     position: int
-    """In the data object."""
+    """Byte position in the data object."""
 
 
 class ArchiveReader:
@@ -79,11 +75,11 @@ class ArchiveReader:
         self, key: str, index: SegmentIndex, *, from_offset: int, chunk_bytes: int = CHUNK_BYTES
     ) -> AsyncGenerator[Batch]:
         """
-        Yield the batches of one data object from the one that holds *from_offset* on.
+        Yield the batches of one data object, starting with the batch that holds *from_offset*.
 
         Raises:
-            ObjectNotFound: The object has gone: look at the manifest again.
-            CorruptDataError: The object is shorter than its index says, or a batch is wrong.
+            ObjectNotFound: The object was deleted. Read the manifest again.
+            CorruptDataError: The object is shorter than its index says, or a batch is damaged.
         """
         position = floor_position(index, from_offset)
         return self.batches_between(
@@ -94,11 +90,12 @@ class ArchiveReader:
         self, key: str, position: int, end: int, *, from_offset: int = 0, chunk_bytes: int = CHUNK_BYTES
     ) -> AsyncGenerator[Batch]:
         """
-        Yield the batches from byte *position* up to *end*, but those that end before *from_offset*.
+        Yield the batches from byte *position* up to *end*, without those that end before *from_offset*.
 
         Raises:
-            ObjectNotFound: The object has gone: look at the manifest again.
-            CorruptDataError: The object is shorter, *end* lies inside a batch, or a batch is wrong.
+            ObjectNotFound: The object was deleted. Read the manifest again.
+            CorruptDataError: The object is shorter than *end*, *end* lies inside a batch, or a batch is
+                damaged.
         """
         async for view, start in self.runs(key, position, end, chunk_bytes):
             for batch in checked_batches(view, start, key):
@@ -111,10 +108,10 @@ class ArchiveReader:
         """
         Yield the bytes from *position* up to *end* as runs of whole batches, each with its position.
 
-        One run is fetched ahead. Nothing but the sizes in the headers is looked at.
+        One run is fetched ahead. Only the sizes in the batch headers are read; no CRC is checked.
 
         Raises:
-            ObjectNotFound: The object has gone: look at the manifest again.
+            ObjectNotFound: The object was deleted. Read the manifest again.
             CorruptDataError: The object is shorter than *end*, or *end* lies inside a batch.
         """
         held = b""
@@ -166,7 +163,7 @@ def checked_batches(run: memoryview, position: int, key: str) -> Iterator[Batch]
     Yield the batches of a run, which begins at byte *position* of the object *key*.
 
     Raises:
-        CorruptDataError: One of them is damaged; the error says where.
+        CorruptDataError: A batch is damaged. The error names its position.
     """
     at = 0
     while at < len(run):
@@ -183,10 +180,10 @@ def checked_batches(run: memoryview, position: int, key: str) -> Iterator[Batch]
 
 def require_checksum(segment: RemoteSegment, checksum: int, key: str) -> None:
     """
-    See that an object that was read whole is the one that its manifest names, and not merely good batches.
+    Check that an object that was read whole is the one its manifest names, and not other valid batches.
 
     Raises:
-        CorruptDataError: It is another.
+        CorruptDataError: The checksums differ.
     """
     if checksum != segment.crc32c:
         raise CorruptDataError(
@@ -195,19 +192,19 @@ def require_checksum(segment: RemoteSegment, checksum: int, key: str) -> None:
 
 
 def floor_position(index: SegmentIndex, offset: int) -> int:
-    """Return the position of the last index entry at or before *offset*; 0 when none is."""
+    """Return the position of the last index entry at or before *offset*, or 0 if there is none."""
     row = bisect_right(index.entries, offset, key=lambda entry: entry.offset) - 1
     return index.entries[row].position if row >= 0 else 0
 
 
 def ceiling_position(index: SegmentIndex, next_offset: int) -> int:
-    """Return the position of the first index entry at or past *next_offset*; the end when none is."""
+    """Return the position of the first index entry at or past *next_offset*, or the data's end if none is."""
     row = bisect_left(index.entries, next_offset, key=lambda entry: entry.offset)
     return index.entries[row].position if row < len(index.entries) else index.size_bytes
 
 
 def offset_at_or_after_time(index: SegmentIndex, timestamp_ms: int) -> int:
-    """Return an offset at or before the first record with *timestamp_ms* or later, for a scan to start."""
+    """Return an offset to start a scan from: at or before the first record at or after *timestamp_ms*."""
     earlier = [entry for entry in index.entries if entry.max_timestamp_ms < timestamp_ms]
     return earlier[-1].offset if earlier else index.base_offset
 

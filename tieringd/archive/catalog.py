@@ -1,34 +1,29 @@
 """
-The catalog: what a bucket holds, found out from the bucket alone.
+The catalog: what a bucket holds, read from the bucket alone.
 
-Topic manifests lie under one prefix and lead to partition manifests. Nothing here writes.
+Topic manifests lie under one prefix and lead to partition manifests. The catalog never writes.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.errors import ObjectNotFound
-from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, parse_topic_manifest_key
+from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, TopicKey, parse_topic_manifest_key
+from tieringd.formats.topic_manifest import TopicManifest
+from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.storage.at_once import at_once
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.formats.object_keys import TopicKey
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.storage.base import ObjectStore
+from tieringd.storage.base import ObjectStore
 
 LOADS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedTopic:
-    """A topic and the manifests of those of its partitions that have one."""
+    """A topic, and the manifests of its partitions that have one."""
 
     topic: TopicManifest
     partitions: tuple[PartitionManifest, ...]
@@ -43,9 +38,9 @@ class Catalog:
 
     async def topics(self, accepts: Callable[[str], bool] = lambda _: True) -> AsyncIterator[TopicManifest]:
         """
-        Yield every topic of every cluster of which anything is archived, by cluster and name.
+        Yield every topic of every cluster with at least one archived partition, by cluster and name.
 
-        Only the manifests of those whose names *accepts* takes are loaded.
+        Only the manifests of topics whose names *accepts* takes are loaded.
         """
         async for manifest in self.every_topic(accepts):
             if manifest.partition_count:
@@ -54,7 +49,7 @@ class Catalog:
     async def every_topic(
         self, accepts: Callable[[str], bool] = lambda _: True
     ) -> AsyncIterator[TopicManifest]:
-        """Yield likewise every topic that is known at all."""
+        """Yield every topic that has a manifest, even with no archived partition, by cluster and name."""
         async for key in self._topic_keys():
             manifest = await self._manifests.load_topic(key) if accepts(key.topic) else None
             if manifest is not None:
@@ -64,10 +59,10 @@ class Catalog:
         self, accepts: Callable[[str], bool], *, cluster: str | None = None
     ) -> tuple[TopicManifest, ...]:
         """
-        Return the topics whose names *accepts* takes, of which anything can be read, by cluster and name.
+        Return the readable topics whose names *accepts* takes, by cluster and name.
 
-        Of a cluster's several incarnations of a topic it is the one that `topic` returns. Only their own
-        manifests are loaded.
+        A topic that is being purged, or was purged, is not readable. If a cluster has several incarnations of
+        a topic, `topic` and this method choose the same one. Only manifests of accepted names are loaded.
         """
         keys = [
             key async for key in self._topic_keys() if cluster in {None, key.cluster} and accepts(key.topic)
@@ -81,7 +76,7 @@ class Catalog:
 
     async def topic(self, name: str) -> ArchivedTopic:
         """
-        Return a topic with its partitions; of several incarnations, the latest that is not purged.
+        Return a topic with its partitions. Of several incarnations it is the latest one that is not purged.
 
         Raises:
             ObjectNotFound: The bucket has no topic of this name.
@@ -102,10 +97,10 @@ class Catalog:
 
     async def incarnation(self, name: str, topic_id: str) -> TopicManifest:
         """
-        Return the manifest of one incarnation of a topic, whatever its state.
+        Return the manifest of one incarnation of a topic, in any lifecycle state.
 
         Raises:
-            ObjectNotFound: The bucket has none with this id.
+            ObjectNotFound: The bucket has no incarnation with this id.
         """
         ids: list[str] = []
         async for key in self._topic_keys():
@@ -125,7 +120,7 @@ class Catalog:
         return ArchivedTopic(topic, tuple(manifest for manifest in loaded if manifest is not None))
 
     async def with_history(self, topic: ArchivedTopic) -> ArchivedTopic:
-        """Return *topic* with all segments of its partitions, those in spillover manifests as well."""
+        """Return *topic* with all segments of its partitions, including those in spillover manifests."""
         spillovers = self._manifests.spillovers
         whole = [await spillovers.with_history(manifest) for manifest in topic.partitions]
         return replace(topic, partitions=tuple(whole))
@@ -158,7 +153,7 @@ class Catalog:
 
 
 def _latest(incarnations: Iterable[TopicManifest]) -> TopicManifest:
-    """Return the latest of several incarnations; one that is purged only where all are."""
+    """Return the latest of several incarnations. A purged one is returned only if all are purged."""
     return max(
         incarnations, key=lambda manifest: (manifest.lifecycle not in BEYOND_RETURN, manifest.created_at_ms)
     )

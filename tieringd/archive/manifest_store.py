@@ -1,23 +1,23 @@
 """
-Reading and committing manifests: every write is a compare-and-swap.
+Read and commit manifests: every write is a compare-and-swap.
 
-A commit names the version it was made from. When that version is no longer the stored one,
-someone else has written: unless that was under an older leader epoch, the writer is fenced and
-stops. A commit whose outcome is unknown is looked up, and recognised by the writer id and
-commit number inside the stored manifest.
+A commit names the version that it was made from. If that version is no longer stored, another writer has
+committed. If that writer's leader epoch is older, or a job edited the manifest, this writer reads the
+manifest again and goes on; otherwise this writer is fenced and stops. After a commit with an unknown outcome
+the manifest is read, and the writer id and commit number inside show whether the commit took effect.
 
-A refusal proves nothing by itself: a store may refuse a write although nothing has changed (S3 answers 409
-to writes that meet). So the manifest is read after each refusal, and only what it says fences.
+A refusal alone proves nothing: a store may refuse a write although nothing has changed (S3 answers 409
+to concurrent writes). So the manifest is read after each refusal, and only its content fences a writer.
 
-`closed` closes a partition's manifest: from then on no archiver commits to it. Closing is a commit like any
-other, under an epoch above all that leaders have. A later commit is fenced, and an earlier one is in the
-version that is returned.
+`closed` closes a partition's manifest: from then on no archiver commits to it. Closing is a commit like
+any other, under an epoch above all leader epochs. A later commit is fenced, and an earlier one is in the
+version that `closed` returns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import structlog
 from crc32c import crc32c
@@ -34,53 +34,50 @@ from tieringd.errors import (
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.formats.object_keys import TopicKey, manifest_key, topic_manifest_key
 from tieringd.formats.topic_manifest import TopicManifest, decode_topic_manifest, encode_topic_manifest
-from tieringd.model.manifest import CLOSED_EPOCH
-from tieringd.storage.base import IfAbsent, IfVersion
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.storage.base import ObjectStore
-
+from tieringd.model.manifest import CLOSED_EPOCH, PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.storage.base import IfAbsent, IfVersion, ObjectStore
 
 log = structlog.get_logger(__name__)
 
 EDIT_TRIES = 64
-"""An archiver commits every few seconds at the most, and an edit takes less."""
+"""An archiver commits at most every few seconds, and an edit takes less time than that."""
 EDIT_MARK = "+edit"
-"""Follows the writer's name in a manifest that a job has edited since: that one has not taken it over."""
+"""Suffix of the writer id in a manifest that a job edited and that its archiver has not committed since."""
 TOPIC_MANIFEST_TRIES = 16
-"""Daemons that see a new topic at once take turns; each turn one of them succeeds."""
+"""Daemons that see a new topic at once compete for its manifest. In each try one of them succeeds."""
 
 CLOSE_TRIES = 16
-"""An archiver may commit in between, and again; each time it has uploaded something first."""
+"""
+An archiver may commit between the read and the close, again and again.
+
+It uploads something before each.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredManifest:
-    """A manifest as the bucket holds it, and the version to swap it by."""
+    """A manifest as the bucket holds it, and the version that a compare-and-swap names."""
 
     manifest: PartitionManifest | None
-    """None when the bucket holds none."""
+    """None when the bucket holds no manifest."""
     version: str | None
     size_bytes: int = 0
-    """Of the stored document."""
+    """Size of the stored document."""
 
     @property
     def existing(self) -> PartitionManifest:
-        """Return the manifest, where it is known that there is one."""
+        """Return the manifest, for callers that know that one exists."""
         assert self.manifest is not None, "the bucket holds a manifest by now"
         return self.manifest
 
 
 class ManifestStore:
     """
-    The manifests of a bucket, for one writer; spillover manifests in `spillovers`.
+    The manifests of a bucket, for one writer. Spillover manifests are in `spillovers`.
 
-    One per daemon process, shared by its archivers; it keeps no state but the last commit
-    number. Cancelling a commit is safe: the next load shows whether it took effect.
+    A daemon process has one, which its archivers share. Its only state is the last commit number.
+    Cancelling a commit is safe: the next load shows whether it took effect.
     """
 
     def __init__(self, store: ObjectStore, *, writer_id: str, now_ms: Callable[[], int]) -> None:
@@ -95,7 +92,7 @@ class ManifestStore:
         Read a partition's manifest.
 
         Raises:
-            CorruptDataError: The stored bytes are not a manifest, or not this partition's.
+            CorruptDataError: The stored bytes are not a manifest, or belong to another partition.
         """
         key = manifest_key(partition)
         try:
@@ -114,10 +111,10 @@ class ManifestStore:
 
     async def refreshed(self, partition: TopicIdPartition, known: StoredManifest) -> StoredManifest:
         """
-        Return what is stored now, given what was: only a manifest that changed is read.
+        Return the stored manifest. It is read only if its version differs from that of *known*.
 
         Raises:
-            CorruptDataError: The stored bytes are not a manifest, or not this partition's.
+            CorruptDataError: The stored bytes are not a manifest, or belong to another partition.
         """
         try:
             info = await self._store.head(manifest_key(partition))
@@ -129,16 +126,16 @@ class ManifestStore:
         self, stored: StoredManifest, manifest: PartitionManifest, *, leader_epoch: int
     ) -> StoredManifest:
         """
-        Replace *stored* by *manifest*, under the leader epoch this broker holds now.
+        Replace *stored* by *manifest*, under the leader epoch that this broker holds now.
 
         Raises:
-            FencedError: A newer leader epoch owns the manifest, or it was removed.
+            FencedError: A newer leader epoch owns the manifest, or the manifest was removed.
             RivalWriter: Another writer has committed under the same leader epoch.
-            StorageUnavailable: Nothing is known to have changed; load again and go on from there.
+            StorageUnavailable: The commit is not known to have taken effect. Load again and go on from there.
         """
         if stored.manifest is not None and stored.manifest.leader_epoch > leader_epoch:
             raise fenced_by(stored.manifest, leader_epoch)
-        # A number is never used twice, so a late effect of an earlier attempt cannot pass for this one.
+        # A number is never used twice. So an earlier attempt that takes effect late cannot pass for this one.
         self._last_commit_number = 1 + max(
             self._last_commit_number, stored.manifest.commit_number if stored.manifest else 0
         )
@@ -168,16 +165,17 @@ class ManifestStore:
         change: Callable[[PartitionManifest], Awaitable[PartitionManifest | None]],
     ) -> StoredManifest:
         """
-        Replace a partition's manifest by what *change* makes of it, in the name of whoever archives it.
+        Replace a partition's manifest by the result of *change*, under the name and epoch of its archiver.
 
-        So nobody is fenced: an archiver that meets the edit reads the manifest again and goes on from
-        there. For jobs that replace what is stored by its equal. *change* is called again when someone
-        else was faster; None from it leaves the manifest as it is.
+        An edit fences no one: an archiver that meets it reads the manifest again and goes on from there.
+        Edits are for jobs that replace stored objects by equivalent ones. *change* is called again when
+        another writer committed first. If it returns None, the manifest stays as it is.
 
         Raises:
             ObjectNotFound: The bucket has no manifest of this partition.
-            FencedError: It is closed.
-            StorageUnavailable: Others kept changing it, or nothing is known to have changed; try again.
+            FencedError: The manifest is closed.
+            StorageUnavailable: Other writers kept changing the manifest, or the edit is not known to
+                have taken effect. Try again.
         """
         for _ in range(EDIT_TRIES):
             stored = await self.load(partition)
@@ -202,7 +200,8 @@ class ManifestStore:
                     manifest_key(partition), data, crc32c=crc32c(data), condition=IfVersion(stored.version)
                 )
             except PreconditionFailed:
-                # An attempt of our own, sent twice, may have been the one that was faster.
+                # The write may have been sent twice: then the first one is the commit that came before
+                # this one.
                 found = await self.load(partition)
                 if found.manifest == signed:
                     return found
@@ -216,11 +215,15 @@ class ManifestStore:
         raise StorageUnavailable(f"the manifest of {partition} is being changed by its archiver all the time")
 
     def is_rival(self, manifest: PartitionManifest) -> bool:
-        """Say whether another archiving process committed *manifest*; a job's edit is nobody's commit."""
+        """
+        Say whether another archiving process committed *manifest*.
+
+        A job's edit does not count as a commit.
+        """
         return manifest.writer_id not in {self._writer_id, ""} and not manifest.writer_id.endswith(EDIT_MARK)
 
     async def _after_lost_swap(self, stored: StoredManifest, signed: PartitionManifest) -> StoredManifest:
-        """Tell a commit of our own that took effect from one of another writer, and from none at all."""
+        """Tell apart three outcomes: this commit took effect, another writer's did, or none did."""
         found = await self.load(signed.partition)
         if found.manifest == signed:
             return found
@@ -237,12 +240,12 @@ class ManifestStore:
             raise fenced_by_removal(signed.partition)
         is_edited = found.manifest.writer_id.endswith(EDIT_MARK)
         if is_edited and found.manifest.leader_epoch == signed.leader_epoch:
-            # Another daemon of this epoch, should there be one, shows itself by its own next commit.
+            # If another daemon of this epoch exists as well, its own next commit shows it.
             raise StorageUnavailable(
                 f"a job edited the manifest of {signed.partition}; reading the manifest again"
             )
         if found.manifest.leader_epoch < signed.leader_epoch:
-            # A deposed leader's last commit came in between. From now on its epoch loses to ours.
+            # A deposed leader committed in between. After this writer's next commit its epoch loses.
             raise StorageUnavailable(
                 f"leader epoch {found.manifest.leader_epoch} committed to the manifest of "
                 f"{signed.partition} once more; reading the manifest again"
@@ -266,10 +269,10 @@ class ManifestStore:
 
     async def ensure_topic(self, key: TopicKey, *, partition_count: int) -> TopicManifest:
         """
-        See that the topic's manifest exists and counts at least *partition_count* partitions.
+        Make sure that the topic's manifest exists and counts at least *partition_count* partitions.
 
         Raises:
-            StorageUnavailable: Other daemons kept changing it; try again in the next round.
+            StorageUnavailable: Other daemons kept changing the manifest. Try again in the next round.
         """
         return await self.change_topic(
             key, lambda found: replace(found, partition_count=max(found.partition_count, partition_count))
@@ -279,13 +282,13 @@ class ManifestStore:
         self, key: TopicKey, change: Callable[[TopicManifest], TopicManifest]
     ) -> TopicManifest:
         """
-        Replace a topic's manifest by what *change* makes of it; return what is stored then.
+        Replace a topic's manifest by the result of *change*, and return the stored manifest.
 
-        A topic without a manifest gets one, with no partitions before the change. *change* is
-        called again when another daemon was faster.
+        A topic without a manifest gets one, with no partitions before the change. *change* is called
+        again when another daemon was faster.
 
         Raises:
-            StorageUnavailable: Other daemons kept changing it; try again in the next round.
+            StorageUnavailable: Other daemons kept changing the manifest. Try again in the next round.
         """
         for _ in range(TOPIC_MANIFEST_TRIES):
             found, version = await self._load_topic(key)
@@ -315,7 +318,11 @@ class ManifestStore:
 
 
 def fenced_by_removal(partition: TopicIdPartition) -> FencedError:
-    """Return why nobody may begin anew where a manifest was and is gone: what it named is there yet."""
+    """
+    Return the error for a removed manifest.
+
+    No writer may begin anew: the segments it named still exist.
+    """
     return FencedError(
         f"the manifest of {partition} was removed from the bucket while this daemon used it",
         hint="Find out who deletes objects there before you restart tieringd",
@@ -323,7 +330,7 @@ def fenced_by_removal(partition: TopicIdPartition) -> FencedError:
 
 
 def fenced_by(owner: PartitionManifest, leader_epoch: int) -> FencedError:
-    """Return why whoever holds *leader_epoch* may not write what *owner* is the manifest of."""
+    """Return the error of a writer with *leader_epoch* that the manifest *owner* fences."""
     if owner.is_closed:
         return FencedError(
             f"the archive of {owner.partition} in this bucket is closed: it was moved to another one, or its "
@@ -340,7 +347,7 @@ def fenced_by(owner: PartitionManifest, leader_epoch: int) -> FencedError:
 
 
 def rival_writer(owner: PartitionManifest) -> RivalWriter:
-    """Return why a process may not go on that meets *owner*'s writer under its own leader epoch."""
+    """Return the error of a process that found another writer, *owner*'s, under its own leader epoch."""
     return RivalWriter(
         f"another daemon (writer {owner.writer_id}) archives {owner.partition} under the same leader epoch "
         f"{owner.leader_epoch}: this one has stopped archiving it",
@@ -354,13 +361,14 @@ async def closed(
     manifests: ManifestStore, partition: TopicIdPartition, *, begin: PartitionManifest | None = None
 ) -> StoredManifest:
     """
-    Close a partition's manifest; return it as it is then. One that is closed already stays as it is.
+    Close a partition's manifest and return the closed version. A closed manifest stays as it is.
 
-    Where there is none, *begin* is closed in its place; without that, nothing is done.
+    If the bucket has no manifest, *begin* is closed and stored. Without *begin*, nothing is stored then.
 
     Raises:
-        CorruptDataError: It cannot be read.
-        StorageUnavailable: Whether it is closed is not known; or archivers were faster, again and again.
+        CorruptDataError: The manifest cannot be read.
+        StorageUnavailable: It is unknown whether the manifest is closed, or archivers committed first
+            each time.
     """
     for _ in range(CLOSE_TRIES):
         stored = await manifests.load(partition)
@@ -370,7 +378,7 @@ async def closed(
         try:
             return await manifests.commit(stored, manifest, leader_epoch=CLOSED_EPOCH)
         except FencedError:
-            continue  # Somebody else closed it, or took it away.
+            continue  # Another writer closed or removed it.
         except StorageUnavailable as error:
             if error.outcome_unknown or not await _has_changed(manifests, stored, partition):
                 raise
@@ -378,5 +386,5 @@ async def closed(
 
 
 async def _has_changed(manifests: ManifestStore, stored: StoredManifest, partition: TopicIdPartition) -> bool:
-    """Say whether a commit failed because another one came first, and not because the store is away."""
+    """Say whether a commit failed because another one came first, not because the store is unavailable."""
     return (await manifests.refreshed(partition, stored)).version != stored.version

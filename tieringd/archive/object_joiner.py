@@ -1,48 +1,42 @@
 """
-One object of several in the bucket: by the store's own joining where it has one, else through a file.
+Join several objects of a bucket into one: with the store's own join where it has one, else through a file.
 
-Nothing names the object before it was looked at: its size and checksum are those of its parts put
-together. Where the store cannot tell the checksum of what it joined, the object is read once.
+No manifest names the object before its size and checksum were checked against those of its parts put
+together. If the store cannot report the checksum of the joined object, the object is read back once.
 
-Memory is bounded by one piece. Where the bytes have to come here, they wait in a file without a name, in
-a directory of ours and not in the broker's: a killed process leaves nothing of it.
+Memory is bounded by one piece. If the bytes have to pass through this host, they wait in an unnamed temporary
+file in the daemon's work directory, never in the broker's. A killed process leaves nothing of it behind.
 
-`store_merged` stores the objects of a merged segment: its parts joined, and one index beside it. It touches
-no manifest. The order is data, then index; a crash after either leaves objects that no manifest names. The
-same writer stores the same objects when it does it again.
+`store_merged` stores the objects of a merged segment: its joined parts, and one index beside them. It
+touches no manifest. The order is data, then index. A crash after either leaves objects that no manifest
+names. If the same writer repeats the merge, it stores the same objects.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 from crc32c import crc32c
 from crc32c import crc32c as crc32c_of
 
+from tieringd.archive.archive_reader import Indexes
 from tieringd.archive.segment_swap import store_rewriting
 from tieringd.errors import ChecksumRejected, LocalFileError
 from tieringd.formats.index_merge import IndexedSegment, merged_index
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
-from tieringd.model.segment import Rewriting, RewritingKind, rewriter_of
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment, Rewriting, RewritingKind, SegmentIndex, rewriter_of
 from tieringd.policies.segment_merge import merged_segment
-from tieringd.storage.base import FileSlice, JoiningStore, JoinSource
+from tieringd.storage.base import FileSlice, JoiningStore, JoinSource, ObjectStore
 from tieringd.storage.threads import in_thread, in_thread_or
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from tieringd.archive.archive_reader import Indexes
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.storage.base import ObjectStore
-
-
 PIECE_BYTES = 8 << 20
-"""What is read at once where bytes have to come here."""
+"""How many bytes one request reads when the bytes pass through this host."""
 
 
 class ObjectJoiner:
@@ -58,12 +52,15 @@ class ObjectJoiner:
 
     async def join(self, key: str, sources: Sequence[JoinSource], *, crc32c: int) -> int:
         """
-        Store *sources*, one after the other, as the object *key*; return the bytes that came here.
+        Store *sources*, one after the other, as the object *key*.
+
+        Returns:
+            The bytes that passed through this host.
 
         Raises:
-            ObjectNotFound: A source is gone.
-            ChecksumRejected: The bytes are not those that were announced.
-            LocalFileError: The work directory does not take the bytes.
+            ObjectNotFound: A source was deleted.
+            ChecksumRejected: The joined bytes have another size or checksum than announced.
+            LocalFileError: The work directory cannot take the bytes.
         """
         filled = [source for source in sources if source.size_bytes]
         if not filled:
@@ -84,7 +81,7 @@ class ObjectJoiner:
         return host_bytes
 
     async def _stream(self, key: str, sources: Sequence[JoinSource], *, crc32c: int) -> int:
-        """Read the sources into a file, and put that."""
+        """Copy the sources into a temporary file, and upload the file. Return its size."""
         try:
             file = await in_thread_or(_close, self._opened)
         except OSError as error:
@@ -127,7 +124,7 @@ class ObjectJoiner:
         )
 
     async def _read_back(self, key: str, size_bytes: int, crc32c: int) -> int:
-        """Read what the store joined, and compare."""
+        """Read the joined object and compare its size and checksum. Return the bytes read."""
         checksum = position = 0
         while piece := await self._store.get_range(key, position=position, size_bytes=PIECE_BYTES):
             checksum = await in_thread(crc32c_of, piece, checksum)
@@ -138,9 +135,9 @@ class ObjectJoiner:
 
     async def _require(self, key: str, size_bytes: int, crc32c: int) -> None:
         """
-        Ask the store once more what it holds now.
+        Ask the store for the size and checksum of the object, and check them.
 
-        What is wrong stays there: nothing names it, and to delete is not for who is wrong about a name.
+        A wrong object is not deleted: nothing names it, and the fault may be in the name.
         """
         info = await self._store.head(key)
         if info.size_bytes != size_bytes or info.crc32c not in {None, crc32c}:
@@ -161,23 +158,23 @@ def _close(file: IO[bytes]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PreparedMerge:
-    """A merged segment whose objects are stored, and which no manifest names yet."""
+    """A merged segment whose objects are stored, and that no manifest names yet."""
 
     parts: tuple[RemoteSegment, ...]
     segment: RemoteSegment
     host_bytes: int
-    """Of its data, how much came through this host."""
+    """How many bytes of its data passed through this host."""
 
 
 async def index_of_parts(
     indexes: Indexes, partition: TopicIdPartition, parts: Sequence[RemoteSegment]
 ) -> SegmentIndex:
     """
-    Return the index of what *parts* make.
+    Return the index of the segment that *parts* merge into.
 
     Raises:
-        ObjectNotFound: The index of one is gone.
-        CorruptDataError: One is damaged, or they do not follow each other.
+        ObjectNotFound: The index of a part was deleted.
+        CorruptDataError: An index is damaged, or the parts do not follow each other.
     """
     return merged_index([IndexedSegment(part, await indexes.index_of(partition, part)) for part in parts])
 
@@ -194,15 +191,15 @@ async def store_merged(
     is_recorded: bool = True,
 ) -> PreparedMerge:
     """
-    Store the objects of what *parts*, whose common index is *index*, become.
+    Store the objects of the segment that *parts* merge into. Their common index is *index*.
 
-    What is made of rewritten segments is marked like them, and a record says that it is stored whole. Without
-    *is_recorded* that is left to whoever swaps it in, which may be hours later.
+    A segment made of rewritten ones is marked as rewritten, and a record says that it is stored whole.
+    Without *is_recorded* the job that swaps it in writes the record, which may be hours later.
 
     Raises:
-        ObjectNotFound: The data of a part is gone.
+        ObjectNotFound: The data of a part was deleted.
         ChecksumRejected: A part has other bytes than the manifest says.
-        RetryableError: The store or the work directory is in the way.
+        RetryableError: The store or the work directory is temporarily unavailable.
     """
     is_rewritten = any(part.is_rewritten for part in parts)
     sidecar = encode_sidecar(index)

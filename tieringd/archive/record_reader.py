@@ -1,30 +1,24 @@
 """
-Reading records of the archive: by offset or by time, in either isolation level.
+Read records of the archive: by offset or by time, in either isolation level.
 
-Records come in offset order, from one segment after another. A recorded gap that is read
-across is handed to the caller, never passed over in silence.
+Records come in offset order, from one segment after another. Each recorded gap in the range is reported
+to the caller, never passed over silently.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
-from tieringd.archive.archive_reader import offset_at_or_after_time
+from tieringd.archive.archive_reader import ArchiveReader, Batch, Indexes, offset_at_or_after_time
+from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import data_key
-from tieringd.formats.records import iter_records
+from tieringd.formats.records import Record, iter_records
 from tieringd.formats.transactions import ReadCommittedFilter
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
-
-    from tieringd.archive.archive_reader import ArchiveReader, Batch, Indexes
-    from tieringd.archive.spillover_manifests import SpilloverManifests
-    from tieringd.formats.records import Record
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.segment import RemoteSegment, SegmentIndex
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.segment import RemoteSegment, SegmentIndex
 
 
 class RecordReader:
@@ -44,14 +38,16 @@ class RecordReader:
         on_gap: Callable[[Gap], None],
     ) -> AsyncGenerator[Record]:
         """
-        Yield the records from *from_offset*, or the archive's start, to the archive's end.
+        Yield the records from *from_offset*, or the archive's start if that is later, to the archive's end.
 
-        With *read_committed*, records of aborted transactions are left out; nothing undecided
-        is ever in the archive. Control records are not records.
+        With *read_committed*, records of aborted transactions are left out. Undecided records are never
+        in the archive. Control records are not yielded.
+
+        *on_gap* is called with each recorded gap, in offset order between the records.
 
         Raises:
-            ObjectNotFound: A segment has gone: read the manifest again and go on.
-            CorruptDataError: Stored bytes are wrong; the error names the object and position.
+            ObjectNotFound: A segment was deleted. Read the manifest again and go on.
+            CorruptDataError: Stored bytes are damaged. The error names the object and position.
         """
         from_offset = max(from_offset, manifest.start_offset)
         async with aclosing(self._spillovers.pieces(manifest, from_offset=from_offset)) as pieces:
@@ -69,7 +65,7 @@ class RecordReader:
                     on_gap(gap)
 
     async def first_offset(self, manifest: PartitionManifest) -> int | None:
-        """Return the first offset of the first segment that can be read; None where there is none."""
+        """Return the first offset of the first segment that can be read, or None if there is no segment."""
         async with aclosing(self._spillovers.pieces(manifest)) as pieces:
             async for piece in pieces:
                 if piece.segments:
@@ -77,7 +73,7 @@ class RecordReader:
         return None
 
     async def latest_timestamp_ms(self, manifest: PartitionManifest) -> int | None:
-        """Return the largest timestamp of any record; None where there is no segment."""
+        """Return the largest timestamp of any record, or None if there is no segment."""
         names = await self._spillovers.names(manifest, from_offset=manifest.start_offset)
         times = [name.max_timestamp_ms for name in names]
         live = manifest.segments.latest_timestamp_ms
@@ -87,13 +83,13 @@ class RecordReader:
         """
         Return the offset of the first record with *timestamp_ms* or later.
 
-        It is the archive's next offset when no archived record is as late.
+        If no archived record is as late, this is the archive's next offset.
         """
         found = await self.first_record_at(manifest, timestamp_ms)
         return manifest.next_offset if found is None else found.offset
 
     async def first_record_at(self, manifest: PartitionManifest, timestamp_ms: int) -> Record | None:
-        """Return the first record with *timestamp_ms* or later; None when no archived record is as late."""
+        """Return the first record with *timestamp_ms* or later, or None if no archived record is as late."""
         async with aclosing(self._spillovers.pieces(manifest, reaching_ms=timestamp_ms)) as pieces:
             async for piece in pieces:
                 for row in piece.segments.rows_reaching(timestamp_ms):

@@ -1,54 +1,49 @@
 """
-Deleting the objects of segments that left a manifest: by name, and only names that it does not hold.
+Delete the objects of segments that left a manifest: by name, and only names that the manifest does not hold.
 
-A daemon does so for the partitions that it archives, after the delay that readers need. Where there is no
-daemon any more a job does. Both may do it at once: an object that is gone counts as deleted, and a
-manifest forgets what someone has seen to.
+A daemon deletes them for the partitions that it archives, after the delay that readers need. A job does
+it for archives that no daemon serves any more. Both may run at once: an object that is already gone
+counts as deleted, and a manifest forgets retired segments whose objects were deleted.
 
-`ArchiveCleanup` lets go of a partition's archive on an operator's word: all of it, or what is older than a
-time. This is not retention, which follows a topic's configuration and takes two observations
-(`archiving.archive_retention`). What a cleanup takes out of the manifest goes as with retention: first no
-manifest names it, and the partition's archiver deletes its objects after a delay. A whole partition has no
-readers left, so its objects go at once, and its manifests last: an attempt that breaks off is found again
-by its manifests.
+`ArchiveCleanup` deletes a partition's archive on an operator's request: all of it, or what is older than
+a time. It is not retention, which follows a topic's configuration and takes two observations
+(`archiving.archive_retention`). A cleanup by time works like retention: first the manifest drops the
+segments, and later the partition's archiver deletes their objects after a delay. A whole partition has
+no readers left, so its objects are deleted at once. Its manifests are deleted last, so that an
+interrupted attempt can find the rest by them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key, manifest_key, rewriting_prefix
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership, TopicIdPartition
+from tieringd.model.segment import RemoteSegment
 from tieringd.model.spilling import spillover_deleted, spillover_expired
+from tieringd.model.spillover import SpilloverManifest, SpilloverName
 from tieringd.policies.retention_time import retention_time_ms
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.model.spillover import SpilloverManifest, SpilloverName
-    from tieringd.storage.base import ObjectStore
-
+from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
 
 DELETED_AT_ONCE_MAX = 500
-"""Segments whose objects one request names: half of what a store takes."""
+"""How many segments one request deletes, with two objects each: half of the keys that a store accepts."""
 
 _PAST_EVERY_OFFSET = 2**63
 
 
 def unnamed(manifest: PartitionManifest, segments: Iterable[RemoteSegment]) -> list[RemoteSegment]:
     """
-    Return those of *segments* whose objects the manifest does not name for what it holds.
+    Return those of *segments* whose objects the manifest does not also name for segments it holds.
 
     An archive that began anew at lower offsets may hold the same bytes under the same name again.
     """
@@ -71,10 +66,10 @@ async def delete_segments(
     store: ObjectStore, partition: TopicIdPartition, segments: Iterable[RemoteSegment]
 ) -> None:
     """
-    Delete the objects of *segments*; what is gone already counts as deleted.
+    Delete the objects of *segments*. An object that is already gone counts as deleted.
 
     Raises:
-        StorageUnavailable: Some may be left. Calling again deletes them.
+        StorageUnavailable: Some objects may be left. Calling again deletes them.
     """
     keys = [name(partition, segment) for segment in segments for name in (index_key, data_key)]
     for begin in range(0, len(keys), 2 * DELETED_AT_ONCE_MAX):
@@ -90,17 +85,20 @@ async def delete_retired(
     keeps_held: bool = True,
 ) -> tuple[RemoteSegment, ...]:
     """
-    Delete what left an archive by *retired_until_ms*, oldest first; return what that was.
+    Delete the objects of segments that were retired by *retired_until_ms*, oldest first.
 
-    That is what the live manifest says so of, and what expired of the spilled segments. What is held for a
-    compaction that may have to be undone stays (`policies.record_removal`). With *keeps_held* false there is
-    no log any more that could have an election, and it goes too.
+    These are the retired segments of the live manifest, and the spilled segments that expired. Segments held
+    for a compaction that may have to be undone stay (`policies.record_removal`). With *keeps_held* false they
+    are deleted as well: the partition has no log any more, so no election can undo a compaction.
+
+    Returns:
+        The segments whose objects were deleted.
 
     Raises:
-        ObjectNotFound: The bucket has no manifest of this partition, or none of what is spilled.
+        ObjectNotFound: The bucket has no manifest of this partition, or a spillover manifest is missing.
         CorruptDataError: A manifest is damaged.
-        FencedError: It is closed.
-        StorageUnavailable: Some may be left. Calling again deletes them.
+        FencedError: The manifest is closed.
+        StorageUnavailable: Some objects may be left. Calling again deletes them.
     """
     deleted: tuple[RemoteSegment, ...] = ()
     ended: tuple[SpilloverName, ...] = ()
@@ -121,7 +119,7 @@ async def delete_retired(
         left = manifest.forgotten(len(retired))
         if spilled_end is None:
             return left
-        # Listed before the edit takes effect: what a daemon stores there later is not to go.
+        # Listed before the edit takes effect: a part that a daemon stores later must not be deleted.
         ended = await manifests.spillovers.ending_before(partition, spilled_end)
         return spillover_deleted(left, spilled_end)
 
@@ -133,7 +131,7 @@ async def delete_retired(
 async def _expired_spilled(
     manifests: ManifestStore, manifest: PartitionManifest, until_ms: int
 ) -> tuple[list[RemoteSegment], int | None]:
-    """Return the spilled segments that expired by *until_ms*, and where they end; None where none did."""
+    """Return the spilled segments that expired by *until_ms*, and their end offset (None without any)."""
     spillover = manifest.spillover
     marks = list(takewhile(lambda one: one.retired_at_ms <= until_ms, spillover.retired if spillover else ()))
     if spillover is None or not marks:
@@ -149,7 +147,11 @@ async def _expired_spilled(
 
 
 class ArchiveCleanup:
-    """Delete what is stored of partitions. Keeps no state; partitions may be cleaned up side by side."""
+    """
+    Delete stored objects of partitions.
+
+    Keeps no state; several partitions may be cleaned up concurrently.
+    """
 
     def __init__(self, store: ObjectStore, manifests: ManifestStore, *, now_ms: Callable[[], int]) -> None:
         self._store = store
@@ -166,7 +168,7 @@ class ArchiveCleanup:
         manifest = (await self._manifests.load(partition)).manifest
         deleted = 0
         if manifest is not None:
-            # The oldest first: what is missing of the chain on another attempt has been deleted by this one.
+            # Oldest first: a part that a repeated attempt does not find was deleted by an earlier attempt.
             for name, part in reversed(await self._chain(manifest)):
                 await self.delete_segments(partition, part.segments)
                 await self._spillovers.delete(partition, [name])
@@ -174,7 +176,7 @@ class ArchiveCleanup:
             held = (manifest.segments, *(one.segments for one in manifest.retired))
             await self.delete_segments(partition, chain.from_iterable(held))
             deleted += sum(len(one) for one in held)
-        # Whatever a deposed leader or a crash has left besides.
+        # Also delete parts that a deposed leader or a crash left behind.
         strays = await self._spillovers.ending_before(partition, _PAST_EVERY_OFFSET)
         await self._spillovers.delete(partition, strays)
         await self._delete_records(partition)
@@ -183,7 +185,7 @@ class ArchiveCleanup:
         return deleted
 
     async def _delete_records(self, partition: TopicIdPartition) -> None:
-        """Delete what jobs have recorded of segments that they rewrote."""
+        """Delete the records that jobs wrote of the segments they rewrote."""
         start_after: str | None = None
         while True:
             page = await self._store.list_page(rewriting_prefix(partition), start_after=start_after)
@@ -211,7 +213,7 @@ class ArchiveCleanup:
         return -1
 
     async def _without_oldest(self, manifest: PartitionManifest, timestamp_ms: int) -> PartitionManifest:
-        """Return *manifest* without the oldest segments up to a time: those of one piece, if any."""
+        """Return *manifest* without its oldest segments up to a time: at most those of one piece."""
         if not manifest.segment_count:
             return manifest
         piece = manifest
@@ -226,7 +228,7 @@ class ArchiveCleanup:
         return spillover_expired(manifest, piece.segments.head(rows), now_ms=now_ms)
 
     async def first_offset(self, manifest: PartitionManifest) -> int:
-        """Return where the archive begins, spilled or not; -1 where it has no segment."""
+        """Return the first readable offset of the archive, spilled or live, or -1 if it has no segment."""
         async with aclosing(self._spillovers.pieces(manifest)) as pieces:
             async for piece in pieces:
                 if piece.segments:
@@ -234,7 +236,7 @@ class ArchiveCleanup:
         return -1
 
     async def _chain(self, manifest: PartitionManifest) -> Sequence[tuple[SpilloverName, SpilloverManifest]]:
-        """Return the spilled parts from the newest back, as far as they are there."""
+        """Return the spilled parts from the newest back to the first that is missing from the bucket."""
         found: list[tuple[SpilloverName, SpilloverManifest]] = []
         name = manifest.spillover.newest if manifest.spillover else None
         while name is not None:
@@ -248,7 +250,7 @@ class ArchiveCleanup:
 
 
 def _rows_until(segments: Iterable[RemoteSegment], timestamp_ms: int) -> int:
-    """Return how many of the first *segments* have nothing that is newer than *timestamp_ms*."""
+    """Return how many of the first *segments* hold nothing newer than *timestamp_ms*."""
     rows = 0
     for segment in segments:
         if retention_time_ms(segment) > timestamp_ms:

@@ -1,12 +1,12 @@
 """
-Storing neighbouring segments once more, as one and without some of their records.
+Store neighbouring segments again, as one segment without some of their records.
 
-What goes is for a `Cut` to say, batch by batch. What comes in is checked: each batch's checksum, and that of
-each whole object. What goes out is looked at as an upload is, and indexed by that. The objects are stored,
-data first, and no manifest is touched: until a swap names them they are nothing.
+A `Cut` decides batch by batch what is removed. The input is checked: the checksum of each batch and of each
+whole object. The output is scanned as an upload is, and indexed from that scan. The objects are stored, data
+first. No manifest is touched: the objects do not belong to the archive until a swap names them.
 
-Memory is bounded by two runs of batches. The new segment waits in a file without a name: a killed process
-leaves nothing of it.
+Memory is bounded by two runs of batches. The new segment waits in an unnamed temporary file: a killed
+process leaves nothing of it behind.
 """
 
 from __future__ import annotations
@@ -14,56 +14,63 @@ from __future__ import annotations
 import tempfile
 from contextlib import aclosing
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import IO, Protocol
 
 from crc32c import crc32c
 
-from tieringd.archive.archive_reader import SegmentIndexes, checked_batches, require_checksum
+from tieringd.archive.archive_reader import (
+    ArchiveReader,
+    Batch,
+    SegmentIndexes,
+    checked_batches,
+    require_checksum,
+)
 from tieringd.archive.segment_swap import Successor
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.index_merge import IndexedSegment, merged_index
 from tieringd.formats.object_keys import data_key, index_key
-from tieringd.formats.segment_scan import SegmentScanner
+from tieringd.formats.segment_scan import SegmentScan, SegmentScanner
 from tieringd.formats.sidecar import encode_sidecar
-from tieringd.model.segment import BrokerIndexes, SegmentIndex
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import BrokerIndexes, RemoteSegment, SegmentIndex
 from tieringd.policies.rewriting import rewritten_segment
-from tieringd.storage.base import FileSlice
+from tieringd.storage.base import FileSlice, ObjectStore
 from tieringd.storage.threads import in_thread, in_thread_or
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tieringd.archive.archive_reader import ArchiveReader, Batch
-    from tieringd.formats.segment_scan import SegmentScan
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.storage.base import ObjectStore
 
 
 class Cut(Protocol):
-    """Who says what is left of segments. It is used once, for neighbours in their order."""
+    """Decides what is left of segments. A cut is used once, for neighbours in their order."""
 
     removed_records: int
-    """How many it has taken out so far."""
+    """How many records the cut has removed so far."""
     keeps_aborted: bool
-    """Whether records of aborted transactions may be left: then readers have to know of these."""
+    """Whether records of aborted transactions may be left: then the index has to list those transactions."""
 
     def begin(self, index: SegmentIndex) -> None:
-        """Take the index of the segment whose batches come next."""
+        """Begin a segment: *index* is the index of the segment whose batches come next."""
         ...
 
     def left_of(self, batch: Batch) -> bytes | memoryview | None:
-        """Return what is left of a batch: the same, another, or None for nothing. Runs in a thread."""
+        """
+        Return what is left of a batch: the same bytes, other bytes, or None for nothing.
+
+        Runs in a thread.
+        """
         ...
 
 
 class SegmentRewriter:
-    """Rewrite segments of one bucket. Keeps no state but its name; it may be cancelled at any await."""
+    """Rewrite segments of one bucket. Its only state is its writer id; it may be cancelled at any await."""
 
     def __init__(
         self, store: ObjectStore, reader: ArchiveReader, *, writer_id: str, work_directory: Path
     ) -> None:
-        """Take the parts; *writer_id* is nobody else's, and begins with the prefix of rewriters."""
+        """
+        Keep the arguments.
+
+        *writer_id* is unique to this rewriter and begins with the prefix of rewriters.
+        """
         self._store = store
         self._reader = reader
         self._indexes = SegmentIndexes(store)
@@ -72,11 +79,11 @@ class SegmentRewriter:
 
     async def removes_any(self, partition: TopicIdPartition, segment: RemoteSegment, cut: Cut) -> bool:
         """
-        Say whether *cut* takes anything out of *segment*; no more of that is read than it takes to know.
+        Say whether *cut* removes anything from *segment*. Reading stops at the first run with a removal.
 
         Raises:
-            ObjectNotFound: It is gone.
-            CorruptDataError: It is damaged.
+            ObjectNotFound: The segment was deleted.
+            CorruptDataError: The segment is damaged.
         """
         cut.begin(await self._indexes.index_of(partition, segment))
         source = _Source(partition, segment, cut)
@@ -94,9 +101,9 @@ class SegmentRewriter:
         Store what *cut* leaves of *parts*, which are neighbours, as one segment.
 
         Raises:
-            ObjectNotFound: One is gone.
-            CorruptDataError: One is damaged.
-            LocalFileError: The work directory does not take the bytes.
+            ObjectNotFound: A part was deleted.
+            CorruptDataError: A part is damaged.
+            LocalFileError: The work directory cannot take the bytes.
         """
         try:
             file = await in_thread_or(_close, self._opened)
@@ -147,7 +154,7 @@ class SegmentRewriter:
 
 
 class _Source:
-    """A segment that is read: its batches go by the cut, and its checksum is kept. Methods block."""
+    """A segment that is read: the cut filters its batches, and its checksum is computed. Methods block."""
 
     def __init__(self, partition: TopicIdPartition, segment: RemoteSegment, cut: Cut) -> None:
         self.key = data_key(partition, segment)
@@ -164,7 +171,7 @@ class _Source:
         return left
 
     def removes_any(self, run: memoryview, position: int) -> bool:
-        """Say whether anything is taken out of a run."""
+        """Say whether the cut removes anything from a run."""
         self._checksum = crc32c(run, self._checksum)
         for batch in checked_batches(run, position, self.key):
             self._left_of(batch)
@@ -173,7 +180,7 @@ class _Source:
         return False
 
     def require_whole(self) -> None:
-        """See that it was read as it was stored."""
+        """Check that the bytes that were read have the segment's checksum."""
         require_checksum(self.segment, self._checksum, self.key)
 
     def _left_of(self, batch: Batch) -> bytes | memoryview | None:
@@ -186,7 +193,7 @@ class _Source:
 
 
 class _Target:
-    """The segment in the making. Methods block."""
+    """The new segment. Methods block."""
 
     def __init__(self, scanner: SegmentScanner, file: IO[bytes]) -> None:
         self._scanner = scanner
@@ -201,17 +208,17 @@ class _Target:
             self._file.write(left)
 
     def finish(self) -> SegmentScan:
-        """Return what was written."""
+        """Return the scan of what was written."""
         self._file.flush()
         return self._scanner.finish()
 
 
 def _index_of(parts: list[IndexedSegment], scan: SegmentScan, *, keeps_aborted: bool) -> SegmentIndex:
     """
-    Return the index of what is left.
+    Return the index of the new segment.
 
-    The broker's own positions no longer hold; the state of its producers at the end does. Its list of
-    aborted transactions does as well, where there may be records of them.
+    The broker's positions no longer hold, but the state of its producers at the end does. The broker's
+    list of aborted transactions holds as well if records of them may be left.
     """
     before = merged_index(parts)
     broker = BrokerIndexes(producer_snapshot=before.broker.producer_snapshot)

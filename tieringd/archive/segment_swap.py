@@ -1,72 +1,66 @@
 """
-Naming what a job has stored in the place of what was there: all of a partition's in one commit.
+Put segments that a job stored in the place of older ones: all segments of a partition in one commit.
 
-The commit is an edit in the name of whoever archives the partition (`ManifestStore.edit`), so uploads go on.
-Where what was to be replaced is no longer there, someone else was faster: the new objects stay named by
-nothing. What expired meanwhile is simply left out.
+The commit is an edit in the name of the partition's archiver (`ManifestStore.edit`), so uploads go on.
+If the segments to replace are no longer in the manifest, another writer was faster, and nothing names
+the new objects. Segments that expired meanwhile are left out.
 
-Directly before what was rewritten takes its place a record says that all of it is stored. A rebuild goes by
-these records where the manifest is lost. One of a swap that did not come about is deleted again; where the
-job dies before that, the new segments still hold what the old ones do, but for what was to go.
+Directly before rewritten segments are committed, a record is stored which says that all of them are
+stored. A rebuild goes by these records if the manifest is lost. The record of a swap that failed is
+deleted again. If the job dies before that, the new segments still hold all records of the old ones
+except those that were to be removed.
 
-What is spilled is taken back for the change, and spilled again with it: the live manifest tells of no more
-than before.
+Spilled segments are taken back for the change and spilled again with it, so the live manifest does not grow.
 
-A compaction keeps the rule of `policies.record_removal`: it takes place only while the archive has all that
-its winners came from, and what it replaces is held until no winner can be lost. An erasure ends the holding
-of all that compactions replaced in that partition, as the erased records may be there too.
+A compaction keeps the rule of `policies.record_removal`: it is committed only while the archive has all
+segments that its winners came from, and the replaced segments are held until no winner can be lost. An
+erasure ends the holding of all segments that compactions replaced in that partition, as the erased
+records may be in them too.
 
-`store_rewriting` and `load_rewriting` write and read the records of rewritings. A record needs no index and
-no manifest: it lies beside the partition's manifest, and scrub keeps it for as long as the manifest names
-anything that was rewritten.
+`store_rewriting` and `load_rewriting` write and read the records of rewritings. A record needs no index
+and no manifest: it lies beside the partition's manifest, and scrub keeps it while the manifest names any
+rewritten segment.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import structlog
 from crc32c import crc32c
 
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.scrub.segment_look import read_object
+from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, StorageUnavailable
 from tieringd.formats.job_records import decode_rewriting, encode_rewriting
 from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import data_key, index_key, rewriting_key
-from tieringd.model.segment import Rewriting, RewritingKind
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Retired
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment, Rewriting, RewritingKind
 from tieringd.model.spilling import part_to_spill, spilled
-from tieringd.policies.record_removal import why_winners_may_be_gone
+from tieringd.policies.record_removal import CompactionBasis, why_winners_may_be_gone
 from tieringd.policies.spillover import plan_spillover
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.archive.spillover_manifests import SpilloverManifests
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Retired
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.policies.record_removal import CompactionBasis
-    from tieringd.storage.base import ObjectStore
-
 
 log = structlog.get_logger(__name__)
 
 LOOKS_AT_ONCE = 32
-"""Objects that the store is asked for at a time."""
+"""How many successors are checked at a time; each costs two HEAD requests."""
 
 
 async def store_rewriting(store: ObjectStore, partition: TopicIdPartition, rewriting: Rewriting) -> str:
     """
-    Store the record of a rewriting, whose segments are stored, and return its key. Doing it again is safe.
+    Store the record of a rewriting and return its key. The segments are already stored. Repeating is safe.
 
     Raises:
-        StorageUnavailable: It may be stored or not.
+        StorageUnavailable: The record may be stored or not.
     """
     data = encode_rewriting(partition, rewriting)
     checksum = crc32c(data)
@@ -79,11 +73,11 @@ async def load_rewriting(
     store: ObjectStore, partition: TopicIdPartition, key: str, *, size_bytes: int
 ) -> Rewriting:
     """
-    Return what the record under *key* says.
+    Return the record stored under *key*.
 
     Raises:
-        ObjectNotFound: It has gone.
-        CorruptDataError: It is damaged, or another partition's.
+        ObjectNotFound: The record was deleted.
+        CorruptDataError: The record is damaged, or belongs to another partition.
     """
     data = await read_object(store, key, size_bytes=size_bytes)
     owner, rewriting = decode_rewriting(data, source=key)
@@ -94,32 +88,32 @@ async def load_rewriting(
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """A segment whose objects are stored, and those whose place it is to take."""
+    """A segment whose objects are stored, and the segments that it is to replace."""
 
     parts: tuple[RemoteSegment, ...]
-    """Neighbours, of the same offsets together."""
+    """Neighbours that together have the same offsets as the segment."""
     segment: RemoteSegment
     removed_records: int = 0
-    """How many they have that it has not."""
+    """How many records the parts have that the segment lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """What became of a swap."""
+    """The outcome of a swap."""
 
     manifest: PartitionManifest
-    """As it is stored now."""
+    """The manifest as it is stored now."""
     done: tuple[Successor, ...]
-    """Those that are named now."""
+    """The successors that the manifest names now."""
     left: int
-    """How many are not, as someone else has changed what they were to replace, or what they rest on."""
+    """How many successors were not committed, because another writer changed their parts or the basis."""
     retired_at_ms: int
     left_because: str = ""
-    """Why a compaction was left as a whole, where its own parts are all there."""
+    """Why a compaction was not committed although all its parts are there."""
 
 
 class SegmentSwap:
-    """Swap segments of partitions of one bucket. Keeps no state; one partition is swapped by one task."""
+    """Swap segments of partitions of one bucket. Keeps no state; only one task may swap a given partition."""
 
     def __init__(
         self,
@@ -129,7 +123,7 @@ class SegmentSwap:
         now_ms: Callable[[], int],
         target_manifest_bytes: int,
     ) -> None:
-        """Take the parts; a manifest that is larger than *target_manifest_bytes* spills."""
+        """Keep the arguments. A manifest that is larger than *target_manifest_bytes* spills."""
         self._store = store
         self._manifests = manifests
         self._spillovers: SpilloverManifests = manifests.spillovers
@@ -138,12 +132,12 @@ class SegmentSwap:
 
     async def merge(self, partition: TopicIdPartition, successors: Sequence[Successor]) -> Swapped:
         """
-        Put each merged segment in the place of its parts, where these are still there.
+        Replace the parts of each merged segment by it, if all of them are still in the manifest.
 
         Raises:
-            ObjectNotFound: The manifest is gone, or a new object: scrub has taken it for an orphan.
+            ObjectNotFound: The manifest was deleted, or scrub deleted a new object as an orphan.
             FencedError: The archive is closed.
-            StorageUnavailable: Nothing is known to have changed; calling again is safe.
+            StorageUnavailable: The swap is not known to have taken effect. Calling again is safe.
         """
 
         def merged(
@@ -164,16 +158,16 @@ class SegmentSwap:
         basis: CompactionBasis | None = None,
     ) -> Swapped:
         """
-        Put each rewritten segment in the place of what it was made of.
+        Replace the parts of each rewritten segment by it.
 
-        With *is_whole* this is a compaction: they go together, all of them or none, as what one of them no
-        longer has may be what made records of another one go. *basis* is what was read for it; without one
-        the winners may lie anywhere in the archive. Otherwise it is an erasure.
+        With *is_whole* this is a compaction: all segments are swapped or none, because the winner of a
+        record that one segment lost may be in another one. *basis* is what the compaction read; without
+        it, the winners may lie anywhere in the archive. Without *is_whole* this is an erasure.
 
         Raises:
-            ObjectNotFound: The manifest is gone, or a new object: scrub has taken it for an orphan.
+            ObjectNotFound: The manifest was deleted, or scrub deleted a new object as an orphan.
             FencedError: The archive is closed.
-            StorageUnavailable: Nothing is known to have changed; calling again is safe.
+            StorageUnavailable: The swap is not known to have taken effect. Calling again is safe.
         """
 
         def rewritten(
@@ -195,14 +189,14 @@ class SegmentSwap:
 
     async def release(self, partition: TopicIdPartition) -> None:
         """
-        End the holding of what compactions replaced in a partition that an erasure has gone over.
+        Stop holding the segments that compactions replaced in a partition, after an erasure went over it.
 
-        Its objects are deleted as of everything that is replaced, and never take their places again.
+        Their objects are deleted like those of any replaced segment, and the segments never come back.
 
         Raises:
-            ObjectNotFound: The manifest is gone.
+            ObjectNotFound: The manifest was deleted.
             FencedError: The archive is closed.
-            StorageUnavailable: Nothing is known to have changed; calling again is safe.
+            StorageUnavailable: The change is not known to have taken effect. Calling again is safe.
         """
 
         async def change(manifest: PartitionManifest) -> PartitionManifest | None:
@@ -236,13 +230,13 @@ class SegmentSwap:
                 for one in held
             }
             fitting = [one for one in held if found[one] == one.parts]
-            # An earlier try may have been taken for lost, and someone has committed after it.
+            # An earlier try may have taken effect without a reply, and another writer has committed after it.
             done = [one for one in held if found[one] in {one.parts, (one.segment,)}]
             left = len(held) - len(done)
             left_because = why_winners_may_be_gone(basis, whole, base_offset=begin) if basis and held else ""
             if kind is RewritingKind.COMPACTED and (left or (left_because and fitting)):
                 done, left = [], len(held)
-            # A merge of segments that hold all that they ever held needs none.
+            # A merge needs no record if none of its segments ever lost a record.
             told = [one for one in done if one.segment.is_rewritten or kind is not RewritingKind.MERGED]
             record = await self._recorded(partition, kind, told) if told else None
             if record is not None:
@@ -265,17 +259,17 @@ class SegmentSwap:
         return await store_rewriting(self._store, partition, rewriting)
 
     async def _forget(self, records: Sequence[str]) -> None:
-        """Delete records of tries that were overtaken: what they name is not what took its place."""
+        """Delete the records of overtaken tries: they do not name the segments that were committed."""
         if not records:
             return
         try:
             await self._store.delete_many(records)
         except StorageUnavailable as error:
-            # The swap is over, and a later one of the same segments counts for more.
+            # The swap is done, and a later record of the same segments takes precedence.
             log.warning("records of a swap that was overtaken are left", keys=records, error=str(error))
 
     async def _require_stored(self, partition: TopicIdPartition, successors: Sequence[Successor]) -> None:
-        """See that the new objects are there still: until they are named, a scrub may take them away."""
+        """Check that the new objects still exist: until a manifest names them, a scrub may delete them."""
         for begin in range(0, len(successors), LOOKS_AT_ONCE):
             group = successors[begin : begin + LOOKS_AT_ONCE]
             keys = [name(partition, one.segment) for one in group for name in (data_key, index_key)]
@@ -284,7 +278,7 @@ class SegmentSwap:
     async def _spilled_again(
         self, before: PartitionManifest, manifest: PartitionManifest
     ) -> PartitionManifest:
-        """Return *manifest* without what was spilled in *before* and was taken back for the change."""
+        """Return *manifest* with the segments spilled again that were spilled in *before*."""
         if manifest.live_offset == before.live_offset:
             return manifest
         size_bytes = len(await in_thread(encode_manifest, manifest))
@@ -292,7 +286,7 @@ class SegmentSwap:
             manifest,
             size_bytes=size_bytes,
             target_bytes=self._target_bytes,
-            # What was live is what the local log may hold.
+            # Segments that were live in *before* are those that the local log may still hold.
             local_offset=before.live_offset,
         )
         for rows in rows_of_parts:
@@ -302,12 +296,12 @@ class SegmentSwap:
 
 
 def held_in(manifest: PartitionManifest) -> list[Retired]:
-    """Return what of a manifest is held for a compaction that may have to be undone."""
+    """Return the retired segments of a manifest that are held for a compaction that may have to be undone."""
     return [one for one in manifest.retired if one.is_held]
 
 
 def _neighbours(successors: Sequence[Successor]) -> list[list[Successor]]:
-    """Return *successors*, which ascend, in groups of those that follow each other."""
+    """Return *successors*, which ascend, in groups without a hole between neighbours."""
     groups: list[list[Successor]] = []
     for one in successors:
         if groups and groups[-1][-1].segment.next_offset == one.segment.base_offset:

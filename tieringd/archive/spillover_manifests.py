@@ -1,21 +1,23 @@
 """
-Spillover manifests of a bucket: found by listing, loaded on demand, held in memory and on disk.
+The spillover manifests of a bucket: found by listing, loaded on demand, held in memory and on disk.
 
-Which ones belong to an archive is decided by its live manifest, which names the newest, and by each of
-them, which names the one before. Names are enough to go back as long as only one in the listing ends
-where a known one begins; where several do, the known one is loaded, and says which. So what a crash or a
-deposed leader has left behind is never taken for history.
+The live manifest decides which ones belong to an archive: it names the newest, and each names the one
+before it. A listing is enough to walk back while only one listed name ends where a known one begins.
+Where several do, the known one is loaded and says which. So a spillover manifest that a crash or a
+deposed leader left behind is never taken for history.
 
-They never change, so what is held is as good as what is stored. Decoded ones are held in memory up to a
-number of bytes, and their files in the chunk cache, where there is one; every file's checksum is checked.
+Spillover manifests never change, so a held copy is as good as the stored one. Decoded ones are held in
+memory up to a number of bytes. Their files lie in the chunk cache if there is one, and every file's
+checksum is checked.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 from crc32c import crc32c
@@ -24,56 +26,56 @@ from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.cache_names import cached_name
 from tieringd.formats.manifest_codec import decode_spillover, encode_spillover
 from tieringd.formats.object_keys import parse_spillover_key, spillover_key, spillover_prefix
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.spilling import live_piece, piece_of, with_parts
+from tieringd.model.spillover import Spillover, SpilloverManifest, SpilloverName
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.spillover import Spillover, SpilloverManifest, SpilloverName
-    from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
 
 HELD_BYTES_MAX: Final = 64 << 20
 ROW_BYTES: Final = 64
-"""What a segment takes in memory at the most."""
+"""Memory that a decoded segment takes at most."""
 PART_BYTES: Final = 8192
-"""What a part takes beside its segments."""
+"""Memory that a part takes besides its segments."""
 LISTED_NAMES_MAX: Final = 100_000
-"""Of all partitions together: some tens of megabytes."""
+"""For all partitions together. These names take some tens of megabytes."""
 
 
 class CachedObjects(Protocol):
-    """Small whole objects on a local disk, by their names in a cache; whoever reads one checks its bytes."""
+    """
+    Small whole objects on a local disk, by their names in a cache.
+
+    The reader of a file checks its bytes.
+    """
 
     @property
     def buckets(self) -> int:
-        """Return the number of buckets that names are made for."""
+        """Return the number of buckets that file names are spread over."""
         ...
 
     async def read(self, name: str, size_bytes: int) -> bytes | None:
-        """Return the bytes of a file that is to have *size_bytes*; None where they cannot be had."""
+        """Return the bytes of a file of *size_bytes*, or None if they are not available."""
         ...
 
     async def put(self, name: str, data: bytes) -> None:
-        """Put bytes that were checked where there is room."""
+        """Store bytes that were checked, if there is room."""
         ...
 
     async def discard(self, name: str) -> None:
-        """Delete a file whose bytes are not what they should be."""
+        """Delete a file whose bytes are wrong."""
         ...
 
     def touch(self, name: str) -> None:
-        """Note that a file was of use."""
+        """Record a use of a file."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """The spillover manifests of a partition, real ones and others, with the sizes of their objects."""
+    """The spillover manifests of a partition with their object sizes, in its history or left behind."""
 
     sizes: dict[SpilloverName, int]
 
@@ -82,7 +84,7 @@ class _Listing:
 
 
 class SpilloverManifests:
-    """Find, load and store them. One per process; belongs to one event loop."""
+    """Find, load and store spillover manifests. One per process; belongs to one event loop."""
 
     def __init__(self, store: ObjectStore, *, held_bytes_max: int = HELD_BYTES_MAX) -> None:
         self._store = store
@@ -94,19 +96,19 @@ class SpilloverManifests:
 
     @property
     def held_bytes(self) -> int:
-        """Return about how many bytes of memory the decoded parts take."""
+        """Return the approximate memory in bytes that the decoded parts take."""
         return self._held_bytes
 
     def use_files(self, files: CachedObjects | None) -> None:
-        """Look for files in a cache from now on, or no longer."""
+        """Use *files* as the cache on disk from now on, or none."""
         self._files = files
 
     async def put(self, part: SpilloverManifest) -> SpilloverName:
         """
-        Store a part; return its name. The same part again is the same object.
+        Store a part and return its name. Storing the same part again writes the same object.
 
         Raises:
-            StorageUnavailable: It may be stored or not. Nothing refers to it yet.
+            StorageUnavailable: The part may be stored or not. Nothing refers to it yet.
         """
         data, name = await in_thread(encode_spillover, part)
         await self._store.put(spillover_key(part.partition, name), data, crc32c=crc32c(data))
@@ -115,11 +117,11 @@ class SpilloverManifests:
 
     async def names(self, manifest: PartitionManifest, *, from_offset: int) -> tuple[SpilloverName, ...]:
         """
-        Return the newest parts of an archive, as far back as *from_offset*, ascending.
+        Return the names of the newest parts of an archive, as far back as *from_offset*, ascending.
 
         Raises:
-            ObjectNotFound: One has gone: look at the manifest again.
-            CorruptDataError: One says that there is none before it, and the manifest says otherwise.
+            ObjectNotFound: A part was deleted. Read the manifest again.
+            CorruptDataError: A part names no part before it, although the manifest says that there is one.
         """
         spillover, partition = manifest.spillover, manifest.partition
         if spillover is None or spillover.next_offset <= from_offset:
@@ -150,8 +152,8 @@ class SpilloverManifests:
         Return a part: from memory, from the cache, or from the bucket.
 
         Raises:
-            ObjectNotFound: It has gone: look at the manifest again.
-            CorruptDataError: Its bytes are wrong.
+            ObjectNotFound: The part was deleted. Read the manifest again.
+            CorruptDataError: The bytes of the part are damaged.
         """
         held = self._held.get((partition, name))
         if held is not None:
@@ -171,11 +173,13 @@ class SpilloverManifests:
         self, manifest: PartitionManifest, *, from_offset: int
     ) -> AsyncGenerator[SpilloverManifest]:
         """
-        Yield the parts from the one that holds *from_offset* on, ascending, each loaded when it is its turn.
+        Yield the parts from the one that holds *from_offset* on, ascending.
+
+        Each is loaded when its turn comes.
 
         Raises:
-            ObjectNotFound: One has gone: look at the manifest again.
-            CorruptDataError: One is damaged, or does not follow the one before it.
+            ObjectNotFound: A part was deleted. Read the manifest again.
+            CorruptDataError: A part is damaged, or does not follow the one before it.
         """
         before: SpilloverName | None = None
         for name in await self.names(manifest, from_offset=from_offset):
@@ -188,12 +192,13 @@ class SpilloverManifests:
         self, manifest: PartitionManifest, *, from_offset: int | None = None
     ) -> PartitionManifest:
         """
-        Return *manifest* with all its segments from *from_offset* on; with all of them by default.
+        Return *manifest* with all its segments from *from_offset* on, or all of them by default.
 
-        Those in between, and some before, may be in it as well. Nothing is loaded where it has them already.
+        Some segments before *from_offset* may be included too. Nothing is loaded if the manifest already
+        has them.
 
         Raises:
-            ObjectNotFound: A part has gone: look at the manifest again.
+            ObjectNotFound: A part was deleted. Read the manifest again.
             CorruptDataError: A part is damaged, or does not follow the one before it.
         """
         start = max(manifest.start_offset, from_offset or 0)
@@ -205,14 +210,16 @@ class SpilloverManifests:
         self, manifest: PartitionManifest, *, from_offset: int = 0, reaching_ms: int | None = None
     ) -> AsyncGenerator[PartitionManifest]:
         """
-        Yield an archive in pieces, ascending, from the one that holds *from_offset* on; the last is live.
+        Yield an archive in pieces, ascending, from the one that holds *from_offset* on.
 
-        Each is a manifest of its own offsets, loaded when it is its turn. Spilled ones that have no record
-        as late as *reaching_ms* are passed over.
+        The last piece is live.
+
+        Each piece is a manifest of its own offsets, and is loaded when its turn comes. Spilled pieces
+        without any record as late as *reaching_ms* are skipped.
 
         Raises:
-            ObjectNotFound: A part has gone: look at the manifest again.
-            CorruptDataError: A part is damaged.
+            ObjectNotFound: A part was deleted. Read the manifest again.
+            CorruptDataError: A part is damaged, or does not follow the one before it.
         """
         if max(from_offset, manifest.start_offset) < manifest.live_offset:
             start = max(from_offset, manifest.start_offset)
@@ -229,10 +236,10 @@ class SpilloverManifests:
 
     async def piece_at(self, manifest: PartitionManifest, offset: int) -> PartitionManifest:
         """
-        Return the piece of an archive that holds *offset*, which is one of its offsets.
+        Return the piece of an archive that holds *offset*. The archive must hold *offset*.
 
         Raises:
-            ObjectNotFound: A part has gone: look at the manifest again.
+            ObjectNotFound: A part was deleted. Read the manifest again.
             CorruptDataError: A part is damaged.
         """
         async with aclosing(self.pieces(manifest, from_offset=offset)) as pieces:
@@ -243,7 +250,7 @@ class SpilloverManifests:
         Delete parts that no manifest names any more.
 
         Raises:
-            StorageUnavailable: Some may be left.
+            StorageUnavailable: Some parts may be left.
         """
         gone = tuple(names)
         if gone:
@@ -251,7 +258,7 @@ class SpilloverManifests:
         self._listings.pop(partition, None)
 
     async def ending_before(self, partition: TopicIdPartition, offset: int) -> tuple[SpilloverName, ...]:
-        """Return all parts in the bucket, real ones and others, that end before *offset*, as listed now."""
+        """List and return all parts in the bucket that end at or before *offset*, also those left behind."""
         listing = await self._listed(partition)
         return tuple(name for name in listing.sizes if name.next_offset <= offset)
 
@@ -282,7 +289,7 @@ class SpilloverManifests:
             raise error.located(source) from error
 
     async def _listing(self, partition: TopicIdPartition, spillover: Spillover) -> _Listing:
-        """Return a listing that is not older than the newest part: it has all that come before that."""
+        """Return a listing that has the newest part, and therefore all parts before it."""
         known = self._listings.get(partition)
         if known is not None and spillover.newest in known.sizes:
             self._listings.move_to_end(partition)
@@ -325,7 +332,7 @@ def _held_bytes(part: SpilloverManifest) -> int:
 
 
 def _require_order(part: SpilloverManifest, name: SpilloverName, before: SpilloverName | None) -> None:
-    """See that a part follows the one that was taken for the one before it."""
+    """Check that *part* names *before* as the part before it, if that is known."""
     if before is not None and part.previous != before:
         raise CorruptDataError(
             f"the spillover manifest of {part.partition} from offset {name.base_offset} does not follow the "

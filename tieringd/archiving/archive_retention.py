@@ -1,14 +1,15 @@
 """
-Archive retention: one partition's stored segments that are past total retention go, in two steps.
+Archive retention: deletes one partition's stored segments that are past total retention, in two steps.
 
-So do those whose records a user deleted on the broker (`policies.total_retention`).
-First the manifest no longer names them, and from then on they do not exist for readers. Their
-objects follow after a delay, for readers that began before. Each step is a commit under our leader
-epoch; a crash between them leaves a manifest that says what is still to be deleted.
+Segments whose records a user deleted on the broker go the same way (`policies.total_retention`). First a
+commit takes them out of the manifest, and from then on they do not exist for readers. Their objects are
+deleted after a delay, for readers that began before. Each step is a commit under the archiver's leader
+epoch; a crash between them leaves a manifest that lists what is still to be deleted.
 
-What compactions replaced is held for longer: until no election can cut off what they rest on.
+Segments that a compaction replaced are held for longer: until no election can cut off the winners of the
+records that it dropped.
 
-What goes, and why the rest stays, is decided in `policies.total_retention` and `policies.record_removal`.
+`policies.total_retention` and `policies.record_removal` decide which segments expire, and why the rest stays.
 
 `UploadTimes` looks up when segments were uploaded, where a wrong clock may have noted the time. A segment
 whose records are newer than its upload is dated in the future, or was uploaded while a clock was wrong.
@@ -20,18 +21,27 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, takewhile
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.manifest_store import StoredManifest
 from tieringd.archive.retired_objects import unnamed
+from tieringd.archive.spillover_manifests import SpilloverManifests
+from tieringd.archiving.claim import Claim
+from tieringd.archiving.observer import Observation
+from tieringd.archiving.remote_log import RemoteLog
 from tieringd.errors import CorruptDataError, ObjectNotFound, StorageError, StorageUnavailable
+from tieringd.metrics import Metrics
 from tieringd.model.corrections import with_marks_redated, with_upload_times
-from tieringd.model.segment import SegmentIdentity
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Retired
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment, SegmentIdentity
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import spillover_deleted, spillover_expired
 from tieringd.policies.local_retention import plan_trim, trim_due_ms
@@ -42,39 +52,32 @@ from tieringd.policies.retention_time import (
     needs_proof,
     proven_upload_ms,
 )
-from tieringd.policies.total_retention import FirstLook, expiry_due_ms, plan_total_retention, users_start
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from tieringd.archive.manifest_store import StoredManifest
-    from tieringd.archive.spillover_manifests import SpilloverManifests
-    from tieringd.archiving.claim import Claim
-    from tieringd.archiving.observer import Observation
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.metrics import Metrics
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Retired
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.policies.total_retention import TotalRetentionPlan
-    from tieringd.storage.archive_clock import ArchiveClock
-
+from tieringd.policies.total_retention import (
+    FirstLook,
+    TotalRetentionPlan,
+    expiry_due_ms,
+    plan_total_retention,
+    users_start,
+)
+from tieringd.storage.archive_clock import ArchiveClock
 
 log = structlog.get_logger(__name__)
 
 LOOKED_UP_AT_ONCE = 16
 REMEMBERED_MAX = 1024
-"""Of one partition. Only what is about to go, and the segment after it, is asked for more than once."""
+"""
+Proven times kept for one partition. Only segments about to go, and the one after them, are asked for more
+than once.
+"""
 
 SPILLED_PARTS_MAX = 16
-"""Spillover manifests that one look goes through: what expires later is for later looks."""
+"""Spillover manifests that one scan reads: segments that expire later wait for later scans."""
 DELETED_AT_ONCE_MAX = 500
-"""Segments whose objects are deleted in one step: uploads do not wait long behind a large deletion."""
+"""Segments whose objects one step deletes, so that uploads do not wait long behind a large deletion."""
 
 
 LOOKS_TO_RELEASE = 2
-"""A broker that crashed may show a log start that comes back lower."""
+"""Observations that must agree: a broker that crashed may come back with a lower log start offset."""
 
 
 class UploadTimes:
@@ -89,7 +92,7 @@ class UploadTimes:
         self._clock = clock
         self._log = log.bind(topic=partition.topic, partition=partition.partition)
         self._proven: dict[SegmentIdentity, int] = {}
-        """When the store took segments; only those that needed proof lately."""
+        """Upload times by the store, only of segments that needed proof lately."""
         self._awaits_proof = False
 
     def ages_ms(self, manifest: PartitionManifest) -> int:
@@ -98,16 +101,18 @@ class UploadTimes:
 
     async def keep(self, stored: StoredManifest, seen: Observation) -> StoredManifest:
         """
-        Correct what local retention rests on, and marks that cannot be; return the manifest as it is then.
+        Correct the upload times that local retention uses, and impossible marks in the manifest.
 
-        While the store is away nothing is corrected, and nothing local is old.
+        Returns the stored manifest after that. While the store is away nothing is corrected, and nothing
+        local counts as old.
 
         Raises:
             FencedError: Another writer owns the manifest now.
         """
         manifest = stored.existing
         ages_ms = self._clock.ages_ms(manifest.committed_at_ms)
-        # The clock may be certain again before this step ends: what awaits proof stays all the same.
+        # The clock may become certain before this step ends; what awaits proof now stays for this step all
+        # the same.
         self._awaits_proof = ages_ms == NOTHING_IS_OLD_MS
         if self._awaits_proof:
             return stored
@@ -127,7 +132,7 @@ class UploadTimes:
         self, stored: StoredManifest, segments: Iterable[RemoteSegment], *, now_ms: int
     ) -> StoredManifest:
         """
-        Look up those of *segments*, which are live, that need it; commit what was wrong.
+        Look up the upload times of those live *segments* that need it; commit the corrected ones.
 
         *now_ms* is a time that is certain.
 
@@ -161,7 +166,7 @@ class UploadTimes:
                 *(self._remote_log.stored_at_ms(self._partition, one) for one in some)
             )
             for segment, stored_at_ms in zip(some, found, strict=True):
-                # Without its data object a segment is as old as it says: there is nothing left to keep.
+                # Without its data object a segment keeps its noted time: there is nothing left to protect.
                 self._proven[SegmentIdentity.of(segment)] = (
                     segment.uploaded_at_ms
                     if stored_at_ms is None
@@ -182,7 +187,7 @@ class UploadTimes:
     def _locally_due(
         self, manifest: PartitionManifest, seen: Observation, *, ages_ms: int
     ) -> Iterable[RemoteSegment]:
-        """Yield the stored form of what local retention lets go, and of the first segment that stays."""
+        """Yield the stored segments that local retention would trim, and the first one that stays."""
         target, log_start_offset = seen.topic.local_retention_target, seen.bounds.log_start_offset
         if target.target_ms is None or not seen.topic.hint_shape.has_hint:
             return
@@ -198,7 +203,7 @@ class UploadTimes:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """When total retention was looked at last, and on what."""
+    """When total retention was last evaluated, and on which observation."""
 
     seen: Observation
     at_ms: int
@@ -208,8 +213,8 @@ class ArchiveRetention:
     """
     Keep one partition's archive within its total retention.
 
-    Owned by the partition's archiver and used within its step, after the archive was seen to be on
-    the leader's lineage.
+    Owned by the partition's archiver and used within its step, after the archive was found to be on the
+    leader's lineage.
     """
 
     def __init__(
@@ -234,21 +239,22 @@ class ArchiveRetention:
         self._last: _Look | None = None
         self._first: FirstLook | None = None
         self._log_looks: tuple[LogLook, ...] = ()
-        """The last two, at most."""
+        """The log bounds of the last observations, at most two."""
         self._log_look: int | None = None
-        """The number of the last one."""
+        """The number of the observation that `_log_looks` ends with."""
         self._awaits_look = False
-        """Whether the last look alone would let go of what is held."""
+        """Whether the last observation alone would release held segments."""
 
     async def step(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
         """
-        Delete objects that are due, then let go of what is past retention; return the segments of both.
+        Delete objects that are due, then expire segments past retention.
 
-        Where a spillover manifest is missing or damaged nothing goes, and whoever called goes on.
+        Returns the manifest and the number of segments deleted or expired. Where a spillover manifest is
+        missing or damaged nothing is deleted, an error is logged, and the archiver's step goes on.
 
         Raises:
             FencedError: Another writer owns the manifest now.
-            StorageUnavailable: Another step goes on from here.
+            StorageUnavailable: The next step continues from here.
         """
         try:
             return await self._step(stored, seen)
@@ -271,7 +277,7 @@ class ArchiveRetention:
         return stored, deleted
 
     def due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
-        """Return from when on a step has something to do, if nothing but the time changes."""
+        """Return the time from which a step has work, if nothing but the time changes."""
         pace = seen.topic.retention_pace
         times = [one.retired_at_ms for one in islice(_free(manifest), 1)]
         if manifest.spillover is not None:
@@ -282,9 +288,10 @@ class ArchiveRetention:
         return min(retired_at_ms + pace.delete_delay_ms, self._look_due_ms(manifest, seen))
 
     def _look_due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
-        """Return from when on `_is_due` says so and a look may find something."""
+        """Return the time from which `_is_due` holds and an evaluation may find something."""
         if not manifest.segment_count:
-            # `_is_due` never looks at these, and a due time that has passed would end the archiver's rest.
+            # `_is_due` never holds for an empty manifest, and a due time that has passed would end the
+            # archiver's rest.
             return math.inf
         if self._last is None:
             return -math.inf
@@ -296,9 +303,10 @@ class ArchiveRetention:
 
     async def _release(self, stored: StoredManifest, seen: Observation) -> StoredManifest:
         """
-        Stop holding what compactions replaced, where two looks at the log say that it is settled.
+        Release what compactions replaced, where two observations of the log agree that it is settled.
 
-        A commit of its own: objects go only after it, so that what is held can always take its place again.
+        The release is a commit of its own: objects are deleted only after it, so held segments can be put
+        back until then.
         """
         if seen.look == self._log_look:
             return stored
@@ -328,20 +336,20 @@ class ArchiveRetention:
         return await self._claim.commit(stored, left)
 
     def _is_due(self, manifest: PartitionManifest, seen: Observation) -> bool:
-        """Say whether it is time for a look; a clock that was set back does not put one off."""
+        """Say whether total retention is due; a clock that was set back does not put it off."""
         if not manifest.segment_count:
             return False
         if self._last is None:
             return True
         if self._last.seen.look == seen.look:
-            return False  # It would confirm itself.
+            return False  # The same observation would confirm itself.
         passed_ms = self._clock() - self._last.at_ms
         return not 0 <= passed_ms < seen.topic.retention_pace.interval_ms
 
     async def _look(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
-        """Let go of what this look and an earlier one find; return how many segments that were."""
+        """Expire what this evaluation and an earlier one agree on; return how many segments that were."""
         now_ms, first = self._clock(), self._first
-        # One reading for the whole look: what was not looked up does not become old on the way.
+        # One clock reading for the whole evaluation: a segment without proof does not become old on the way.
         ages_ms = self._clock.ages_ms(stored.existing.committed_at_ms)
         stored, oldest = await self._with_upload_times(stored, seen, ages_ms=ages_ms)
         manifest = stored.existing
@@ -383,10 +391,11 @@ class ArchiveRetention:
         self, stored: StoredManifest, seen: Observation, *, ages_ms: int
     ) -> tuple[StoredManifest, SegmentTable | None]:
         """
-        Return the manifest and the oldest spilled segments, with proven upload times for all that would go.
+        Return the manifest and the oldest spilled segments, with proven upload times where needed.
 
-        So the first one that stays: an impossible upload time must not keep it for ever. Live segments are
-        corrected in the manifest, and spilled ones for this look only.
+        Times are proven for all segments that would go, and for the first one that stays: an impossible
+        upload time must not keep that one for ever. Live segments are corrected in the manifest, spilled
+        ones for this evaluation only.
         """
         manifest = stored.existing
         log_start_offset = seen.bounds.log_start_offset
@@ -413,9 +422,10 @@ class ArchiveRetention:
         self, manifest: PartitionManifest, plan: Callable[..., TotalRetentionPlan]
     ) -> SegmentTable | None:
         """
-        Return the oldest segments that are held, where they are spilled: no more than one look is for.
+        Return the oldest segments, where they are spilled; at most as many as one evaluation handles.
 
-        No part is loaded that is far behind the first segment that stays by *plan*.
+        No part is loaded that is far behind the first segment that stays by *plan*. None where nothing is
+        spilled.
         """
         if manifest.live_offset == manifest.start_offset:
             return None
@@ -426,13 +436,13 @@ class ArchiveRetention:
                 if piece.start_offset >= manifest.live_offset or loaded == SPILLED_PARTS_MAX:
                     break
                 oldest, loaded = SegmentTable.joined([oldest, piece.segments]), loaded + 1
-                # A plan looks at each row: it is made for twice as many each time.
+                # A plan reads each row, so it is made only each time the number of parts has doubled.
                 if loaded.bit_count() == 1 and plan(oldest=oldest).segments < len(oldest):
                     break
         return oldest
 
     async def _delete_spilled(self, stored: StoredManifest, *, delay_ms: int) -> tuple[StoredManifest, int]:
-        """Delete what expired long enough ago of the spilled segments; return how many were looked at."""
+        """Delete the objects of spilled segments that expired long enough ago; return how many segments."""
         manifest, spillover = stored.existing, stored.existing.spillover
         limit_ms = self._clock.ages_ms(manifest.committed_at_ms) - delay_ms
         marks = list(
@@ -451,9 +461,10 @@ class ArchiveRetention:
         gone = unnamed(manifest, due)
         await self._remote_log.delete_segments(self._partition, gone)
         next_offset = due[-1].next_offset
-        # What ends before has nothing that is held or to be deleted, whichever daemon left it. It is listed
-        # before the commit: that proves that no successor had claimed the archive then. A successor may
-        # begin anew at lower offsets, and its parts are not to go when this process was stopped after it.
+        # A spillover manifest that ends before this offset has nothing held or still to be deleted,
+        # whichever daemon left it. The listing comes before the commit, which proves that no successor had
+        # claimed the archive at that time. A successor may begin anew at lower offsets, and its parts must
+        # not be deleted by a process that was stopped here and went on.
         ended = await self._spillovers.ending_before(self._partition, next_offset)
         stored = await self._claim.commit(stored, spillover_deleted(manifest, next_offset))
         await self._spillovers.delete(self._partition, ended)
@@ -467,17 +478,18 @@ class ArchiveRetention:
         return stored, len(due)
 
     async def _delete_retired(self, stored: StoredManifest, *, delay_ms: int) -> tuple[StoredManifest, int]:
-        """Delete the objects of what left the manifest long enough ago; return how many segments that is."""
+        """Delete the objects of segments retired long enough ago; return how many segments that is."""
         manifest = stored.existing
         ages_ms = self._clock.ages_ms(manifest.committed_at_ms)
-        # In their order, which is not that of time where a clock was set back: the first ones are forgotten.
+        # In manifest order, which may differ from time order after a clock was set back: `forgotten` takes
+        # the first ones.
         due = [
             one.segments
             for one in takewhile(lambda one: one.retired_at_ms + delay_ms <= ages_ms, _free(manifest))
         ]
-        # A leader that does not know yet that it was deposed leaves this to its successor. Should it be
-        # stopped right here, nothing is lost either: a name holds the epoch and the process that uploaded it,
-        # so no successor gives these names to anything again.
+        # A leader that does not know yet that it was deposed leaves this to its successor. Nothing is lost
+        # if this process is stopped right here: an object name holds the epoch and the process that
+        # uploaded it, so no successor reuses these names.
         if not due or not await self._claim.is_current():
             return stored, 0
         segments = tuple(islice(chain.from_iterable(due), DELETED_AT_ONCE_MAX))
@@ -495,7 +507,7 @@ class ArchiveRetention:
 def _without(
     manifest: PartitionManifest, plan: TotalRetentionPlan, oldest: SegmentTable | None, *, now_ms: int
 ) -> PartitionManifest:
-    """Return *manifest* without what *plan* lets go of; *oldest* as it was made for."""
+    """Return *manifest* without what *plan* expires; *oldest* is the table that the plan was made for."""
     table, left = manifest.segments if oldest is None else oldest, manifest
     if plan.segments and oldest is None:
         left = left.expired(plan.segments, now_ms=now_ms)
@@ -507,10 +519,10 @@ def _without(
 
 
 def _free(manifest: PartitionManifest) -> Iterator[Retired]:
-    """Yield what has left *manifest* and is not held, in its order."""
+    """Yield the retired entries of *manifest* that are not held, in manifest order."""
     return (one for one in manifest.retired if not one.is_held)
 
 
 def _smaller(one: int | None, other: int | None) -> int | None:
-    """Return the offset that both looks agree on; None where one of them saw none."""
+    """Return the smaller of both offsets; None where either is None."""
     return None if one is None or other is None else min(one, other)

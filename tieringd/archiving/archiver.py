@@ -1,40 +1,52 @@
 """
-The archiver: one partition's closed segments into the bucket, and out of the local log.
+The archiver: copies one partition's closed segments into the bucket, and trims its local log.
 
-A step is observe, decide, act, record. The order of effects is data, index, manifest, trim:
-a crash after any of them loses nothing, and leaves at most objects that nobody names.
+A step is observe, decide, act, record. The order of effects is data, index, manifest, trim: a crash after
+any of them loses nothing, and leaves at most objects that no manifest names.
 
 `GapRecorder` records offsets that left the disk before they were copied, or that can never be copied. A gap
 in the archive is permanent, so missing data becomes a gap only after two observations with different
 numbers, and only where later data follows. `PartitionGauges` sets the partition's gauges after each step.
-`StepResult` tells the reconciler what a step did and left. `HoleWatch` remembers since which observation
-each hole of the log is seen. An observation reads pins, files and bounds one after the other, so a segment
+`StepResult` tells the reconciler what a step did and left. `HoleWatch` remembers the first observation that
+showed each hole of the log. An observation reads pins, files and bounds one after the other, so a segment
 that moves meanwhile may be in none of them. The consequences of a hole may be permanent, so they wait for a
 second observation.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archiving.archive_retention import ArchiveRetention, UploadTimes
-from tieringd.archiving.claim import ChangeQueue, Claim
+from tieringd.archiving.claim import ChangeQueue, Claim, ManifestChange
 from tieringd.archiving.lineage_keeper import LineageKeeper, Spiller
+from tieringd.archiving.observer import Observation
+from tieringd.archiving.remote_log import RemoteLog
+from tieringd.archiving.segment_copier import CopiedSegment
 from tieringd.archiving.trimmer import HintPublisher, Trimmer
 from tieringd.archiving.upload_gate import Urgency
 from tieringd.archiving.uploader import Quarantine, Uploader, UploadOutcome
+from tieringd.broker.base import Broker
+from tieringd.broker.layout import Layout
 from tieringd.errors import CorruptDataError, RetryableError, StorageError, StorageUnavailable, TieringError
 from tieringd.formats.record_batch import OldMagicError
+from tieringd.metrics import Metrics
+from tieringd.model.local_log import Hole
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import Leadership, TopicIdPartition
+from tieringd.model.segment import SegmentSlice
 from tieringd.policies.epoch_history import clipped, completed
 from tieringd.policies.total_retention import users_start
 from tieringd.policies.upload import (
+    MissingRange,
     UploadLimits,
     UploadPlan,
     plan_uploads,
@@ -42,25 +54,7 @@ from tieringd.policies.upload import (
     seconds_to_loss,
     upload_due_ms,
 )
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Sequence
-
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.archiving.claim import ManifestChange
-    from tieringd.archiving.observer import Observation
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.archiving.segment_copier import CopiedSegment
-    from tieringd.broker.base import Broker
-    from tieringd.broker.layout import Layout
-    from tieringd.metrics import Metrics
-    from tieringd.model.local_log import Hole
-    from tieringd.model.partition import Leadership, TopicIdPartition
-    from tieringd.model.segment import SegmentSlice
-    from tieringd.policies.upload import MissingRange
-    from tieringd.storage.archive_clock import ArchiveClock
-
+from tieringd.storage.archive_clock import ArchiveClock
 
 log = structlog.get_logger(__name__)
 
@@ -75,15 +69,15 @@ class GapRecorder:
         self._now_ms = now_ms
         self._log = log.bind(topic=partition.topic, partition=partition.partition)
         self._missed: tuple[int, MissingRange] | None = None
-        """What an earlier look missed, with its number."""
+        """The missing range that an earlier observation showed, with the number of that observation."""
 
     def missing(self, plan: UploadPlan, seen: Observation) -> tuple[Gap | None, bool]:
         """
-        Return the gap of offsets that left the disk before they were copied, if two looks have missed them.
+        Return the gap of offsets that left the disk before they were copied, if two observations lack them.
 
-        It is committed together with what follows it, and not before: the leader epochs of that say which log
-        it is a gap of. Another leader's log may have these offsets, or no batch that begins where it ends.
-        Returns whether the plan may be acted on as well.
+        The gap is committed together with the segment that follows it, not before: the leader epochs of that
+        segment say which log the gap is of. Another leader's log may have these offsets, or no batch that
+        begins where the gap ends. Also returns whether the plan may be acted on.
         """
         missing = plan.missing
         if missing is None or not plan.slices:
@@ -107,11 +101,11 @@ class GapRecorder:
         self, stored: StoredManifest, base_offset: int, last_offset: int, reason: str, *, after: Gap | None
     ) -> StoredManifest:
         """
-        Record one gap at the archive's end, behind the one that is to come *after* what is stored.
+        Record one gap at the archive's end. *after* is an earlier gap that is not committed yet, if any.
 
         Raises:
             FencedError: Another writer owns the manifest now.
-            StorageUnavailable: The next step looks again.
+            StorageUnavailable: The commit failed. The next step reads the manifest again.
         """
         manifest = stored.existing if after is None else stored.existing.with_gap(after)
         gap = Gap(base_offset, last_offset, reason, self._now_ms())
@@ -129,13 +123,15 @@ def _covers(earlier: MissingRange, missing: MissingRange) -> bool:
 
 
 class PartitionGauges:
-    """Publish how one partition stands. It remembers since when a transaction holds it back."""
+    """Set the gauges of one partition. Remembers since when a transaction holds a segment back."""
 
     def __init__(self, partition: TopicIdPartition, *, metrics: Metrics) -> None:
         self._labels = (partition.topic, str(partition.partition))
         self._metrics = metrics
         self._held_at: tuple[int, int] | None = None
-        """The last stable offset that holds a closed segment back, and since when, by the steady clock."""
+        """
+        The last stable offset that holds a closed segment back, and since when (milliseconds, steady clock).
+        """
 
     def publish(
         self,
@@ -147,7 +143,12 @@ class PartitionGauges:
         now_ms: int,
         steady_ms: int,
     ) -> None:
-        """Set every gauge; *plan* is what is left to be uploaded, and *now_ms* is of the files' clock."""
+        """
+        Set every gauge.
+
+        *plan* is what is left to upload after the step. *now_ms* is of this host's wall clock, which also
+        dates the files; *steady_ms* is of a clock that is never set back.
+        """
         metrics, labels = self._metrics, self._labels
         waiting = [part.segment for part in plan.slices if not part.is_open]
         oldest_ns = min((segment.modified_ns for segment in waiting), default=None)
@@ -182,16 +183,16 @@ class StepResult:
     uploaded: int = 0
     trimmed: int = 0
     expired: int = 0
-    """Stored segments that were let go by total retention, and those whose objects were deleted."""
+    """Segments that total retention took out of the manifest, plus segments whose objects were deleted."""
     gaps: int = 0
     pending_segments: int = 0
     """Eligible segments that are still to be uploaded."""
     fault: str = ""
-    """What holds the partition back until someone acts; empty when nothing does."""
+    """Why the partition is held back until an operator acts; empty when it is not."""
     waits_because: str = field(default="", compare=False)
     """Why the first segment that is not eligible waits."""
     waits_for_lineage: bool = field(default=False, compare=False)
-    """Nothing was done: the archive's tail is not known to be on the leader's lineage."""
+    """The step did nothing, because the archive's tail is not known to be on the leader's lineage."""
     needs_another_look: bool = False
     """Offsets are missing on disk; the next observation decides whether they are a gap."""
 
@@ -200,7 +201,7 @@ class StepResult:
         """
         Say whether another step on the same observation may find more to do.
 
-        A trim ends an observation: its files are not all there any more.
+        A trim makes the observation obsolete, because some of its files are deleted.
         """
         return (self.uploaded > 0 or self.expired > 0 or self.gaps > 0) and not self.trimmed
 
@@ -210,22 +211,24 @@ class HoleWatch:
 
     def __init__(self) -> None:
         self._first_seen: dict[Hole, int] = {}
-        """The holes of the newest look, each with the number of the first look in a row that found it."""
+        """
+        The holes of the newest observation, each with the number of the first consecutive one that showed it.
+        """
         self._look = 0
 
     def note(self, seen: Observation) -> None:
-        """Take note of a look; noting the same look again changes nothing."""
+        """Take note of an observation. Noting the same observation again changes nothing."""
         self._look = seen.look
         self._first_seen = {hole: self._first_seen.get(hole, seen.look) for hole in seen.uploadable.holes}
 
     @property
     def confirmed(self) -> frozenset[Hole]:
-        """Return the holes of the newest look that an earlier look has found, too."""
+        """Return the holes of the newest observation that an earlier one showed as well."""
         return frozenset(hole for hole, first in self._first_seen.items() if first != self._look)
 
     @property
     def new(self) -> frozenset[Hole]:
-        """Return the holes that only the newest look has found."""
+        """Return the holes that only the newest observation shows."""
         return frozenset(hole for hole, first in self._first_seen.items() if first == self._look)
 
 
@@ -233,9 +236,9 @@ class Archiver:
     """
     Keep one partition's remote log up to date with its local log, under one leader epoch.
 
-    Owned by the reconciler. `step` is called by one task at a time, and may be cancelled at
-    any await: what is known of the bucket changes only after the bucket did. A `FencedError`
-    ends the archiver's life.
+    Owned by the reconciler. One task at a time calls `step`, which may be cancelled at any await: the
+    archiver's view of the bucket changes only after the bucket did. After a `FencedError` the archiver must
+    not be used again.
     """
 
     def __init__(
@@ -251,7 +254,7 @@ class Archiver:
         layout: Layout,
         known: StoredManifest | None = None,
     ) -> None:
-        """Take the parts; *known* is the manifest as this daemon saw it while it followed."""
+        """Build the parts; *known* is the last manifest that this daemon read as a follower, if any."""
         self._leadership = leadership
         self._layout = layout
         self._partition = leadership.partition
@@ -275,7 +278,7 @@ class Archiver:
         self._gaps = GapRecorder(leadership.partition, claim=self._claim, now_ms=clock)
         self._has_reported = False
         self._rests_on: Observation | None = None
-        """What the last step saw, when that left nothing to do."""
+        """The observation of the last step, when that step left nothing to do."""
         self._rests_since_ms = 0
         self._rests_until_ms = 0.0
         self._upload_times = UploadTimes(
@@ -295,9 +298,9 @@ class Archiver:
         )
         self._spiller = Spiller(leadership.partition, claim=self._claim, spillovers=manifests.spillovers)
         self.on_offer: Callable[[], None] = lambda: None
-        """Called when there is an offer, so that whoever calls `step` does it soon."""
+        """Called for each new offer, so that the reconciler steps this archiver soon."""
         self.backlog_bytes = 0
-        """Bytes of the closed, stable segments that were not durable at the last look."""
+        """Bytes of closed, stable segments that were not durable at the last step."""
         self._trimmer = Trimmer(
             leadership,
             broker=broker,
@@ -315,61 +318,63 @@ class Archiver:
 
     @property
     def manifest(self) -> PartitionManifest | None:
-        """Return the manifest as last read or written; None while it is not known for certain."""
+        """Return the manifest as last read or written; None while the bucket's content is not certain."""
         return self._claim.manifest
 
     @property
     def last_manifest(self) -> PartitionManifest | None:
-        """Return the manifest as it was when it was last known, also while the store is away."""
+        """Return the manifest that was last known for certain, also while the store does not answer."""
         return self._claim.last_manifest
 
     def confirm_leadership(self, *, until: float) -> None:
-        """Note that the cluster still named this broker the leader; *until* is in loop time."""
+        """Note that the cluster names this broker the leader; *until* (loop time) ends the confirmation."""
         self._uploader.confirm_leadership(until=until)
 
     def set_limits(self, limits: UploadLimits) -> None:
-        """Plan by *limits* from the next step on."""
+        """Use *limits* from the next step on."""
         self._limits = limits
         self._rests_on = None
 
     def request_space(self, next_offset: int) -> None:
-        """Let go of what is durable before *next_offset* with the next step: the disk needs room."""
+        """Let the next step trim durable segments before *next_offset*, because the disk needs room."""
         self._trimmer.cloud_gc_offset = next_offset
         self._rests_on = None
 
     def offer(self, change: ManifestChange) -> asyncio.Future[None]:
         """
-        Have *change* committed by the next step, between its uploads and what retention does.
+        Queue *change*; the next step commits it, between its uploads and retention.
 
-        The future ends when the change was committed or given up; with the step's error where the step
-        failed before that, so that nobody waits longer than a step; and cancelled with the archiver.
-        `change_queue.ended` waits for it.
+        The returned future ends when the change was committed or given up. It carries the step's error when
+        the step fails before that, so a caller waits at most one step. It is cancelled when the archiver
+        ends. `claim.ended` waits for it.
         """
         future = self._changes.offer(change)
         self.on_offer()
         return future
 
     def close(self) -> None:
-        """Cancel what was offered: no step comes any more."""
+        """Cancel all queued changes, because no further step comes."""
         self._changes.close()
 
     def rest_due_ms(self, seen: Observation) -> float:
-        """Return until when a step on *seen* has nothing to do; minus infinity where it is not done yet."""
+        """Return until when a step on *seen* has nothing to do; minus infinity where it may have work."""
         is_done = seen.shows_same(self._rests_on) and not self._changes
         return self._rests_until_ms if is_done else -math.inf
 
     def is_at_rest(self, seen: Observation) -> bool:
-        """Say whether a step on *seen* has nothing to do: it was done, and no time limit has passed since."""
-        # A clock that was set back does not prolong the rest.
+        """Say whether a step on *seen* has nothing to do: one was done, and nothing is due yet."""
+        # Setting the clock back does not prolong the rest.
         return self._rests_since_ms <= self._clock() < self.rest_due_ms(seen)
 
     async def step(self, seen: Observation) -> StepResult:
         """
-        Upload one batch of eligible segments, commit them and what was offered, then trim what is durable.
+        Upload and commit one batch of eligible segments, then trim, commit queued changes, and expire.
+
+        A trim takes only durable segments. Queued changes and expiry wait for a step without a failed upload.
 
         Raises:
             FencedError: Another writer owns the partition now.
-            RetryableError: Nothing is wrong with the data; what could be committed has been.
+            RetryableError: The data is not at fault. What could be committed has been.
             CorruptDataError: The stored manifest is damaged.
         """
         try:
@@ -418,7 +423,8 @@ class Archiver:
             stored, uploaded, gaps, failure = await self._upload(stored, gap, slices, seen)
         trimmed = expired = 0
         if not self._quarantine.fault and (failure is None or isinstance(failure, _STORE_ERRORS)):
-            # What is durable may go, the more so when the store is full or away.
+            # Durable segments may be trimmed even when the upload failed at the store: a full or
+            # unreachable store makes local room more urgent.
             stored, trimmed_by = await self._hint.step(stored, seen)
             if not self._awaits_users_start(stored.existing, seen):
                 trimmed = await self._trimmer.trim(trimmed_by, seen)
@@ -427,14 +433,14 @@ class Archiver:
         if failure is None:
             stored = await self._changes.commit_all(stored)
             if self._uploader.is_confirmed:
-                # Else this look is an old one: it would confirm itself.
+                # Without a confirmed leadership this observation is old, and would only confirm itself.
                 stored, expired = await self._retention.step(stored, seen)
             trimmed += await self._trimmer.trim_expired(stored.existing, seen)
             stored = await self._spiller.step(stored, seen)
         left = self._publish(stored.existing, seen)
         if isinstance(failure, TieringError):
             raise failure
-        # What was committed after the trim was planned may let more go: a replaced segment fits its file now.
+        # A commit after the trim was planned may allow more of it: a replaced segment now matches its file.
         is_changed = stored.version != looked_at_version
         has_acted = bool(plan.slices or trimmed or expired or is_changed)
         if not (has_acted or self.quarantine_fault or left.held_by_transaction):
@@ -453,15 +459,16 @@ class Archiver:
 
     def _awaits_users_start(self, manifest: PartitionManifest, seen: Observation) -> bool:
         """
-        Say whether a trim is put off until the archive has followed a user's DeleteRecords.
+        Say whether a trim waits until the archive has followed a user's DeleteRecords.
 
-        A trim of ours would move the log's start past the user's. A disk that needs room comes first.
+        A trim by this daemon would move the log start offset past the user's. A disk that needs room goes
+        first.
         """
         start_offset = users_start(seen.log, manifest, log_start_offset=seen.bounds.log_start_offset)
         return start_offset is not None and self._trimmer.cloud_gc_offset is None
 
     def _due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
-        """Return from when on there is something to do, if nothing but the time changes."""
+        """Return the time from which a step has work, if nothing but the time changes."""
         due_ms = min(
             self._hint.due_ms(manifest, seen),
             self._retention.due_ms(manifest, seen),
@@ -472,10 +479,10 @@ class Archiver:
         return min(due_ms, self._open_upload_due_ms(manifest, seen))
 
     def _open_upload_due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
-        """Return from when on what is stable is uploaded although its segment is not closed."""
+        """Return the time from which stable records of the open segment are uploaded."""
         if not self._limits.cuts_segments:
             return math.inf
-        # The broker beside us deletes by this host's clock, right or wrong.
+        # The local broker deletes by this host's clock, whether that is right or wrong.
         now_ms = self._clock()
         behind_ms = now_ms - self._clock.wall_ms()
         return min(
@@ -484,7 +491,7 @@ class Archiver:
         )
 
     def _begin(self, seen: Observation) -> PartitionManifest:
-        # What the broker has and this look at the files has missed is for the next look, or a gap.
+        # Files that only this observation lacks are found by the next one; files that are gone become a gap.
         start_offset = _first_of(seen)
         return PartitionManifest.begin(self._partition, start_offset=start_offset, now_ms=self._clock())
 
@@ -513,7 +520,7 @@ class Archiver:
         )
 
     def _report_coverage(self, manifest: PartitionManifest, seen: Observation) -> None:
-        """Say once how archive and local log lie to each other, as after a pause or a change of leader."""
+        """Log once how archive and local log relate, as after a pause or a change of leader."""
         if self._has_reported:
             return
         self._has_reported = True
@@ -540,10 +547,10 @@ class Archiver:
         self, stored: StoredManifest, gap: Gap | None, slices: Sequence[SegmentSlice], seen: Observation
     ) -> tuple[StoredManifest, int, int, TieringError | None]:
         """
-        Copy *slices* side by side and commit the longest prefix that succeeded, behind *gap* if there is one.
+        Copy *slices* concurrently and commit the longest prefix that succeeded, with *gap* before it.
 
-        Returns the stored manifest, the slices committed, the gaps recorded, with those for segments that
-        can never be copied, and the failure that ended the prefix.
+        Returns the stored manifest, the number of slices committed, the number of gaps recorded, including
+        those for segments that can never be copied, and the failure that ended the prefix.
         """
         begin = stored.existing if gap is None else stored.existing.with_gap(gap)
         gaps = 0
@@ -568,7 +575,11 @@ class Archiver:
     async def _after_failure(
         self, stored: StoredManifest, gap: Gap | None, outcome: UploadOutcome, seen: Observation
     ) -> tuple[StoredManifest, int, TieringError | None]:
-        """Record or quarantine what can never be copied, behind *gap*; hand back any other failure."""
+        """
+        Record a gap for, or quarantine, a segment that can never be copied; return any other failure.
+
+        *gap* is one that is not committed yet, and comes before that segment.
+        """
         failed, failure = outcome.failed, outcome.failure
         if failed is None:
             return stored, 0, None
@@ -587,10 +598,11 @@ class Archiver:
         self, manifest: PartitionManifest, admitted: Sequence[CopiedSegment], seen: Observation
     ) -> PartitionManifest:
         """
-        Return *manifest* with what was copied, and the leader epochs of those offsets.
+        Return *manifest* with the copied segments and the leader epochs of their offsets.
 
-        They come from the broker's own history as far back as it goes: batches do not show an epoch
-        whose records compaction removed. What only pins hold is mostly older.
+        The epochs come from the broker's own history as far back as it reaches, because batches do not show
+        an epoch whose records compaction removed. Segments that only pins hold are mostly older than that
+        history; their epochs come from the copied batches.
 
         Raises:
             CorruptDataError: The local epochs go back behind the archived ones.
@@ -607,7 +619,7 @@ class Archiver:
                 source=seen.log.partition.path,
                 offset=first.base_offset,
             ) from error
-        # What tells a Redpanda log's offsets after its head was trimmed and this process is gone.
+        # Translates a Redpanda log's offsets once its head was trimmed and this process has ended.
         translation = self._layout.translation_at(seen.log, appended.next_offset)
         return replace(appended, translation=translation or appended.translation)
 
@@ -628,7 +640,7 @@ class Archiver:
         )
 
     def _publish(self, manifest: PartitionManifest, seen: Observation) -> UploadPlan:
-        """Set the partition's gauges from what is true after the step; return what is left."""
+        """Set the partition's gauges to the state after the step; return what is left to upload."""
         plan = self._plan(manifest, seen)
         self.backlog_bytes = plan.pending_bytes
         self._gauges.publish(

@@ -1,68 +1,63 @@
 """
-The bookkeeper: what a daemon asks of the object store besides its archivers, apart from the rounds.
+The bookkeeper: the daemon's requests to the object store outside its archivers and rounds.
 
-Topic manifests are read and kept, followed manifests kept fresh, retention taken over. All of it
-may wait for a store that hangs. A round of reconciliation must not: it is what pins the files
-that a broker deletes meanwhile.
+It reads and writes topic manifests, keeps followed manifests fresh, and manages retention. All of it may
+wait for a store that hangs. A round of reconciliation must not wait, because it pins the files that a
+broker deletes meanwhile.
 
 `Follower` keeps the manifests of partitions that other brokers lead fresh enough for a takeover: a new
-leader then asks the store for the version of one manifest, and reads no history. A followed manifest can
-only make this daemon more careful. The daemon never trims, deletes or uploads because of it.
+leader then asks the store only for the version of one manifest, and does not load its history. A followed
+manifest can only make this daemon more careful. The daemon never trims, deletes or uploads because of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Collection
 
 import structlog
 
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
+from tieringd.archiving.observer import World
 from tieringd.errors import STORE_FAULTS, CorruptDataError, TieringError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
-
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.archiving.observer import World
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.topics.first_sight import FirstSight
-    from tieringd.topics.retention_manager import RetentionManager
-    from tieringd.topics.topic_registry import TopicRegistry
-
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.topics.first_sight import FirstSight
+from tieringd.topics.retention_manager import RetentionManager
+from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 
 REFRESH_INTERVAL_MS = 60_000
-"""How old a follower's copy may become before it is looked at again."""
+"""How old a followed manifest may become before it is read again."""
 REFRESHES_PER_STEP = 200
-"""Requests of one step, so that ten thousand followed partitions cost a steady trickle."""
+"""Requests of one step, so that ten thousand followed partitions cause a steady trickle of requests."""
 
 CLEAN_UP_INTERVAL_SECONDS = 6 * 3600.0
-"""How often the parts of uploads that nobody will finish are looked for: they cost storage, unseen."""
+"""How often parts of abandoned uploads are searched for: they cost storage and no listing shows them."""
 
 
 class Follower:
-    """The followed manifests of one daemon. One task at a time calls `step`; `take` may run any time."""
+    """Hold the followed manifests of one daemon. One task at a time calls `step`; `take` may run any time."""
 
     def __init__(self, manifests: ManifestStore, *, steady_ms: Callable[[], int]) -> None:
-        """Take the parts; *steady_ms* returns milliseconds that only pass."""
+        """Start without manifests; *steady_ms* returns milliseconds of a clock that is never set back."""
         self._manifests = manifests
         self._steady_ms = steady_ms
         self._known: dict[TopicIdPartition, StoredManifest] = {}
         self._looked_at_ms: dict[TopicIdPartition, int] = {}
 
     def manifest(self, partition: TopicIdPartition) -> PartitionManifest | None:
-        """Return a partition's manifest as last seen; None when none was."""
+        """Return a partition's manifest as last read; None when none was found or read."""
         known = self._known.get(partition)
         return known.manifest if known else None
 
     def take(self, partition: TopicIdPartition) -> StoredManifest | None:
-        """Return what is known of a partition that this broker leads from now on."""
+        """Return the last read manifest of a partition that this broker leads from now on, if any."""
         return self._known.get(partition)
 
     async def step(self, followed: Collection[TopicIdPartition]) -> int:
-        """Look again at those of *followed* whose copy is oldest; return how many were looked at."""
+        """Refresh those of *followed* whose copy is oldest; return how many were read."""
         for gone in self._looked_at_ms.keys() - set(followed):
             del self._looked_at_ms[gone]
             self._known.pop(gone, None)
@@ -93,7 +88,7 @@ class Follower:
 
 
 class Bookkeeper:
-    """Do the chores of what a round saw. `step` is called by one task at a time."""
+    """Do the periodic store work for the partitions of a round. One task at a time calls `step`."""
 
     def __init__(
         self,
@@ -107,11 +102,12 @@ class Bookkeeper:
         clean_up: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         """
-        Take the parts.
+        Take the collaborators.
 
-        *check_store* says that the store is fit for use: before that nothing is known of any topic,
-        and so nothing is archived. *clean_up* removes what killed processes left in the store; it
-        returns how much that was.
+        *check_store* raises unless the store is fit for use. Until it passes no topic is known, so
+        nothing is archived. *clean_up* removes what killed processes left in the store, and returns how
+        many uploads it removed. At most one listing of the bucket for topic changes is made in
+        *interval_seconds*.
         """
         self._registry = registry
         self._follower = follower
@@ -121,29 +117,29 @@ class Bookkeeper:
         self._clean_up = clean_up
         self._clean_up_due = 0.0
         self.interval_seconds = interval_seconds
-        """The bucket is listed for changes once in this time, at most."""
+        """Minimum seconds between two listings of the bucket for topic changes."""
         self._refresh_due = 0.0
         self._faults: dict[str, str] = {}
         self._store_faults: dict[str, str] = {}
-        """Those of them that are the object store's."""
+        """The subset of `_faults` that the object store caused."""
 
     @property
     def fault(self) -> str:
-        """Return why a chore could not be done at the last step; empty when all were."""
+        """Return why a chore failed at its last attempt; empty when all succeeded."""
         return next(iter(self._faults.values()), "")
 
     @property
     def store_fault(self) -> str:
-        """Return which chore the object store kept from being done at the last step; empty for none."""
+        """Return which chore the object store made fail at its last attempt; empty for none."""
         return next(iter(self._store_faults.values()), "")
 
     @property
     def knows_topics(self) -> bool:
-        """Say whether the object store has told of the topics: before that nothing is archived."""
+        """Say whether topic manifests were read from the store; before that nothing is archived."""
         return self._registry.is_known
 
     async def step(self, world: World) -> bool:
-        """Do what is due for *world*; return whether another look would find something else."""
+        """Do what is due for *world*; return whether another observation would differ."""
         is_changed = await self.keep_topics(world)
         await self._follower.step([one.partition for one in world.followed])
         if self._registry.is_known:
@@ -151,7 +147,7 @@ class Bookkeeper:
         return is_changed
 
     async def keep_topics(self, world: World) -> bool:
-        """Read and keep the manifests of topics, and their retention; return as `step` does."""
+        """Read and write topic manifests, and manage their retention; return as `step` does."""
         is_changed = False
 
         async def refresh() -> None:
@@ -164,7 +160,7 @@ class Bookkeeper:
 
         await self._try("topic manifests cannot be read", refresh())
         if self._registry.is_known:
-            # First of all: a restore finds what is archived by it, and nothing is trimmed before that.
+            # Topic manifests come first: a restore finds topics by them, and nothing is trimmed before that.
             await self._try("topic manifests cannot be kept", ensure())
             await self._try("topics first seen cannot be recorded", self._record_first_seen(world))
             await self._try("topics' remote.delete cannot be recorded", self._record_remote_delete(world))
@@ -192,7 +188,7 @@ class Bookkeeper:
                 await self._registry.record_remote_delete(key, is_set=is_set)
 
     async def _refresh(self, cluster: str) -> bool:
-        """Look for changes of topic manifests, if that is due; return whether there were any."""
+        """Look for changed topic manifests, if that is due; return whether there were any."""
         now = asyncio.get_running_loop().time()
         if now < self._refresh_due:
             return False
@@ -203,7 +199,7 @@ class Bookkeeper:
         return is_changed
 
     async def _try(self, what: str, chore: Awaitable[None]) -> None:
-        """Do one chore; one that fails is said once, and does not keep the others from being done."""
+        """Do one chore. A failure is logged once, and does not keep the other chores from being done."""
         try:
             await chore
         except TieringError as error:

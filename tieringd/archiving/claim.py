@@ -1,44 +1,44 @@
 """
-The claim: one partition's manifest under one leader epoch, from the first look to being fenced.
+The claim: one partition's manifest under one leader epoch, from the first read until it is fenced.
 
-All that an archiver knows of the bucket is here, and changes only after the bucket did. What the
-bucket is found to hold newly is said and counted once, whoever's answer told of it: the answer
-of a commit may be lost after the commit took effect.
+The claim holds all that an archiver knows of the bucket, and changes only after the bucket did. It logs and
+counts each new segment, gap and replacement once, whether a commit or a later read shows it: the answer to
+a commit may be lost after the commit took effect.
 
 The process that archived the partition before this one, under the same leader epoch, may have ended with a
-commit on its way. That commit may take effect now, and once: each commit names the version that it was made
-from, and a process that has ended reads no newer one. So the first commit of another process under our epoch
-is taken over. The second one shows that another process is alive, and fences.
+commit on its way. That commit can still take effect, but only one: each commit names the version that it
+was made from, and a process that has ended reads no newer one. So the claim takes over the first commit of
+another process under its own epoch. A second one shows that another process is alive, and fences.
 
-A `ManifestChange` is prepared beside the archiver, by housekeeping, and committed by the archiver between
-two of its own commits. Every object that the change names is stored before. `ChangeQueue` holds such
-changes until the archiver's next step. A change does not survive a failure: the job that offered it learns
-the result, and offers it again if it still makes sense.
+A `ManifestChange` is prepared by housekeeping, concurrently with the archiver, and committed by the
+archiver between two of its own commits. Every object that the change names is stored before. `ChangeQueue`
+holds such changes until the archiver's next step. A change does not survive a failure: the job that offered
+it learns the result, and offers it again if it still makes sense.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import structlog
 
-from tieringd.archive.manifest_store import fenced_by, fenced_by_removal, rival_writer
-from tieringd.errors import BucketNotFound, RivalWriter, StorageError, StorageUnavailable
+from tieringd.archive.manifest_store import (
+    ManifestStore,
+    StoredManifest,
+    fenced_by,
+    fenced_by_removal,
+    rival_writer,
+)
+from tieringd.errors import BucketNotFound, RivalWriter, StorageError, StorageUnavailable, TieringError
+from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership
+from tieringd.policies.total_retention import RetentionPace
 from tieringd.storage.background import background
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.errors import TieringError
-    from tieringd.metrics import Metrics
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership
-    from tieringd.policies.total_retention import RetentionPace
-
 
 log = structlog.get_logger(__name__)
 
@@ -47,8 +47,8 @@ class Claim:
     """
     Hold a partition's manifest for its archiver. One task at a time uses it.
 
-    It may be cancelled at any await: until the answer to a commit is known, nothing is taken for
-    known, and the next use reads the manifest again.
+    Any await may be cancelled: until the answer to a commit is known, the claim assumes nothing, and the
+    next use reads the manifest again.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Claim:
         metrics: Metrics,
         known: StoredManifest | None = None,
     ) -> None:
-        """Take the parts; *known* is the manifest as this daemon saw it while it followed."""
+        """Take the collaborators; *known* is the last manifest that this daemon read as a follower."""
         self._leadership = leadership
         self._manifests = manifests
         self._metrics = metrics
@@ -67,9 +67,9 @@ class Claim:
         self._stored: StoredManifest | None = None
         self._announced: PartitionManifest | None = None
         self._has_held = False
-        """Whether we have read or written the manifest under our leader epoch."""
+        """Whether this claim has read or written the manifest under its leader epoch."""
         self._rival_commit: tuple[str, int] | None = None
-        """The writer and number of the one commit of another process that came in after that."""
+        """The writer and number of the one commit by another process that came in after that."""
         self._looked_at_ms = 0
         self._log = log.bind(
             topic=leadership.partition.topic,
@@ -79,12 +79,12 @@ class Claim:
 
     @property
     def manifest(self) -> PartitionManifest | None:
-        """Return what is in the bucket; None while that is not known for certain."""
+        """Return the manifest in the bucket; None while it is not known for certain."""
         return self._stored.manifest if self._stored else None
 
     @property
     def last_manifest(self) -> PartitionManifest | None:
-        """Return what was in the bucket when it was last known; None when it never was."""
+        """Return the manifest that was last known to be in the bucket; None when none ever was."""
         if self._announced is not None:
             return self._announced
         return self._known.manifest if self._known else None
@@ -93,16 +93,17 @@ class Claim:
         self, begin: Callable[[], PartitionManifest], *, log_start_offset: int = 0
     ) -> StoredManifest:
         """
-        Return the manifest to act on: our own last write, or a fresh read.
+        Return the manifest to act on: this claim's own last write, or a fresh read.
 
-        One of an older epoch, or none, is claimed at once: a deposed leader's next commit fails even
-        if we have nothing to upload, and the bucket knows of the partition from its first look on.
-        *begin* gives the manifest of a partition that has none. Who moved a log's start to
-        *log_start_offset* under an earlier leader nobody can tell: it counts as our own trim.
+        A manifest of an older epoch, or a missing one, is claimed at once: a deposed leader's next commit
+        then fails even if this archiver has nothing to upload, and the bucket knows of the partition from
+        its first observation on. *begin* returns the manifest of a partition that has none. A log start at
+        *log_start_offset* that an earlier leader left may come from a trim or from a user; it counts as a
+        trim by tieringd.
 
         Raises:
-            FencedError: A newer leader epoch owns it; or it was there, and someone has removed it; or another
-                process commits under our leader epoch.
+            FencedError: A newer leader epoch owns the manifest; or the manifest existed and was removed; or
+                another process commits under this leader epoch.
             CorruptDataError: The stored manifest is damaged.
         """
         if self._stored is not None:
@@ -116,7 +117,7 @@ class Claim:
         if found is not None and found.leader_epoch > leader_epoch:
             raise fenced_by(found, leader_epoch)
         if found is None and self._known is not None and self._known.manifest is not None:
-            # To begin anew would make orphans of all that it named.
+            # A new manifest would orphan all that the removed one named.
             raise fenced_by_removal(partition)
         if found is not None and self._is_rivals(stored):
             self._take_over(rival_writer(found))
@@ -129,11 +130,12 @@ class Claim:
 
     async def commit(self, stored: StoredManifest, manifest: PartitionManifest) -> StoredManifest:
         """
-        Replace *stored* by *manifest*, under our leader epoch.
+        Replace *stored* by *manifest*, under this claim's leader epoch.
 
         Raises:
             FencedError: Another writer owns the manifest now.
-            StorageUnavailable: The next use reads it again.
+            StorageUnavailable: The outcome is unknown, or one commit of another process came first. The
+                next use reads the manifest again.
         """
         self._stored = None
         try:
@@ -151,10 +153,10 @@ class Claim:
 
     async def is_current(self) -> bool:
         """
-        Say whether the bucket still holds the manifest that we hold.
+        Say whether the bucket still holds the version of the manifest that this claim knows.
 
-        Otherwise the next use reads it again, and finds out who owns it. A store that does not
-        answer lets nobody replace it either, as far as we can know.
+        If not, the next use reads it again and finds out which writer owns it. A store that does not answer
+        counts as unchanged: as far as this process can know, no other writer reaches it either.
 
         Raises:
             StorageError: An operator must act.
@@ -174,32 +176,33 @@ class Claim:
 
     async def look_for_edits(self, pace: RetentionPace, *, now_ms: int) -> None:
         """
-        See now and then whether a job has edited the manifest (`ManifestStore.edit`).
+        Check now and then whether a job has edited the manifest (`ManifestStore.edit`).
 
-        Who commits meets an edit, and who has nothing to commit would not: readers would be sent to what
-        was replaced, and nobody would delete that.
+        An archiver that commits notices an edit by another job. One with nothing to commit must poll for
+        it: otherwise its readers would be sent to replaced objects, and no step would delete those.
 
         Raises:
             StorageError: An operator must act.
         """
         if self._stored is None:
-            # It is about to be read.
+            # The next step is about to read the manifest anyway.
             self._looked_at_ms = now_ms
         elif not 0 <= now_ms - self._looked_at_ms < pace.edits_interval_ms:
             await self.is_current()
             self._looked_at_ms = now_ms
 
     def edits_due_ms(self, pace: RetentionPace) -> int:
-        """Return from when on `look_for_edits` asks the bucket."""
+        """Return the time from which `look_for_edits` asks the bucket again."""
         return self._looked_at_ms + pace.edits_interval_ms
 
     async def record_trim(self, before_offset: int, *, is_stored_end: bool) -> bool:
         """
-        See that the bucket says that we trim up to *before_offset*; say whether we may.
+        Record in the bucket that tieringd trims up to *before_offset*; say whether the trim may go on.
 
-        Where the record cannot be stored, as when the store is away, a trim to a stored segment's end may
-        do without: nobody takes that for a user's DeleteRecords. See `policies.total_retention`. A bucket
-        that is not there is no store that is away: what it held may be gone, so nothing is trimmed.
+        When the record cannot be stored, for example because the store is away, a trim to the end of a
+        stored segment may go on without it: no later leader takes such a log start for a user's
+        DeleteRecords. See `policies.total_retention`. A missing bucket is not a store that is away: its
+        content may be gone, so nothing is trimmed.
 
         Raises:
             FencedError: Another writer owns the manifest now.
@@ -222,11 +225,11 @@ class Claim:
         return True
 
     def newest(self, stored: StoredManifest) -> StoredManifest:
-        """Return what was committed last; *stored*, which was before it, while that is not known."""
+        """Return the last committed manifest; the older *stored* while the last outcome is unknown."""
         return self._stored or stored
 
     def _is_rivals(self, stored: StoredManifest) -> bool:
-        """Say whether another process committed *stored* under our epoch after we had held the manifest."""
+        """Say whether another process committed *stored* under this epoch after this claim held it."""
         found = stored.existing
         return (
             self._has_held
@@ -237,7 +240,7 @@ class Claim:
 
     def _take_over(self, rival: RivalWriter) -> None:
         """
-        Take note of a commit of another process; the same commit may be met twice.
+        Note a commit by another process; the same commit may be noted twice.
 
         Raises:
             RivalWriter: It is the second commit, so that process is alive.
@@ -260,7 +263,7 @@ class Claim:
         return stored
 
     def _announce(self, manifest: PartitionManifest) -> None:
-        """Say which segments, gaps and replacements the bucket holds that it did not hold when last seen."""
+        """Log and count the segments, gaps and replacements that are new in the bucket."""
         before, self._announced = self._announced, manifest
         if before is None:
             return
@@ -277,7 +280,7 @@ class Claim:
                 size_bytes=segment.size_bytes,
             )
         for gap in manifest.gaps:
-            # One below was spilled, and is taken back.
+            # A gap below the live offset was spilled before and is only taken back.
             if gap not in before.gaps and gap.base_offset >= before.live_offset:
                 self._metrics.gaps.labels(topic).inc()
                 self._log.error(
@@ -301,21 +304,21 @@ class ManifestChange(Protocol):
 
     async def commit(self, claim: Claim, stored: StoredManifest) -> StoredManifest:
         """
-        Commit it on *stored*, or give it up and return *stored* when the manifest has changed there.
+        Commit the change on *stored*; return *stored* where a changed manifest makes it useless.
 
         Raises:
             FencedError: Another writer owns the manifest now.
-            StorageUnavailable: The claim reads it again; then this may be called again.
+            StorageUnavailable: The claim reads the manifest again; then this may be called again.
         """
         ...
 
 
 class ChangeQueue:
     """
-    Hold what was offered, in order. Owned by an archiver, and used on one event loop.
+    Hold the offered changes in order. Owned by an archiver, and used on one event loop.
 
-    It may be cancelled at any await: the change that was being committed is then as if its outcome were
-    unknown, and whoever offered it is told of the end when the queue is closed.
+    A commit may be cancelled at any await. Its change then counts as one of unknown outcome, and closing
+    the queue cancels the future that the offering job waits for.
     """
 
     def __init__(self, claim: Claim) -> None:
@@ -327,7 +330,7 @@ class ChangeQueue:
         return len(self._offers)
 
     def offer(self, change: ManifestChange) -> asyncio.Future[None]:
-        """Take *change*; the future ends as `Archiver.offer` says."""
+        """Queue *change*; the future ends as `Archiver.offer` says."""
         future = asyncio.get_running_loop().create_future()
         if self._is_closed:
             future.cancel()
@@ -337,14 +340,14 @@ class ChangeQueue:
 
     async def commit_all(self, stored: StoredManifest) -> StoredManifest:
         """
-        Commit one change after the other; return what is stored then.
+        Commit the changes in order; return the stored manifest after them.
 
         Raises:
-            TieringError: A change failed; `fail` tells it, and those after it.
+            TieringError: A change failed. `fail` must pass the error to that change and those after it.
         """
         while self._offers:
             change, future = self._offers[0]
-            if not future.done():  # Whoever offered it may have gone.
+            if not future.done():  # The offering job may have ended and cancelled its future.
                 with background():
                     stored = await change.commit(self._claim, stored)
             self._offers.popleft()
@@ -353,14 +356,14 @@ class ChangeQueue:
         return stored
 
     def fail(self, error: TieringError) -> None:
-        """Give *error* to whoever waits: the step has ended, and did not commit their changes."""
+        """Pass *error* to all waiting jobs: the step ended without committing their changes."""
         while self._offers:
             _, future = self._offers.popleft()
             if not future.done():
                 future.set_exception(error)
 
     def close(self) -> None:
-        """Cancel what was offered, and what will be."""
+        """Cancel all queued changes, and any that are offered later."""
         self._is_closed = True
         while self._offers:
             self._offers.popleft()[1].cancel()
@@ -370,15 +373,16 @@ async def ended(future: asyncio.Future[None]) -> bool:
     """
     Wait until an offered change has ended; say whether the archiver still lives.
 
-    A future that the archiver's end cancelled looks to `await` as if the waiting task were cancelled itself.
+    Waiting on the future itself would be ambiguous: when the archiver's end cancels the future, `await`
+    raises as if the waiting task were cancelled.
 
     Raises:
-        TieringError: What the archiver's step ended with.
+        TieringError: The error that the archiver's step ended with.
     """
     try:
         await asyncio.wait([future])
     finally:
-        future.cancel()  # Where the waiting itself was cut off; else it has no effect.
+        future.cancel()  # Takes effect only where the waiting task was cancelled.
     if future.cancelled():
         return False
     future.result()

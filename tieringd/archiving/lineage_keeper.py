@@ -1,46 +1,39 @@
 """
-The lineage keeper: sees that an archive's tail is what its partition's leader holds, before it grows.
+The lineage keeper: ensures that an archive's tail matches the leader's log before the archive grows.
 
-`policies.lineage` judges; here the logs are read that it needs to know of, and the manifest is
-cut back. Nothing is uploaded, and no object is deleted: what is cut off, no manifest names.
+`policies.lineage` judges. This module reads the logs that the judgement needs, and cuts the manifest
+back. It uploads nothing and deletes no object: after a cut, no manifest names the objects that were cut off.
 
-With the tail, winners of compactions may be cut off: the records that went because of them are the latest of
-their keys again. The same commit puts the held segments back. What is not held the leader's log brings back:
-the cut goes as far as such compactions reached (`policies.record_removal`).
+A cut may also remove winners of compactions: records that the compaction dropped are then again the
+latest of their keys. The same commit puts the held segments back. Records that are not held come back
+from the leader's log: the cut goes back as far as such compactions reached (`policies.record_removal`).
 
-`Spiller` keeps the live manifest near its target size. It stores the spilled parts first, and then commits
-the manifest without them. A crash in between leaves objects that no manifest names. `policies.spillover`
-decides what spills.
+`Spiller` keeps the live manifest near its target size. It stores the spilled parts first, and then
+commits the manifest without them. A crash in between leaves objects that no manifest names.
+`policies.spillover` decides what spills.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.broker.layout import open_transactions_at
-from tieringd.errors import CorruptDataError, StorageError, StorageUnavailable
+from tieringd.archive.manifest_store import StoredManifest
+from tieringd.archive.spillover_manifests import SpilloverManifests
+from tieringd.archiving.claim import Claim
+from tieringd.archiving.observer import Observation
+from tieringd.broker.layout import Layout, open_transactions_at
+from tieringd.errors import CorruptDataError, StorageError, StorageUnavailable, TieringError
+from tieringd.model.local_log import Hole
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.lineage import Lineage, LineagePlan, plan_replacement, why_too_early
 from tieringd.policies.record_removal import cut_for_unsettled
 from tieringd.policies.spillover import plan_spillover
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from tieringd.archive.manifest_store import StoredManifest
-    from tieringd.archive.spillover_manifests import SpilloverManifests
-    from tieringd.archiving.claim import Claim
-    from tieringd.archiving.observer import Observation
-    from tieringd.broker.layout import Layout
-    from tieringd.errors import TieringError
-    from tieringd.model.local_log import Hole
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, TopicIdPartition
-
 
 log = structlog.get_logger(__name__)
 
@@ -56,10 +49,10 @@ class Spiller:
 
     async def take_back(self, stored: StoredManifest, seen: Observation) -> StoredManifest:
         """
-        See that the live manifest tells of all that the local log holds: trimming goes by that.
+        Ensure that the live manifest lists all that the local log holds, because trimming relies on it.
 
-        A leader before this one may have held less, and spilled more. Where a part cannot be read nothing
-        changes: then less is trimmed than could be, and uploads go on.
+        An earlier leader may have held less locally, and spilled more. Where a spilled part cannot be read
+        nothing changes: less is trimmed than could be, and uploads go on.
 
         Raises:
             FencedError: Another writer owns the manifest now.
@@ -85,7 +78,7 @@ class Spiller:
         return await self._claim.commit(stored, wider)
 
     def _report(self, error: TieringError) -> None:
-        """Say once that a part cannot be read."""
+        """Log once per error that a spilled part cannot be read."""
         if str(error) != self._reported:
             self._reported = str(error)
             self._log.error(
@@ -95,11 +88,11 @@ class Spiller:
 
     async def step(self, stored: StoredManifest, seen: Observation) -> StoredManifest:
         """
-        Spill what is too much, where that may go; return what is stored then.
+        Spill the oldest segments of a manifest above its target size; return the stored manifest after it.
 
         Raises:
             FencedError: Another writer owns the manifest now.
-            StorageUnavailable: At most superfluous objects were stored.
+            StorageUnavailable: The store failed. At most superfluous objects were stored.
         """
         manifest = stored.existing
         plan = plan_spillover(
@@ -126,7 +119,7 @@ class Spiller:
 
 
 def _local_offset(seen: Observation) -> int | None:
-    """Return the first offset that is on this host, in the log or pinned; None where nothing is."""
+    """Return the first offset on this host, in the log or pinned; None where there is none."""
     offsets = (seen.log.first_offset, seen.uploadable.first_offset)
     return min((one for one in offsets if one is not None), default=None)
 
@@ -158,10 +151,10 @@ class LineageKeeper:
         self, stored: StoredManifest, seen: Observation, *, new_holes: Collection[Hole] = ()
     ) -> tuple[StoredManifest, str]:
         """
-        Cut off what of the archive is not the leader's: its log takes that place.
+        Cut off the part of the archive that is not on the leader's lineage; its log replaces that part.
 
-        Nothing is cut off while the log has *new_holes*, which no earlier look has found: where a transaction
-        began that is open at the divergence may be in one of them.
+        Nothing is cut off while the log has *new_holes*, which only the newest observation shows: the
+        start of a transaction that is open at the divergence may be in one of them.
 
         Returns the manifest, and why nothing may be appended to it yet; empty when it may.
 
@@ -171,15 +164,16 @@ class LineageKeeper:
             CorruptDataError: A header in the log is impossible.
         """
         if seen.uploadable.first_offset != seen.log.first_offset and seen.log.epochs:
-            # Pins were judged by this history. A leader's is whole, and a follower's may be of a log
-            # that is being replaced.
+            # Pins were judged by this epoch history. A leader's history is complete, while a follower's may
+            # belong to a log that is being replaced.
             too_early = why_too_early(seen.log, self._leadership.leader_epoch)
             if too_early:
                 return stored, too_early
         manifest = stored.existing
         plan = await self._plan(manifest, seen)
         if plan.replacement is not None and plan.replacement.base_offset <= manifest.live_offset:
-            # What gives way may be spilled: it is judged by its own segments, and taken back to be cut.
+            # The part to replace may be spilled: the plan needs its segments, and the cut needs them back
+            # in the live manifest.
             plan = await self._plan(await self._spillovers.with_history(manifest), seen)
             manifest = await self._spillovers.with_history(manifest, from_offset=plan.resume_offset - 1)
         replacement = plan.replacement
@@ -192,7 +186,7 @@ class LineageKeeper:
                 "next look has to find so as well"
             )
         if replacement.only_archived is not None:
-            # A cut would lose what was promised to be durable: an operator decides.
+            # A cut would lose offsets that were promised to be durable, so an operator decides.
             kept = replacement.only_archived
             return stored, (
                 f"{plan.reason}; offsets {kept.base_offset} to {kept.last_offset} are good and only in the "
@@ -207,6 +201,9 @@ class LineageKeeper:
         )
         now_ms = self._now_ms()
         manifest, cut_offset = await self._winners_lost(manifest, plan.resume_offset, seen)
+        if not manifest.segments.row_at_or_after(cut_offset):
+            # No live segment is left, as where the live part begins with a gap. A live part has a segment.
+            manifest = await self._spillovers.with_history(manifest, from_offset=manifest.live_offset - 1)
         manifest = manifest.cut_back(cut_offset, leader_epoch=self._leadership.leader_epoch, now_ms=now_ms)
         return await self._claim.commit(stored, manifest), ""
 
@@ -214,9 +211,9 @@ class LineageKeeper:
         self, manifest: PartitionManifest, cut_offset: int, seen: Observation
     ) -> tuple[PartitionManifest, int]:
         """
-        Prepare for bringing back what went because of records at *cut_offset* or after it.
+        Prepare to bring back what compaction dropped because of records at *cut_offset* or after it.
 
-        Returns the manifest with all that its cut puts back, and where it has to be cut.
+        Returns the manifest with all that its cut puts back, and the offset at which to cut it.
         """
         unsettled = manifest.unsettled
         if unsettled is not None and unsettled.base_offset < cut_offset < unsettled.winners_end:

@@ -1,52 +1,53 @@
 """
-The observer: one look at everything, for all partitions together.
+The observer: one scan of the log directories and the broker, for all partitions together.
 
-Each round it reads the log directories, and asks the broker for leadership, topic configuration
-and the bounds of the logs. What could not be looked at is named, and never taken for absent.
-The object store is not asked: a round does not wait for it.
+Each round it reads the log directories, and asks the broker for leadership, topic configurations and log
+bounds. A partition that could not be read is named as such, and never taken for absent. The observer does
+not wait for the object store, with one exception: the offsets of a Redpanda log without its head need the
+partition's manifest.
 
-A look at a partition is of one leader epoch, or it is thrown away. Leadership is asked first, then the
-files are read, and at last the broker gives the bounds under just that epoch, or refuses. Epochs only grow,
-so the files in between are of the same one. A daemon that is stopped in the middle of a look, while
-leadership goes away and comes back, acts on nothing of it.
+An observation of a partition belongs to one leader epoch, or it is discarded. Leadership is asked first,
+then the files are read, and at last the broker gives the bounds under exactly that epoch, or refuses.
+Epochs only grow, so the files in between belong to the same one. A daemon that is stopped in the middle of
+a scan, while leadership goes away and comes back, acts on nothing of it.
 
-An `Observation` is what one round says of one partition. Observations are numbered, because an archiver may
-act on one several times: for each batch of uploads, for each offered change, and when the disk needs room.
-A decision that takes two observations takes two different numbers.
+An `Observation` is the result of one round for one partition. Observations are numbered, because an
+archiver may act on one several times: for each batch of uploads, for each offered change, and when the disk
+needs room. A decision that takes two observations takes two different numbers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.manifest_store import ManifestStore
+from tieringd.archiving.pinner import Pinner
+from tieringd.broker.base import Broker
+from tieringd.broker.layout import Layout
+from tieringd.broker.log_dir import LogDirScan
+from tieringd.config import Config, TopicConfig
 from tieringd.errors import CorruptDataError, LocalFileError, StorageError, StorageUnavailable
 from tieringd.formats.object_keys import TopicKey, topic_key
-from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
-from tieringd.policies.pinning import judged, with_pins
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.archiving.pinner import Pinner
-    from tieringd.broker.base import Broker
-    from tieringd.broker.layout import Layout
-    from tieringd.broker.log_dir import LogDirScan
-    from tieringd.config import Config, TopicConfig
-    from tieringd.formats.topic_manifest import TieringDefaults
-    from tieringd.metrics import Metrics
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.offset_translation import OffsetTranslation
-    from tieringd.model.partition import ClusterView, Replica, TopicPartition
-    from tieringd.policies.pinning import Pin
-    from tieringd.topics.topic_registry import TopicRegistry
-
+from tieringd.formats.topic_manifest import TieringDefaults
+from tieringd.metrics import Metrics
+from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.model.offset_translation import OffsetTranslation
+from tieringd.model.partition import (
+    ClusterView,
+    Leadership,
+    LogBounds,
+    Replica,
+    TopicIdPartition,
+    TopicPartition,
+)
+from tieringd.policies.pinning import Pin, judged, with_pins
+from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 
@@ -64,22 +65,26 @@ class Observation:
     topic: TopicConfig
     pins: tuple[Pin, ...] = ()
     looked_at: float = field(default=math.inf, compare=False)
-    """When the look began, in loop time: what was done later may not show in it."""
+    """When the scan began, in loop time. It may not show effects after this time."""
     look: int = field(kw_only=True, compare=False)
-    """The number of the look; a later look has a higher one."""
+    """The number of the scan; a later scan has a higher one."""
     uploadable: LocalLog = field(init=False)
-    """The broker's files, and before them those that only pins hold."""
+    """The broker's files, preceded by those that only pins hold."""
 
     def __post_init__(self) -> None:
         log = replace(self.log, segments=with_pins(self.log, self.pins)) if self.pins else self.log
         object.__setattr__(self, "uploadable", log)
 
     def renumbered(self, look: int, *, looked_at: float = math.inf) -> Observation:
-        """Return this observation as a later look made it again: look number *look* found nothing new."""
+        """Return this observation for scan number *look*, which found the same again."""
         return replace(self, look=look, looked_at=looked_at)
 
     def shows_same(self, other: Observation | None) -> bool:
-        """Say whether no look found a change between this observation and *other*; compares no files."""
+        """
+        Say whether no scan found a change between this observation and *other*.
+
+        Compares identities of objects, and no files.
+        """
         return other is not None and (
             self.log is other.log
             and self.bounds is other.bounds
@@ -90,7 +95,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A partition of an archived topic that is not archived from here, at least not in this round."""
+    """A partition of an archived topic that this broker does not archive, at least not in this round."""
 
     partition: TopicIdPartition
     log: LocalLog
@@ -99,57 +104,62 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What one round saw."""
+    """The result of one scan of the log directories and the broker."""
 
     cluster: str
     wanted: Mapping[Leadership, Observation]
-    """An observation for each partition to archive; the same object again where all of them are the same."""
+    """
+    An observation for each partition to archive. The same mapping object while all observations are the same.
+    """
     followed: tuple[Followed, ...]
-    """Those that another broker leads, or that are paused."""
+    """Partitions that another broker leads, or whose topic is paused or closed for archiving."""
     problems: Mapping[str, str]
-    """Why a path or partition was left out of this round, by its name."""
+    """Why a path or topic was left out of this round, by its name."""
     held_back: tuple[Followed, ...] = ()
-    """Those that this broker leads, of which something is not known yet that archiving needs."""
+    """Partitions that this broker leads, but that lack something that archiving needs to know."""
     unnamed: tuple[LocalPartition, ...] = ()
-    """Those on disk that the cluster does not tell of, as when they are new, or on their way out."""
+    """Partitions on disk that the cluster does not list, such as new ones or ones being deleted."""
     untiered: tuple[LocalPartition, ...] = ()
-    """Those of topics that are not archived."""
+    """Partitions of topics that are not archived."""
     first_seen: Mapping[TopicKey, TopicConfig] = field(default_factory=dict)
     """Topics whose partition 0 this broker leads, and of which the bucket has no `defaults` yet."""
     defaults: TieringDefaults | None = None
-    """The cluster's values at the time of the look; set where anything is first seen."""
+    """The cluster's tiering defaults at the time of the scan."""
     managed: Mapping[TopicKey, TopicConfig] = field(default_factory=dict)
-    """Topics whose retention this daemon is to manage: it leads their partition 0."""
+    """Topics whose retention this daemon manages, because this broker leads their partition 0."""
     remote_delete: Mapping[TopicKey, bool] = field(default_factory=dict)
-    """What the topics whose partition 0 this broker leads say of their deletion, as far as it was told."""
+    """
+    Whether deletion of a topic deletes its objects, for topics whose partition 0 this broker leads and
+    whose configuration the broker returned.
+    """
     paused: frozenset[TopicKey] = frozenset()
     unclear: frozenset[TopicPartition] = frozenset()
-    """Partitions that could not be looked at: what is known of them stays as it is."""
+    """Partitions that could not be read: what is known of them stays as it is."""
     local: tuple[LocalPartition, ...] = ()
-    """All on this broker that the cluster tells of, of whatever topic."""
+    """All partitions on this broker that the cluster lists, of any topic."""
     topics: Mapping[str, TopicConfig] = field(default_factory=dict)
-    """What is configured for their topics, by name."""
+    """The configurations of the topics of `local`, by topic name."""
     look: int = 0
-    """The number of this look."""
+    """The number of this scan."""
     looked_at: float = math.inf
-    """When this look began, in loop time."""
+    """When this scan began, in loop time."""
 
     def confirmed(self, seen: Observation) -> Observation:
         """
-        Return *seen*, one of `wanted`, under the number of this look, which found it again.
+        Return *seen*, one of `wanted`, with the number of this scan, which found it again.
 
-        An observation that stays the same keeps its first number in `wanted`: of ten thousand partitions
-        nearly all are at rest, and only an archiver that acts has to know how often it was found.
+        An unchanged observation keeps its first number in `wanted`: of ten thousand partitions nearly all
+        are at rest, and only an archiver that acts has to know the number of the newest scan that found it.
         """
         return seen if seen.look >= self.look else seen.renumbered(self.look, looked_at=self.looked_at)
 
 
 class Observer:
     """
-    Look at the log directories and the broker.
+    Scan the log directories and ask the broker.
 
-    It remembers what it has reported, and the last observation of each partition: one that is as
-    it was is handed on as the same object, so that an archiver knows that nothing is new.
+    The observer remembers which problems it has logged, and the last observation of each partition. It
+    returns an unchanged observation as the same object, so that an archiver sees that nothing is new.
     """
 
     def __init__(
@@ -174,29 +184,29 @@ class Observer:
         self._translations: dict[str, tuple[OffsetTranslation, ...]] = {}
         self._observed: dict[TopicPartition, tuple[Leadership, Observation]] = {}
         self._wanted: dict[Leadership, Observation] = {}
-        """The observations in `_observed`, as the last look handed them on."""
-        # A look remembers files for the next one, so there is one at a time.
+        """The observations in `_observed`, as the last scan returned them."""
+        # A scan remembers files for the next one, so only one runs at a time.
         self._looking = asyncio.Lock()
         self._topics: dict[str, TopicConfig] = {}
         self._problems: dict[str, str] = {}
         self._topic_problems: set[str] = set()
         self._told: frozenset[str] = frozenset()
-        """The topics of which the broker told the configuration at the last look."""
+        """The topics whose configuration the broker returned at the last scan."""
         self._has_looked = False
         self._looks = 0
 
     def set_config(self, config: Config) -> None:
-        """Look with *config* from the next look on; the log directories stay as they were."""
+        """Use *config* from the next scan on; the log directories stay as they were."""
         self._config = config
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """Return what the last look could not see, and why."""
+        """Return what the last scan could not read, and why."""
         return dict(self._problems)
 
     @property
     def log_dir_fault(self) -> str:
-        """Return why the last look could not read a whole log directory; empty when it read them all."""
+        """Return why the last scan could not read a whole log directory; empty when it read them all."""
         paths = (path for log_dir in self._log_dirs for path in (log_dir, f"{log_dir}/meta.properties"))
         return next((self._problems[path] for path in paths if path in self._problems), "")
 
@@ -205,7 +215,7 @@ class Observer:
         Read the log directories and ask the broker, once for all partitions.
 
         Raises:
-            BrokerUnavailable: The broker does not answer; archivers go on with what they have.
+            BrokerUnavailable: The broker does not answer; archivers go on with their last observations.
             BrokerDenied: The broker refuses to answer.
         """
         async with self._looking:
@@ -213,12 +223,15 @@ class Observer:
 
     async def look_again(self, paths: Collection[str]) -> dict[Leadership, Observation] | None:
         """
-        Look at the files and bounds of some partitions that the last look found to be archived.
+        Observe some partitions again: their files and bounds.
 
-        The price is that of these partitions alone, so it is for those in which a segment was just
-        closed. Configuration is as the last look found it, and so is leadership: the broker is asked for
-        the bounds under that leader epoch. None when that will not do: a path is another's, its leader
-        epochs have changed, it is led under another epoch, or it cannot be read.
+        The cost is that of these partitions alone, so this serves partitions in which a segment was just
+        closed. Configuration and leadership are those of the last scan: the broker is asked for the bounds
+        under that leader epoch. Returns None when that is not enough: a path is not of an observed
+        partition, its leader epochs have changed, another epoch leads it, or it cannot be read.
+
+        Args:
+            paths: Directories of partitions that the last scan observed as archived here.
 
         Raises:
             BrokerUnavailable: The broker does not answer.
@@ -248,7 +261,7 @@ class Observer:
             return again
 
     def _next_look(self) -> tuple[int, float]:
-        """Return the number of a look that begins now, and the time of the loop."""
+        """Return the number of a scan that begins now, and the loop time."""
         self._looks += 1
         return self._looks, asyncio.get_running_loop().time()
 
@@ -287,7 +300,8 @@ class Observer:
             replica, topic = view.replicas[name], topics[name.topic]
             if replica.is_leader and name.partition == 0 and topic.managed_retention:
                 key = topic_key(_identify(cluster, local_log.partition))
-                # Where the archive is closed here, whoever goes on with it manages the retention.
+                # Where the archive is closed for this cluster, the cluster that continues it manages the
+                # retention.
                 if key not in closed:
                     managed[key] = topic
             if not replica.is_leader or (
@@ -358,9 +372,10 @@ class Observer:
         self, cluster: str, partitions: Sequence[LocalPartition], view: ClusterView
     ) -> dict[TopicKey, bool]:
         """
-        Return whether deleting a topic deletes its objects, of topics whose configuration was told.
+        Return for each topic whether deleting it deletes its objects.
 
-        One that is being deleted has none any more, and what it was is what counts.
+        Only topics whose configuration the broker returned are in it. A topic that is being deleted has
+        no configuration any more; its last known one counts.
         """
         found: dict[TopicKey, bool] = {}
         for one in partitions:
@@ -392,7 +407,7 @@ class Observer:
         return earlier if is_same else None
 
     def _remember(self, observed: dict[TopicPartition, tuple[Leadership, Observation]]) -> None:
-        """Keep what was observed; `_wanted` stays the same object where all of it is the same."""
+        """Keep the observations; `_wanted` stays the same object where all of them are the same."""
         before, self._observed = self._observed, observed
         if len(before) != len(observed) or not all(map(is_, before.values(), observed.values())):
             self._wanted = dict(observed.values())
@@ -411,7 +426,7 @@ class Observer:
             if recorded is None and not config.never_trimmed_because:
                 config = replace(config, never_trimmed_because=_NOT_ON_RECORD)
             configs[name] = config
-        # One that is as it was stays the same object: it is compared for each of its partitions.
+        # An unchanged configuration stays the same object, because it is compared for each of its partitions.
         before, self._topics = self._topics, {}
         for name, new in configs.items():
             known = before.get(name)
@@ -425,12 +440,13 @@ class Observer:
     def _read_files(
         self, partitions: Sequence[LocalPartition], problems: dict[str, str]
     ) -> tuple[list[tuple[LocalLog, tuple[Pin, ...]]], set[TopicPartition]]:
-        """Scan each partition's directory; one that cannot be read is a problem, not the end."""
+        """Scan each partition's directory; an unreadable one becomes a problem and does not end the scan."""
         files: list[tuple[LocalLog, tuple[Pin, ...]]] = []
         unclear: set[TopicPartition] = set()
         for partition in partitions:
             try:
-                # The pins first: what the broker deletes in between is then at least in them.
+                # Pins are read first: a file that the broker deletes in between is then at least among the
+                # pins.
                 pinned = self._pinner.pins_of(partition)
                 known = self._translations.get(partition.path, ())
                 files.append(judged(self._layout.read_log(partition, known), pinned))
@@ -446,7 +462,7 @@ class Observer:
         unclear: set[TopicPartition],
         problems: dict[str, str],
     ) -> list[tuple[LocalLog, tuple[Pin, ...]]]:
-        """Look again at logs whose offsets only the archive can tell: a Redpanda log without its head."""
+        """Read logs again whose offsets only the archive can translate: a Redpanda log without its head."""
         on_disk = {one.path for one in partitions}
         self._translations = {path: known for path, known in self._translations.items() if path in on_disk}
         again: list[LocalPartition] = []
@@ -470,7 +486,7 @@ class Observer:
         return files
 
     def _report(self, problems: Mapping[str, str], scan: LogDirScan) -> None:
-        """Say what is in the way when it is new, and when it is over."""
+        """Log each problem when it is new, and when it is over."""
         for path in sorted(problems.keys() - self._problems.keys()):
             log.error("left out of this round", path=path, reason=problems[path])
         for path in sorted(self._problems.keys() - problems.keys()):
@@ -483,7 +499,7 @@ class Observer:
 
 
 def _why_overtaken(log: LocalLog, leader_epoch: int) -> str:
-    """Return why *log* was not read under *leader_epoch*; empty where nothing says so."""
+    """Return why the files of *log* are newer than *leader_epoch*; empty where they are not."""
     if log.epochs and log.epochs[-1][0] > leader_epoch:
         return (
             f"its files are of leader epoch {log.epochs[-1][0]}, and this broker was seen to lead it under "
@@ -495,7 +511,7 @@ def _why_overtaken(log: LocalLog, leader_epoch: int) -> str:
 def _shows(
     seen: Observation, local_log: LocalLog, bounds: LogBounds, topic: TopicConfig, pins: tuple[Pin, ...]
 ) -> bool:
-    """Say whether an observation is what one of these would be: that one need not be made."""
+    """Say whether *seen* equals an observation of these parts, so that no new one is needed."""
     return (
         (seen.log is local_log or seen.log == local_log)
         and seen.bounds == bounds

@@ -1,9 +1,9 @@
 """
-The pinner: holds closed segments that are not durable yet against the broker's own retention.
+The pinner: protects closed segments that are not durable yet from the broker's own retention.
 
-It works on every partition that this broker holds, led or not: when leadership moves while the
-object store is away, whoever leads next has its own pins. Policies decide (`policies.pinning`);
-`broker.pins` makes and removes the links.
+It works on every partition that this broker holds, led or not: when leadership moves while the object store
+is away, the next leader has its own pins. `policies.pinning` decides; `broker.pins` makes and removes the
+links.
 """
 
 from __future__ import annotations
@@ -11,21 +11,17 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.broker.pins import PinDirectory
 from tieringd.errors import LocalFileError
+from tieringd.metrics import Metrics
+from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.model.manifest_parts import Gap
 from tieringd.policies.pinning import Pin, PinnedLog, pins_over_budget, plan_pins
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from tieringd.broker.pins import PinDirectory
-    from tieringd.metrics import Metrics
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.manifest_parts import Gap
 
 log = structlog.get_logger(__name__)
 
@@ -36,20 +32,20 @@ class PinLook:
 
     log: LocalLog
     pins: tuple[Pin, ...]
-    """As `policies.pinning.judged` by *log*."""
+    """The pins, as `policies.pinning.judged` judged them by *log*."""
     next_offset: int | None
-    """Everything of this log below is durable; None while nothing is known to be."""
+    """The log is durable below this offset; None while nothing is known to be durable."""
     expiring_end: int | None = None
     """Where the active segment ends, if the broker may soon close and delete it in one go."""
     gaps: tuple[Gap, ...] = ()
-    """What the archive lacks: below `next_offset`, and not durable."""
+    """Gaps of the archive: offsets below `next_offset` that are not durable."""
     good_until: float = math.inf
-    """Until when, in loop time, this may be acted on."""
+    """Loop time until which this may be acted on."""
 
 
 class Pinner:
     """
-    Keep the pins of one daemon. `step` is called by one task at a time.
+    Keep the pins of one daemon. One task at a time calls `step`.
 
     A crash at any point leaves links that the next step finds, and keeps or removes.
     """
@@ -57,13 +53,15 @@ class Pinner:
     def __init__(
         self, directories: Mapping[str, PinDirectory], *, budget_bytes: int, metrics: Metrics
     ) -> None:
-        """Take the pin directory of each log directory; one that has none is not pinned."""
+        """Take the pin directory of each log directory; a log directory without one is not pinned."""
         self._directories = directories
         self._budget_bytes = budget_bytes
         self._metrics = metrics
         self._unknown: set[str] = set()
         self._busy = threading.Lock()
-        """One partition's pins are read as they are before a change or after it."""
+        """
+        Serializes reads and changes, so a read sees a partition's pins either before a change or after it.
+        """
 
     @property
     def is_used(self) -> bool:
@@ -72,7 +70,7 @@ class Pinner:
 
     def pins_of(self, partition: LocalPartition) -> PinnedLog:
         """
-        Return the pins of one partition, to be judged by a look at its log that comes later. Blocks.
+        Return the pins of one partition; a later read of its log must judge them. Blocks.
 
         Raises:
             LocalFileError: Its pin directory cannot be read.
@@ -89,9 +87,11 @@ class Pinner:
         """
         Make and release pins, and keep those that hold bytes within the budget.
 
-        *unnamed* are partitions on disk that the cluster did not tell of: their pins stay as they are.
-        *is_complete* says that every other partition to be archived is in *looks*: only then are the
-        pins of others taken for those of deleted ones.
+        Args:
+            looks: What is known of each partition.
+            unnamed: Partitions on disk that the cluster does not list: their pins stay as they are.
+            is_complete: Whether *looks* has every other partition to be archived. Only then do the pins of
+                all others count as those of deleted partitions.
         """
         clock = asyncio.get_running_loop().time
         held = await asyncio.to_thread(self._step, looks, unnamed, is_complete=is_complete, clock=clock)
@@ -132,8 +132,8 @@ class Pinner:
         """
         Carry out one partition's plan; return the pins that stay.
 
-        A plan that is carried out late changes nothing: when this process goes on after it was stopped,
-        what was durable may have been cut off the archive, and the broker may have deleted its own file.
+        An outdated plan changes nothing: when this process was stopped and goes on, offsets that were
+        durable may have been cut off the archive, and the broker may have deleted its own file.
         """
         if clock() > look.good_until:
             log.info(
@@ -152,8 +152,8 @@ class Pinner:
         gone = {*plan.release, *plan.stray}
         kept = [pin for pin in look.pins if pin not in gone]
         try:
-            # What is stray goes before the log is noted as the one that the pins are of. And what goes
-            # goes first: a segment in another's place may have the same bounds, and so the same names.
+            # Stray pins go before the log is noted as the one that the pins belong to. Releases go before
+            # new pins: a segment that replaced another may have the same bounds, and so the same names.
             kept += self._set_aside(directory, local_log.partition, plan.stray)
             if plan.release:
                 directory.release(local_log.partition, plan.release)
@@ -166,7 +166,7 @@ class Pinner:
         return kept
 
     def _note(self, directory: PinDirectory, local_log: LocalLog) -> None:
-        """Note what the log is like; without a note pins hold all the same, but may be found stray."""
+        """Note the log's properties beside the pins; pins hold without a note, but may be judged stray."""
         try:
             directory.note(local_log)
         except LocalFileError as error:
@@ -209,7 +209,7 @@ class Pinner:
         return [(partition, pin) for partition, pin in kept if pin not in given_up]
 
     def _forget_deleted(self, directory: PinDirectory, partitions: Sequence[LocalPartition]) -> None:
-        """Remove the pins of partitions that are gone; it takes two looks, since one may be mistaken."""
+        """Remove the pins of deleted partitions, after two scans that lack them: one scan may be mistaken."""
         unknown = directory.others(partitions)
         for path in sorted(unknown & self._unknown):
             log.info("pins of a partition that is gone are removed", path=path)

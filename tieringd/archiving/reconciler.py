@@ -1,17 +1,16 @@
 """
 The reconciler: makes the running archivers match the partitions this broker leads.
 
-Each round begins with one look at the world (`archiving.observer`), for all partitions together.
-Archivers get their part of it as an `Observation`; a directory event only brings the next round
-forward.
+Each round begins with one scan (`archiving.observer`) of all partitions together. Each archiver gets its
+part of it as an `Observation`; a directory event only brings the next round forward.
 
 An archiver whose last step left nothing to do rests (`archiving.resting`): no round steps it. These wake it:
 
 | what happens                                    | what wakes the archiver                                |
 |-------------------------------------------------|--------------------------------------------------------|
 | a file, an offset, a pin or a setting changed   | the round's observation is another object              |
-| a segment was closed, told by a directory watch | `look_again` hands it a new observation at once        |
-| a time has come: upload, hint, retention        | `Resting.due`: the step said from when on it has to do |
+| a directory watch reports a closed segment      | `look_again` hands it a new observation at once        |
+| an upload, a hint or retention becomes due      | `Resting.due`: the last step returned that time        |
 | a job may have edited the manifest              | the same: the archiver polls for edits now and then    |
 | the upload limits changed                       | `set_config`; the next round steps every archiver      |
 | a disk needs room                               | `request_space` steps it at once                       |
@@ -26,46 +25,43 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.archiving.pinner import PinLook
+from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.bookkeeper import Bookkeeper, Follower
+from tieringd.archiving.observer import Observation, Observer, World
+from tieringd.archiving.pinner import PinLook, Pinner
 from tieringd.archiving.resting import ChangeFeed, Resting
+from tieringd.config import Config
 from tieringd.errors import STORE_FAULTS, CorruptDataError, FencedError, TieringError
+from tieringd.formats.object_keys import TopicKey
+from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership, TopicIdPartition, TopicPartition
 from tieringd.policies.lineage import durable_end
-from tieringd.policies.upload import plan_assignment, rescue_due_ms
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
-
-    from tieringd.archiving.archiver import Archiver
-    from tieringd.archiving.bookkeeper import Bookkeeper, Follower
-    from tieringd.archiving.observer import Observation, Observer, World
-    from tieringd.archiving.pinner import Pinner
-    from tieringd.config import Config
-    from tieringd.formats.object_keys import TopicKey
-    from tieringd.metrics import Metrics
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, TopicIdPartition, TopicPartition
-    from tieringd.policies.upload import UploadLimits
+from tieringd.policies.upload import UploadLimits, plan_assignment, rescue_due_ms
 
 log = structlog.get_logger(__name__)
 
 LEADERSHIP_FRESH_SECONDS = 30.0
-"""So long after a round an archiver still stores objects, at least; three rounds, or looks, if longer."""
+"""
+Minimum time after a reconciliation round during which an archiver may still store objects. The effective
+limit is the largest of this, three round intervals, and three times the last scan's duration.
+"""
 
 PIN_UNKNOWN_AFTER_SECONDS = 5.0
 """
-So long the object store has to tell what is durable before all that is closed is pinned. Otherwise
-each start would pin, and let go again, every segment on disk.
+How long a partition's durable offset may be unknown before all its closed segments are pinned. The object
+store needs time to answer: without this, each start would pin every segment on disk and release it again.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """How an archiver stands, for the admin page and for `--once`."""
+    """The state of one archiver, for the admin page and for `--once`."""
 
     uploaded: int = 0
     trimmed: int = 0
@@ -74,16 +70,16 @@ class PartitionStatus:
     waits_because: str = field(default="", compare=False)
     """Why the first segment that is not eligible waits."""
     is_store_fault: bool = False
-    """The fault is the object store's, so other partitions suffer from it as well."""
+    """Whether the object store caused the fault, so that other partitions suffer from it as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """How one pass over everything ended."""
+    """The result of one pass over all partitions."""
 
     statuses: Mapping[Leadership, PartitionStatus]
     problems: Mapping[str, str]
-    """What was left out, and why: the pass is not whole while there is any."""
+    """What was left out, and why: the pass is incomplete unless this is empty."""
 
 
 @dataclass(slots=True)
@@ -97,27 +93,27 @@ class _Running:
     status: PartitionStatus = PartitionStatus()
 
     def end(self, _: asyncio.Task[None]) -> None:
-        """Take note that the task is over, even one that was cancelled before it began."""
+        """Close the archiver when its task is over, even if the task was cancelled before it began."""
         self.archiver.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Matched:
-    """What a round matched the archivers with."""
+    """The last scan's partitions and the archivers that were matched with them."""
 
     wanted: Mapping[Leadership, Observation]
-    """The world's own: the same object again where nothing has changed."""
+    """The mapping of the `World`: the same object again where nothing has changed."""
     unclear: frozenset[TopicPartition]
     archivers: tuple[Archiver, ...]
-    """Those of the partitions in *wanted*."""
+    """The archivers of the partitions in *wanted*."""
 
 
 class Reconciler:
     """
     Own the archivers of one daemon.
 
-    `run` lives as long as the daemon and holds every archiver's task in one group. Stopping is
-    gentle: each archiver ends the step it is in, which commits what it has uploaded.
+    `run` lives as long as the daemon and holds every archiver's task in one group. Stopping is gentle:
+    each archiver ends the step it is in, which commits what it has uploaded.
     """
 
     def __init__(
@@ -133,7 +129,7 @@ class Reconciler:
         now_ms: Callable[[], int],
         archive_ms: Callable[[], int],
     ) -> None:
-        """Take the parts; *now_ms* is this host's clock, and *archive_ms* the one that archivers go by."""
+        """Take the collaborators; *now_ms* is this host's clock, *archive_ms* the clock of the archivers."""
         self._observer = observer
         self._pinner = pinner
         self._follower = follower
@@ -144,28 +140,28 @@ class Reconciler:
         self._archive_ms = archive_ms
         self._world: World | None = None
         self._topics: frozenset[str] = frozenset()
-        """Those with a partition on this broker's disks, or with an archiver, at the last look."""
+        """Topics with a partition on this broker's disks, or with an archiver, at the last scan."""
         self._unknown_since: dict[TopicIdPartition, float] = {}
-        """Since when, in loop time, nobody has told what of a partition is durable."""
+        """Partitions whose durable offset is not known, each with the loop time since when."""
         self._paused: frozenset[TopicKey] = frozenset()
         self._running: dict[Leadership, _Running] = {}
         self._resting = Resting()
         self._matched: _Matched | None = None
         """What the running archivers were matched with; None when one of them has ended since."""
         self._paths: tuple[str, ...] | None = None
-        """What `paths` returns, until an observation changes."""
+        """The cached result of `paths`; None after an observation has changed."""
         self.changes = ChangeFeed()
-        """The partitions in which something changed, for work that goes over all of them."""
+        """Feeds the partitions in which something changed to work that goes over all of them."""
         self._fenced: dict[Leadership, str] = {}
         self._stopping = False
         self._hint = asyncio.Event()
         self._looked = asyncio.Event()
         self._fault = ""
         self.interval_seconds = interval_seconds
-        """How long to wait for the next round when nothing hints at one."""
+        """Maximum time between two rounds; a hint brings the next one forward."""
         self.rounds = 0
         self.look_seconds = 0.0
-        """How long the last look at everything took."""
+        """Seconds from the start of the last scan until the archivers had its observations."""
 
     @property
     def fault(self) -> str:
@@ -174,7 +170,7 @@ class Reconciler:
 
     def readiness(self) -> dict[str, str]:
         """
-        Return what keeps the daemon from being ready, by a reason's name; empty text where it does not.
+        Return what keeps the daemon from being ready, by a reason's name; empty text where nothing does.
 
         The same reasons are there at all times, for metrics.
         """
@@ -194,7 +190,7 @@ class Reconciler:
         }
 
     def set_config(self, config: Config, limits: UploadLimits) -> None:
-        """Work by *config* from the next round on, and upload by *limits*."""
+        """Use *config* from the next round on, and upload by *limits*."""
         self.interval_seconds = config.cloud_storage_reconciliation_interval_ms / 1000
         self._bookkeeper.interval_seconds = self.interval_seconds
         self._observer.set_config(config)
@@ -210,7 +206,7 @@ class Reconciler:
         """
         Hand a new observation to the archivers of the partitions in *paths*, between two rounds.
 
-        Returns whether that was enough; otherwise it takes a round.
+        Returns whether that was enough; if not, it takes a whole round.
         """
         try:
             again = await self._observer.look_again(paths)
@@ -223,14 +219,14 @@ class Reconciler:
         return again is not None
 
     def _hand_over(self, leadership: Leadership, running: _Running, observation: Observation) -> None:
-        """Wake an archiver with what was seen."""
+        """Give an archiver its new observation, and wake it."""
         running.newest, self._paths = observation, None
         running.arrived.set()
         self._resting.wake(leadership)
         self.changes.note(leadership)
 
     async def next_look(self) -> None:
-        """Wait until a round has looked, and `paths` is what it saw."""
+        """Wait until the next scan has ended and `world` and `paths` show its result."""
         await self._looked.wait()
 
     @property
@@ -240,12 +236,12 @@ class Reconciler:
 
     @property
     def backlog_bytes(self) -> int:
-        """Return the bytes that could be uploaded now and are not."""
+        """Return the bytes that could be uploaded now and are not yet."""
         return sum(running.archiver.backlog_bytes for running in self._running.values())
 
     @property
     def world(self) -> World | None:
-        """Return what the last round saw; None before the first."""
+        """Return the result of the last scan; None before the first."""
         return self._world
 
     def archiver(self, leadership: Leadership) -> Archiver | None:
@@ -254,23 +250,23 @@ class Reconciler:
         return running.archiver if running else None
 
     def archived(self) -> Iterator[tuple[Leadership, Archiver, Observation]]:
-        """Yield the partitions that are archived and were looked at, with their archivers."""
+        """Yield the partitions that have an archiver and an observation."""
         for leadership in self._running:
             if (found := self.archived_one(leadership)) is not None:
                 yield leadership, *found
 
     def archived_one(self, leadership: Leadership) -> tuple[Archiver, Observation] | None:
-        """Return a partition's archiver and the newest look; None where there are not both."""
+        """Return a partition's archiver and its newest observation; None unless it has both."""
         running = self._running.get(leadership)
         return None if running is None or running.newest is None else (running.archiver, running.newest)
 
     def last_manifest(self, leadership: Leadership) -> PartitionManifest | None:
-        """Return a partition's manifest as its archiver knew it last; None where none is known."""
+        """Return a partition's manifest as its archiver last knew it; None where none is known."""
         archiver = self.archiver(leadership)
         return archiver.last_manifest if archiver else None
 
     def request_space(self, leadership: Leadership, next_offset: int) -> None:
-        """Let an archiver let go of what is durable before *next_offset*: the disk needs room."""
+        """Let an archiver trim durable segments before *next_offset*, because the disk needs room."""
         running = self._running.get(leadership)
         if running is not None:
             running.archiver.request_space(next_offset)
@@ -284,14 +280,14 @@ class Reconciler:
             running.arrived.set()
 
     def statuses(self) -> dict[Leadership, PartitionStatus]:
-        """Return how each archiver stands, the fenced ones included."""
+        """Return the status of each archiver, including the fenced ones."""
         found = {leadership: running.status for leadership, running in self._running.items()}
         found.update({one: PartitionStatus(fault=why) for one, why in self._fenced.items()})
         return found
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """Return what the last round could not look at, and why."""
+        """Return what the last scan could not read, and why."""
         return self._observer.problems
 
     def paths(self) -> tuple[str, ...]:
@@ -322,12 +318,12 @@ class Reconciler:
             bookkeeping.cancel()
 
     async def step(self, tasks: asyncio.TaskGroup) -> None:
-        """Read the world, start and stop archivers, and hand each its observation."""
+        """Do one round: scan, start and stop archivers, hand each its observation, and adjust pins."""
         clock = asyncio.get_running_loop().time
         started = clock()
         world = await self._observer.look()
         matched = self._matched
-        # Of ten thousand partitions nearly all are idle, and matching them all is a good part of a round.
+        # Of ten thousand partitions nearly all are idle, and matching them all is a large part of a round.
         if matched is None or matched.wanted is not world.wanted or matched.unclear != world.unclear:
             matched = self._match(world, tasks)
         self._forget_topics(world)
@@ -349,7 +345,7 @@ class Reconciler:
         self._publish(clock() - started)
 
     def _match(self, world: World, tasks: asyncio.TaskGroup) -> _Matched:
-        """Stop and start archivers, and hand each what was seen anew of its partition."""
+        """Stop and start archivers, and hand each one its observation if it changed."""
         running = set(self._running)
         if world.unclear:
             running = {one for one in running if one.partition.topic_partition not in world.unclear}
@@ -374,18 +370,19 @@ class Reconciler:
 
     def _fresh_until(self, *, look_seconds: float) -> float:
         """
-        Return until when, in loop time, what this round saw of leadership is good enough to store by.
+        Return until when, in loop time, archivers may store objects because of this round's leadership.
 
-        Where a look takes long, as over a large log that nobody has looked at before, so does the next.
+        A long scan, as over a large log that is read for the first time, is likely to be followed by
+        another long one, so it extends the limit.
         """
         seconds = max(LEADERSHIP_FRESH_SECONDS, 3 * self.interval_seconds, 3 * look_seconds)
         return asyncio.get_running_loop().time() + seconds
 
     async def _pin(self, world: World, *, good_until: float) -> None:
         """
-        Hold on to what is not known to be durable, whatever the object store does meanwhile.
+        Pin what is not known to be durable, whatever the state of the object store.
 
-        What *world* shows is acted on until *good_until*, in loop time.
+        The observations in *world* are acted on until *good_until*, in loop time.
         """
         if not self._pinner.is_used:
             return
@@ -423,7 +420,7 @@ class Reconciler:
         await self._pinner.step(looks, unnamed=world.unnamed, is_complete=is_complete)
 
     async def _keep_books(self) -> None:
-        """Do the chores of each round, after it and beside the next ones."""
+        """Run the bookkeeper after each round, concurrently with the next ones."""
         self._metrics.health.loop_succeeded("bookkeeping")
         while True:
             await self._looked.wait()
@@ -436,7 +433,7 @@ class Reconciler:
         """
         Step every archiver until a whole round finds nothing more to do.
 
-        A partition whose step fails is tried again for as long as others make progress.
+        A partition whose step fails is tried again as long as other partitions make progress.
         """
         totals: dict[Leadership, PartitionStatus] = {}
         archivers: dict[Leadership, Archiver] = {}
@@ -490,7 +487,8 @@ class Reconciler:
                 topic = leadership.partition.topic
                 self._metrics.upload_failures.labels(topic, type(error).__name__).inc()
                 log.exception("archiver failed; starting it anew", partition=str(leadership.partition))
-                # Leadership may be lost before the next one starts: then nothing else forgets the series.
+                # Leadership may be lost before the next archiver starts; then nothing else removes the
+                # series.
                 self._metrics.forget_partition(leadership.partition.topic_partition)
                 self._forget(leadership)
                 return
@@ -507,7 +505,11 @@ class Reconciler:
     async def _drain(
         self, leadership: Leadership, archiver: Archiver, seen: Observation
     ) -> tuple[PartitionStatus, bool]:
-        """Step on one observation until nothing is left in it; return the sum and whether to look again."""
+        """
+        Step on one observation until nothing is left in it.
+
+        Returns the summed status, and whether another observation may bring more progress.
+        """
         uploaded = trimmed = pending = gaps = 0
         fault, waits_because, is_store_fault, needs_another_look = "", "", False, False
         try:
@@ -548,7 +550,7 @@ class Reconciler:
         self._topics = frozenset(topics)
 
     def _forget(self, leadership: Leadership) -> None:
-        """Forget an archiver that has ended; the next round looks whether another one is to begin."""
+        """Forget an archiver that has ended; the next round decides whether to start another one."""
         self._running.pop(leadership, None)
         self._resting.forget(leadership)
         self._matched = self._paths = None
@@ -563,7 +565,7 @@ class Reconciler:
         self._hint.clear()
 
     def _publish(self, seconds: float) -> None:
-        # Of a partition that is quarantined the archiver does not rest.
+        # An archiver of a quarantined partition does not rest, so the awake ones are enough to check.
         awake = (self._running.get(leadership) for leadership in self._resting.awake)
         quarantined = sum(1 for one in awake if one is not None and one.archiver.quarantine_fault)
         self._metrics.led_partitions.set(len(self._running))

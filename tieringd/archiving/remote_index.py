@@ -2,24 +2,21 @@
 A follower's index of the remote log: which segments its leader has archived, with the index of each.
 
 It is brought up to date step by step, a few indexes at a time, and asks the store for one version when
-nothing has changed. What it holds may be behind the bucket and is never ahead of it, so nothing is trimmed
-or deleted by it. A segment that was merged, compacted away or let go of leaves it as it left the manifest.
+nothing has changed. It may be behind the bucket and is never ahead of it, so nothing is trimmed or
+deleted because of it. A segment that was merged, compacted away or expired leaves it as it left the manifest.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
+from tieringd.archiving.remote_log import RemoteLog
 from tieringd.errors import ObjectNotFound
-
-if TYPE_CHECKING:
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment, SegmentIndex
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment, SegmentIndex
 
 INDEXES_PER_STEP = 64
 
@@ -49,16 +46,16 @@ class RemoteIndex:
 
     @property
     def segments(self) -> tuple[RemoteSegment, ...]:
-        """Return the segments whose index is here, ascending."""
+        """Return the segments whose index has been fetched, ascending."""
         return tuple(one for one in self._wanted if one in self._indexes)
 
     @property
     def is_complete(self) -> bool:
-        """Say whether the index of every segment is here that the last step knew of."""
+        """Say whether the indexes of all segments of the last step's manifest have been fetched."""
         return self._known is not None and len(self._indexes) == len(self._wanted)
 
     def index_at(self, offset: int) -> tuple[RemoteSegment, SegmentIndex] | None:
-        """Return the segment that holds *offset*, and its index; None where that is not known here."""
+        """Return the segment that holds *offset*, and its index; None where it has not been fetched."""
         row = bisect_right(self._wanted, offset, key=attrgetter("base_offset")) - 1
         segment = self._wanted[row] if row >= 0 else None
         if segment is None or offset > segment.last_offset or segment not in self._indexes:
@@ -67,11 +64,11 @@ class RemoteIndex:
 
     async def step(self, *, indexes_max: int = INDEXES_PER_STEP) -> int:
         """
-        Look at the manifest, and fetch up to *indexes_max* indexes, oldest first; return how many.
+        Refresh the manifest, and fetch up to *indexes_max* indexes, oldest first; return how many.
 
         Raises:
             CorruptDataError: A manifest or an index is damaged.
-            StorageUnavailable: What is known stays as it was.
+            StorageUnavailable: What was known before stays.
         """
         known = self._known
         if known is None:
@@ -90,7 +87,7 @@ class RemoteIndex:
                 try:
                     index = await self._remote_log.index_of(self._partition, segment)
                 except ObjectNotFound:
-                    # The manifest has gone on meanwhile; the next step reads it again.
+                    # The manifest has changed meanwhile; the next step reads it again.
                     self._known = None
                     continue
                 self._indexes[segment] = index

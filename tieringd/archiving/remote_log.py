@@ -1,69 +1,63 @@
 """
 The remote log: KIP-405's operations on one bucket, as the public seam of this package.
 
-Copying stores objects and does not touch the manifest: the archiver commits what was copied,
-so that the order data, index, manifest holds however many segments go at once. Whatever a
-manifest does not name does not exist for readers.
+Copying stores objects and does not touch the manifest: the archiver commits what was copied, so that the
+order data, index, manifest holds however many segments are copied at once. An object that no manifest
+names does not exist for readers.
 
-`SideFiles` brings back the broker's files beside a `.log`: leader epochs, state of producers, indexes. The
-sidecar holds them byte for byte. A file that was not archived is made from our index: it is coarser than
-the broker's, and never leads past the wanted position.
+`SideFiles` reproduces the broker's files beside a `.log`: leader epochs, producer state, indexes. The
+sidecar holds them byte for byte. A file that was not archived is built from the segment's own index: it
+is coarser than the broker's, and never points past the wanted position.
 """
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from enum import Enum
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import ArchiveReader, SegmentIndexes
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.retired_objects import ArchiveCleanup
 from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.archive.segment_swap import store_rewriting
 from tieringd.archiving.segment_copier import CopiedSegment, CopyRequest, SegmentCopier
 from tieringd.archiving.tombstone_keeper import LocalBatches, TombstoneCut
-from tieringd.archiving.upload_gate import NO_URGENCY, Urgency
-from tieringd.broker.segment_file import position_of
+from tieringd.archiving.upload_gate import NO_URGENCY, UploadGate, Urgency
+from tieringd.broker.layout import Layout
+from tieringd.broker.segment_file import OpenSegment, position_of
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.checkpoints import encode_epoch_checkpoint
 from tieringd.formats.index_files import whole_indexes
 from tieringd.formats.object_keys import data_key, history_link_key, index_key, topic_key
-from tieringd.model.manifest import SEGMENTS_REMEMBERED
-from tieringd.model.segment import Rewriting, RewritingKind, rewriter_of
+from tieringd.model.local_log import Hole, LocalLog
+from tieringd.model.manifest import SEGMENTS_REMEMBERED, PartitionManifest
+from tieringd.model.partition import Leadership, TopicIdPartition
+from tieringd.model.segment import (
+    AbortedTransaction,
+    FilePart,
+    LocalSegment,
+    RemoteSegment,
+    Rewriting,
+    RewritingKind,
+    SegmentIndex,
+    SegmentSlice,
+    rewriter_of,
+)
 from tieringd.policies.epoch_history import epoch_at, with_records, without_from
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread, in_thread_or
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.archiving.upload_gate import UploadGate
-    from tieringd.broker.layout import Layout
-    from tieringd.broker.segment_file import OpenSegment
-    from tieringd.model.local_log import Hole, LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, TopicIdPartition
-    from tieringd.model.segment import (
-        AbortedTransaction,
-        FilePart,
-        LocalSegment,
-        RemoteSegment,
-        SegmentIndex,
-        SegmentSlice,
-    )
-    from tieringd.storage.base import ObjectStore
-
 
 __all__ = ["CopiedSegment", "RemoteLog", "SideFileKind"]
 
 
 class SideFileKind(Enum):
-    """One of a broker's files; the value is its name after the segment's base offset, or by itself."""
+    """The kinds of broker files; the value is the suffix after the base offset, or the whole file name."""
 
     OFFSET_INDEX = ".index"
     TIME_INDEX = ".timeindex"
@@ -73,7 +67,7 @@ class SideFileKind(Enum):
 
 
 class SideFiles:
-    """Read a segment's side files. Keeps no state."""
+    """Read a segment's side files. Stateless."""
 
     def __init__(
         self,
@@ -105,11 +99,12 @@ class SideFiles:
     async def _transaction_index(
         self, partition: TopicIdPartition, segment: RemoteSegment, index: SegmentIndex
     ) -> bytes | None:
-        """Return the transactions that were aborted by markers in *segment*; None when there is none."""
+        """Return the transactions aborted by markers in *segment*, encoded; None when there are none."""
         if index.broker.offset_index is not None:
-            # The broker's files were archived together: it had none of this kind, or this one.
+            # The broker's files were archived together, so a missing transaction index means that it had
+            # none.
             return index.broker.transaction_index
-        # A marker may end a transaction whose data is further back: the index there tells of it.
+        # A marker may end a transaction whose data is in an earlier segment: the index there lists it.
         manifest = await self._manifest_of(partition, segment)
         spillovers = self._manifests.spillovers
         wider = await spillovers.with_history(manifest, from_offset=segment.base_offset)
@@ -137,8 +132,8 @@ class RemoteLog:
     """
     Store, list, read and delete a cluster's segments in a bucket.
 
-    One per daemon, shared by its archivers. Operations of one partition may run side by side,
-    except that `copy_segment` and a commit of the same partition belong to one archiver.
+    One per daemon, shared by its archivers. Operations of one partition may run concurrently, except that
+    `copy_segment` and a commit of the same partition belong to one archiver.
     """
 
     def __init__(
@@ -179,15 +174,17 @@ class RemoteLog:
         """
         Check every batch of *part*, and store its data and index objects.
 
-        Returns None when it has no batch, or has not fewer bytes than *bytes_below*: nothing is stored.
+        Returns None when *part* has no batch, or when *bytes_below* is given and it does not have fewer
+        bytes: nothing is stored then.
 
-        *log* is the scan that *part* is from: transactions that are open at its end are followed
-        into what comes later. *urgency* decides whose turn it is at the gate. *before_put* is called
-        before each object is stored, and may raise to prevent that. *final_holes* are those of
-        `log.holes` that another look has confirmed.
+        *log* is the scan that contains *part*: transactions that are open at the end of *part* are
+        followed into later segments. *urgency* decides the order at the gate. *before_put* is called
+        before each object is stored, and may raise to prevent that. *final_holes* are the `log.holes`
+        that a second observation has confirmed.
 
         Raises:
             CorruptDataError: A batch is wrong; nothing was stored.
+            LeadershipChanged: A batch is newer than the leadership's epoch; nothing was stored.
             LocalFileError: The file cannot be read, or changed while it was read; or the marker of a
                 transaction with records in *part* is missing.
             StorageUnavailable: The store did not take it; at most unreferenced objects remain.
@@ -207,8 +204,8 @@ class RemoteLog:
         """
         Return when the store took a segment's data object, in ms since the epoch by the store's clock.
 
-        None where there is no such object. A listing of one key: a file store would read a whole object to
-        answer `head`.
+        None where there is no such object. This is a listing of one key, because a file store would read
+        a whole object to answer `head`.
 
         Raises:
             StorageUnavailable: The store does not answer.
@@ -230,10 +227,12 @@ class RemoteLog:
 
     async def local_parts(self, segment: LocalSegment, offsets: Sequence[int]) -> tuple[FilePart, ...]:
         """
-        Return what a local segment's file has between each two of *offsets*, which ascend, as it is now.
+        Return size and CRC32C of each part of a local segment's file between neighbouring *offsets*.
+
+        *offsets* ascend. The file is read as it is now.
 
         Raises:
-            CorruptDataError: One of them is inside a batch, or a header is impossible.
+            CorruptDataError: One of *offsets* is inside a batch, or a header is impossible.
             LocalFileError: The file cannot be read, or is not the one that was scanned.
         """
         return await self._copier.parts_of(segment, offsets)
@@ -242,11 +241,11 @@ class RemoteLog:
         self, partition: TopicIdPartition, segment: LocalSegment, pieces: Sequence[RemoteSegment]
     ) -> str:
         """
-        Compare a local segment's batches with those that *pieces* hold of its offsets, byte by byte.
+        Compare a local segment's batches byte by byte with those that *pieces* hold of its offsets.
 
-        A piece that a job has rewritten is passed over: it stands for what the log has there.
+        A piece that a job has rewritten is skipped: the job made it from the bytes that the log has there.
 
-        Returns where they first differ, in words; empty when they do not.
+        Returns a description of the first difference; empty when there is none.
 
         Raises:
             LocalFileError: The file cannot be read, or is not the one that was scanned.
@@ -292,7 +291,7 @@ class RemoteLog:
         pieces: Sequence[RemoteSegment],
     ) -> bool:
         """
-        Say whether local *segments*, which a cleaner has compacted, lack a tombstone that *pieces* have.
+        Say whether compacted local *segments* lack a tombstone that archived *pieces* have.
 
         Raises:
             CorruptDataError: A batch is wrong, or the archive does not have it.
@@ -320,7 +319,7 @@ class RemoteLog:
         pieces: Sequence[RemoteSegment],
     ) -> tuple[RemoteSegment, ...]:
         """
-        Store what local *segments*, which a cleaner has compacted, left of *pieces*, and all tombstones.
+        Store each of *pieces* reduced to the records of compacted local *segments* and all its tombstones.
 
         Each piece becomes one segment, marked as rewritten. No manifest is touched.
 
@@ -333,7 +332,8 @@ class RemoteLog:
         rewriter = SegmentRewriter(
             self._store,
             self._reader,
-            # The same bytes have another name when they are written again after an election.
+            # A counter in the writer's id: the same bytes get another name when they are rewritten after
+            # an election.
             writer_id=f"{rewriter_of(self._writer_id)}{next(self._rewritings):04x}",
             work_directory=Path(tempfile.gettempdir()),
         )
@@ -350,7 +350,7 @@ class RemoteLog:
         segments: tuple[RemoteSegment, ...],
     ) -> str:
         """
-        Store the record that rebuild goes by, before rewritten *segments* take their places; return its key.
+        Store the record that rebuild uses, before rewritten *segments* replace others; return its key.
 
         Raises:
             StorageUnavailable: It may be stored or not. Doing it again is safe.
@@ -359,7 +359,7 @@ class RemoteLog:
         return await store_rewriting(self._store, partition, rewriting)
 
     async def forget_compaction(self, record_key: str) -> None:
-        """Delete the record of a compaction that did not come about."""
+        """Delete the record of a compaction that was given up."""
         await self._store.delete_many([record_key])
 
     async def goes_on_from_another(self, partition: TopicIdPartition) -> bool:
@@ -444,10 +444,10 @@ class RemoteLog:
         self, partition: TopicIdPartition, segment: RemoteSegment, kind: SideFileKind
     ) -> bytes:
         """
-        Return one of the files that a broker has beside a segment, for a follower that goes on from there.
+        Return one of the broker's files beside a segment, for a follower that continues after it.
 
-        It is the broker's own where the archive has that, and else made from our index. The leader epochs
-        are those up to the segment's end.
+        It is the broker's own file where the archive has it, or built from the segment's index otherwise.
+        The leader epochs are those up to the segment's end.
 
         Raises:
             ObjectNotFound: The bucket has no such segment, or there is no such file: no transaction was
@@ -465,11 +465,12 @@ class RemoteLog:
         at_least_one_batch: bool = True,
     ) -> bytes:
         """
-        Return whole record batches of one segment, from the one that holds *offset* on.
+        Return whole record batches of one segment, starting with the one that holds *offset*.
 
-        Where compaction has removed that batch it is the next one, in a later segment if need be. The
-        first batch is returned even when it is larger than *size_bytes_max*, unless
-        *at_least_one_batch* is false. Empty as well where the archive has no batch from there on.
+        Where compaction has removed that batch, the result starts with the next one, in a later segment
+        if need be. The first batch is returned even when it is larger than *size_bytes_max*, unless
+        *at_least_one_batch* is false. The result is also empty where the archive has no batch from
+        *offset* on.
 
         Raises:
             ObjectNotFound: No stored segment holds *offset*.
@@ -523,9 +524,9 @@ class RemoteLog:
 
     async def delete_segments(self, partition: TopicIdPartition, segments: Iterable[RemoteSegment]) -> None:
         """
-        Delete the objects of *segments*; what is gone already counts as deleted.
+        Delete the objects of *segments*; an object that is already gone counts as deleted.
 
-        The caller has taken them out of the manifest, and readers had time to notice.
+        The caller must have taken them out of the manifest, long enough ago for readers to notice.
 
         Raises:
             StorageUnavailable: Some may be left. Calling again deletes them.
@@ -534,24 +535,25 @@ class RemoteLog:
 
     async def delete_partition(self, partition: TopicIdPartition) -> int:
         """
-        Delete all that is stored of a partition at once; return how many segments that were.
+        Delete all stored objects of a partition at once; return how many segments that were.
 
-        The caller has seen to it that nobody archives or reads it any more. The manifest goes last.
+        The caller must ensure that the partition is neither archived nor read any more. The manifest is
+        deleted last.
 
         Raises:
-            CorruptDataError: A manifest is damaged, and with it the names of what there is.
-            StorageUnavailable: Some may be left. Calling again deletes it.
+            CorruptDataError: A manifest is damaged, and with it the names of the objects.
+            StorageUnavailable: Some may be left. Calling again deletes them.
         """
         self._copier.cancel(partition)
         return await self._cleanup.delete_partition(partition)
 
     async def cleanup_until(self, leadership: Leadership, *, timestamp_ms: int) -> int:
         """
-        Let go of the partition's oldest segments that hold nothing newer than *timestamp_ms*.
+        Expire the partition's oldest segments that hold nothing newer than *timestamp_ms*.
 
-        Returns the first offset that is left; -1 when nothing is. Their objects go with the next rounds of
-        the partition's archiver, after the delay that readers need. While an archiver of this process
-        is at work on the partition this is not for its callers: it would see another writer.
+        Returns the first offset that is left; -1 when none is. The partition's archiver deletes their
+        objects in its next rounds, after the delay that readers need. Do not call this while an archiver
+        of this process works on the partition: that archiver would see another writer.
 
         Raises:
             FencedError: Another writer owns the manifest.
@@ -560,11 +562,11 @@ class RemoteLog:
         return await self._cleanup.cleanup_until(leadership, timestamp_ms=timestamp_ms)
 
     async def close(self) -> None:
-        """Cancel what is under way and release the store."""
+        """Cancel the copies that are under way, and close the store."""
         self._copier.cancel_all()
         await self._store.close()
 
 
 def _position_after(file: OpenSegment, piece: RemoteSegment) -> int:
-    """Return where the first batch after *piece* begins in the open file, or where that ends. Blocks."""
+    """Return where the first batch after *piece* begins in the open file, or the file's end. Blocks."""
     return position_of(file.fd, file.segment, piece.next_offset)

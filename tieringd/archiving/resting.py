@@ -1,29 +1,26 @@
 """
 Which archivers rest, and until when.
 
-A round steps the archivers that are awake and those whose time has come. It finds them here, without
-asking each of ten thousand.
+A round steps the archivers that are awake and those that are due. `Resting` finds them without asking
+each of ten thousand.
 
-`ChangeFeed` tells which archived partitions have changed, for work that goes over all partitions once, and
-then over the changed ones. A partition has changed when there is a new observation of it, when its archiver
-has done a step, and when its archiver begins or ends.
+`ChangeFeed` tells which archived partitions have changed, for work that goes over all partitions once,
+and then over the changed ones. A partition has changed when there is a new observation of it, when its
+archiver has done a step, and when its archiver begins or ends.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from tieringd.model.partition import Leadership
+from tieringd.model.partition import Leadership
 
 
 class ChangeFeed:
-    """Tell several readers, each at its own pace, what has changed. Used on one event loop."""
+    """Report changed partitions to several readers, each at its own pace. Used on one event loop."""
 
     def __init__(self) -> None:
         self._unread: list[set[Leadership]] = []
@@ -34,7 +31,7 @@ class ChangeFeed:
             unread.add(leadership)
 
     def reader(self) -> Callable[[], Collection[Leadership]]:
-        """Return what gives, at each call, the partitions that have changed since the call before it."""
+        """Return a function that returns the partitions changed since its last call."""
         unread: set[Leadership] = set()
         self._unread.append(unread)
 
@@ -48,19 +45,21 @@ class ChangeFeed:
 
 class Resting:
     """
-    Keep who is awake and who rests until when. Used on one event loop.
+    Keep which archivers are awake, and until when the others rest. Used on one event loop.
 
-    A leadership that is not known is neither: it is not stepped by a round.
+    An unknown leadership is neither awake nor resting: no round steps it.
     """
 
     def __init__(self) -> None:
         self._awake: set[Leadership] = set()
         self._until_ms: dict[Leadership, float] = {}
         self._due: list[tuple[float, int, Leadership]] = []
-        """A heap of times and who is due then. An entry counts while `_until_ms` has the same time."""
+        """
+        A heap of due times with their leaderships. An entry counts only while `_until_ms` has the same time.
+        """
         self._numbers = count()
         self._asked_ms: float = -math.inf
-        """The time that `due` was asked with last."""
+        """The time of the last call of `due`."""
 
     @property
     def awake(self) -> Collection[Leadership]:
@@ -68,12 +67,12 @@ class Resting:
         return self._awake
 
     def wake(self, leadership: Leadership) -> None:
-        """Step this archiver in each round from now on, until it rests."""
+        """Let each round step this archiver until it rests."""
         self._until_ms.pop(leadership, None)
         self._awake.add(leadership)
 
     def rest(self, leadership: Leadership, *, until_ms: float) -> None:
-        """Leave this archiver alone until *until_ms*, on the clock that `due` is asked with."""
+        """Let no round step this archiver before *until_ms*, on the clock that `due` is asked with."""
         self._awake.discard(leadership)
         self._until_ms[leadership] = until_ms
         if until_ms < math.inf:
@@ -86,9 +85,9 @@ class Resting:
 
     def due(self, now_ms: int) -> Collection[Leadership]:
         """
-        Wake those whose time has come by *now_ms*; return all that are awake.
+        Wake the archivers that are due by *now_ms*; return all that are awake.
 
-        A clock that was set back wakes all: it must not prolong their rest.
+        A clock that was set back wakes all of them, so that it does not prolong their rest.
         """
         if now_ms < self._asked_ms:
             for leadership in tuple(self._until_ms):

@@ -1,25 +1,28 @@
 """
-Copying a segment, or a part of one: every batch checked, then data and index into the bucket.
+Copying a segment, or a part of one: checks every batch, then stores data and index in the bucket.
 
-The file stays open from the first check to the last byte sent, and is looked at again in
-between: a follower truncates its log in place, and then the bytes checked and the bytes sent
-would differ. The store compares the checksum as well, so such a copy never gets a name.
+The file stays open from the first check to the last byte sent, and is checked for changes in between: a
+follower truncates its log in place, and then the bytes checked and the bytes sent would differ. The store
+compares the checksum as well, so an object with such bytes is never created.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import structlog
 from crc32c import crc32c
 
-from tieringd.archiving.upload_gate import NO_URGENCY
+from tieringd.archiving.upload_gate import NO_URGENCY, UploadGate, Urgency
+from tieringd.broker.layout import Layout
 from tieringd.broker.segment_file import (
+    OpenSegment,
     check_broker_indexes,
     position_of,
     positions_of,
@@ -27,32 +30,24 @@ from tieringd.broker.segment_file import (
 )
 from tieringd.errors import CorruptDataError, LeadershipChanged, LocalFileError
 from tieringd.formats.object_keys import data_key, index_key
-from tieringd.formats.segment_scan import EndedBy
+from tieringd.formats.segment_scan import EndedBy, SegmentScan
 from tieringd.formats.sidecar import encode_sidecar
 from tieringd.formats.transactions import MarkerSearch
-from tieringd.model.partition import Leadership
+from tieringd.model.local_log import Hole, LocalLog
+from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.segment import (
     NO_TIMESTAMP,
     AbortedTransaction,
     BrokerIndexes,
+    CrossingTransaction,
     FilePart,
+    LocalSegment,
     RemoteSegment,
     SegmentIndex,
+    SegmentSlice,
 )
 from tieringd.policies.upload_control import is_new
-from tieringd.storage.base import FileSlice
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-
-    from tieringd.archiving.upload_gate import UploadGate, Urgency
-    from tieringd.broker.layout import Layout
-    from tieringd.broker.segment_file import OpenSegment
-    from tieringd.formats.segment_scan import SegmentScan
-    from tieringd.model.local_log import Hole, LocalLog
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import CrossingTransaction, LocalSegment, SegmentSlice
-    from tieringd.storage.base import ObjectStore
+from tieringd.storage.base import FileSlice, ObjectStore
 
 log = structlog.get_logger(__name__)
 
@@ -60,26 +55,26 @@ T = TypeVar("T")
 
 _EXAMINATIONS_AT_ONCE = 2
 """
-Checking a segment is half interpreter, half checksum. One more thread would only fight the others
-for the interpreter and their buffers out of the cache, while uploads need neither.
+Checking a segment is half interpreter and half checksum work. One more thread would only compete for the
+interpreter and evict the other threads' buffers from the cache. Uploads need neither.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedSegment:
-    """A segment that is stored, and not yet in any manifest."""
+    """A segment that is stored, but not yet in any manifest."""
 
     remote: RemoteSegment
     index: SegmentIndex
     part: SegmentSlice
-    """What was to be copied; the file's identity is in it."""
+    """The requested slice, with the file's identity."""
     crossing: tuple[CrossingTransaction, ...]
-    """Transactions with records in it whose markers were found after its end."""
+    """Transactions with records in the slice whose markers were found after its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRequest:
-    """What to copy, and under which circumstances; see `RemoteLog.copy_segment`."""
+    """What to copy, and how; see `RemoteLog.copy_segment`."""
 
     leadership: Leadership
     local_log: LocalLog
@@ -92,10 +87,10 @@ class CopyRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Examined:
-    """What reading a slice found."""
+    """The result of reading a slice."""
 
     position: int
-    """In the file, of the slice's first batch."""
+    """The file position of the slice's first batch, in bytes."""
     scan: SegmentScan
     broker_indexes: BrokerIndexes
     aborted: tuple[AbortedTransaction, ...]
@@ -104,9 +99,9 @@ class _Examined:
 
 class SegmentCopier:
     """
-    Copy segments, as many at once and as fast as the gate lets begin.
+    Copy segments when the gate lets them begin.
 
-    Cancelling a copy is safe: what it has stored is not in a manifest.
+    Cancelling a copy is safe: no manifest names what it has stored.
     """
 
     def __init__(
@@ -135,7 +130,7 @@ class SegmentCopier:
         partition, segment = request.leadership.partition, request.part.segment
         self._under_way[partition].add(task)
         try:
-            # The file's time is this host's, right or wrong.
+            # The file's time is of this host's clock, whether that is right or wrong.
             closed_seconds_ago = self._wall_ms() / 1000 - segment.modified_ns / 1e9
             urgency = replace(request.urgency, is_new=is_new(closed_seconds_ago=closed_seconds_ago))
             async with self._gate.upload(partition, segment.size_bytes, urgency):
@@ -200,7 +195,8 @@ class SegmentCopier:
         request.before_put()
         await self._store.put(index_key(leadership.partition, remote), sidecar, crc32c=sidecar_crc32c)
         if part.is_whole:
-            # Asked last: a broker that notes this in an index flushes that after it has closed the segment.
+            # Read last: a broker that notes this time in an index flushes that file after it has closed
+            # the segment.
             noted_ms = await asyncio.to_thread(self._layout.broker_timestamp_ms, part.segment)
             remote = replace(remote, broker_timestamp_ms=NO_TIMESTAMP if noted_ms is None else noted_ms)
         return CopiedSegment(remote, index, part, found.crossing)
@@ -226,7 +222,7 @@ def local_index(
 
 
 async def _opened(layout: Layout, segment: LocalSegment) -> OpenSegment:
-    """Open a segment's file in a thread. When cancelled meanwhile, it is closed once it is open."""
+    """Open a segment's file in a thread. A cancelled call closes the file once it is open."""
     opening = asyncio.ensure_future(asyncio.to_thread(layout.open, segment))
     try:
         return await _outlasted(opening)
@@ -238,10 +234,10 @@ async def _opened(layout: Layout, segment: LocalSegment) -> OpenSegment:
 
 async def _outlasted(work: Awaitable[T]) -> T:
     """
-    Return the result of *work* in a thread; a cancelled caller waits until it has ended.
+    Return the result of *work*, which runs in a thread; a cancelled caller waits until it has ended.
 
-    It uses a descriptor that the caller is about to close, and its number may be another file's
-    a moment later.
+    The thread uses a file descriptor that the caller is about to close, and another file may get the same
+    descriptor number a moment later.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -256,8 +252,8 @@ async def _outlasted(work: Awaitable[T]) -> T:
 
 
 def _examine(layout: Layout, file: OpenSegment, request: CopyRequest) -> _Examined:
-    """Read the slice once, and what belongs to it. Blocks; runs in a thread."""
-    # Where the layout has other bytes, those to be stored are in another file, with another size.
+    """Read the slice and its side files once. Blocks; runs in a thread."""
+    # A layout may store other bytes than the log's own. Those are then in another file, with another size.
     part = replace(request.part, segment=file.segment)
     segment = part.segment
     file.require_unchanged()
@@ -279,12 +275,12 @@ def _examine(layout: Layout, file: OpenSegment, request: CopyRequest) -> _Examin
 
 def _require_epochs(request: CopyRequest, scan: SegmentScan) -> None:
     """
-    See that no batch is newer than the leadership under which it is to be stored.
+    Check that no batch is newer than the leadership under which the slice is to be stored.
 
-    A log without a history is left alone: where there is no broker, nothing else tells its epoch.
+    A log without an epoch history is not checked: it has no broker that knows its epoch.
 
     Raises:
-        LeadershipChanged: Another leader has written to this file: it is looked at again first.
+        LeadershipChanged: Another leader has written to this file, so it has to be observed again first.
     """
     leader_epoch = request.leadership.leader_epoch
     newest = max((epoch for epoch, _ in scan.epochs), default=leader_epoch)
@@ -296,8 +292,9 @@ def _require_epochs(request: CopyRequest, scan: SegmentScan) -> None:
 
 
 def _require_whole(file: OpenSegment, part: SegmentSlice, scan: SegmentScan, position: int) -> None:
-    """See that *scan* of a part of a closed segment, from *position* on, has all batches up to its end."""
-    position_of(file.fd, part.segment, part.next_offset)  # A batch over the end would be in neither part.
+    """Check that *scan* of a part of a closed segment, read from *position* on, reaches the part's end."""
+    # Raises where a batch extends past the end: that batch would be in neither part.
+    position_of(file.fd, part.segment, part.next_offset)
     if not part.segment.is_active and scan.ended_by not in {EndedBy.STOP_OFFSET, EndedBy.END_OF_FILE}:
         raise CorruptDataError(
             f"a closed segment has a {scan.ended_by.value}",
@@ -312,11 +309,12 @@ def _ended_in(
     """
     Return every aborted transaction with data in the part, wherever its marker is.
 
-    And all, aborted or not, whose markers were found after the part: that log's, and no other's.
+    The second result is every transaction, aborted or not, with data in the part and a marker found after
+    it in the same log.
 
-    Only what is below the last stable offset is copied, so each transaction that is open at the
-    part's end has its marker further on: in the rest of the segment, or after it. One whose marker
-    may be among offsets that are gone for good counts as aborted: it is not whole any more.
+    Only offsets below the last stable offset are copied, so each transaction that is open at the part's
+    end has its marker further on: in the rest of the segment, or after it. A transaction whose marker may
+    be in a final hole counts as aborted, because it is incomplete.
     """
     part, local_log = request.part, request.local_log
     aborted = list(scan.aborted)
@@ -354,7 +352,7 @@ def _ended_in(
 def _after(
     scan: SegmentScan, position: int, local_log: LocalLog, part: SegmentSlice
 ) -> Iterator[tuple[LocalSegment, int, int]]:
-    """Yield what follows *part* in the log: segment, position and offset to go on from."""
+    """Yield the rest of the log after *part*: segment, and the position and offset to continue from."""
     if part.is_open and scan.last_offset_found is not None:
         yield part.segment, position + scan.size_bytes, scan.last_offset_found + 1
     for segment in local_log.segments:

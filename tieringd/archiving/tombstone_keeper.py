@@ -2,39 +2,33 @@
 Tombstones that a broker's cleaner has dropped, and that the archive still needs.
 
 A cleaner drops a tombstone when the log below it has no older record of the key any more. The archive may
-have one: of what was trimmed before the cleaner came, or of what is not uploaded again yet. So a cleaned
-segment is compared, batch by batch, with what is archived of it. Where tombstones are missing the archived
-segment is written anew: with the records that the cleaner left, and all of its tombstones.
+still have one: in a segment that was trimmed before the cleaner ran, or in one whose compacted form is
+not uploaded yet. So a cleaned segment is compared, batch by batch, with its archived form. Where
+tombstones are missing, the archived segment is rewritten with the records that the cleaner left and all
+of its tombstones.
 
-Batches that a cleaner left as they were are compared by their headers; only others are unpacked.
+Batches that a cleaner left unchanged are compared by their headers; only others are decoded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
-from tieringd.broker.segment_file import position_of
+from tieringd.archive.archive_reader import Batch
+from tieringd.broker.layout import Layout
+from tieringd.broker.segment_file import OpenSegment, position_of
 from tieringd.errors import CorruptDataError
-from tieringd.formats.record_batch import HEADER_BYTES, parse_header
-from tieringd.formats.records import batch_with, iter_records
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.archive.archive_reader import Batch
-    from tieringd.broker.layout import Layout
-    from tieringd.broker.segment_file import OpenSegment
-    from tieringd.formats.record_batch import BatchHeader
-    from tieringd.formats.records import Record
-    from tieringd.model.segment import LocalSegment, SegmentIndex
+from tieringd.formats.record_batch import HEADER_BYTES, BatchHeader, parse_header
+from tieringd.formats.records import Record, batch_with, iter_records
+from tieringd.model.segment import LocalSegment, SegmentIndex
 
 
 class LocalBatches:
     """
-    The batches of neighbouring local segments between two offsets, as they are asked for: ascending.
+    The batches of neighbouring local segments between two offsets, read in ascending order.
 
-    It holds the files open until it is closed. All methods block.
+    Holds the files open until it is closed. All methods block.
     """
 
     def __init__(self, files: Sequence[OpenSegment], *, base_offset: int, next_offset: int) -> None:
@@ -72,10 +66,10 @@ class LocalBatches:
 
     def take(self, archived: BatchHeader) -> memoryview | None:
         """
-        Return what is left of the *archived* batch: None where that is nothing, an empty view for all of it.
+        Return what the log still has of *archived*: None for nothing, an empty view for an unchanged batch.
 
         Raises:
-            CorruptDataError: There is a batch before it that the archive does not have.
+            CorruptDataError: The log has a batch before it that the archive does not have.
             LocalFileError: A file changed while it was read.
         """
         header = self._next()
@@ -91,7 +85,7 @@ class LocalBatches:
 
     def require_end(self) -> None:
         """
-        See that all batches were asked for, and that the files are those that were scanned.
+        Check that all batches were read, and that the files are those that were scanned.
 
         Raises:
             CorruptDataError: There is a batch that the archive does not have.
@@ -122,9 +116,10 @@ class LocalBatches:
 
 class TombstoneCut:
     """
-    What stays of archived segments that a cleaner has compacted; see `archive.segment_rewriter.Cut`.
+    Decides which records stay of archived segments that a cleaner has compacted.
 
-    That is each record that the cleaner left, each tombstone, and each marker. Used once, for neighbours.
+    Implements `archive.segment_rewriter.Cut`. It keeps each record that the cleaner left, each tombstone,
+    and each marker. Used once, for neighbouring segments.
     """
 
     keeps_aborted = True
@@ -133,13 +128,13 @@ class TombstoneCut:
         self._local = local
         self.removed_records = 0
         self.kept_tombstones = 0
-        """Those that the cleaner has dropped."""
+        """Tombstones kept although the cleaner has dropped them."""
 
     def begin(self, index: SegmentIndex) -> None:
-        """Take the index of the segment whose batches come next: nothing here depends on it."""
+        """Take the index of the segment whose batches come next; it is not needed here."""
 
     def left_of(self, batch: Batch) -> bytes | memoryview | None:
-        """Return what is left of a batch."""
+        """Return what is left of a batch; None or empty when no record stays."""
         header, local = batch.header, self._local.take(batch.header)
         if header.is_control or not header.record_count or (local is not None and not local):
             return batch.data

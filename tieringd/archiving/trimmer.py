@@ -1,26 +1,32 @@
 """
-Trimming one partition's local log: only what is durable, past its target, and the same bytes.
+Trimming one partition's local log: only durable segments below the target, with the archive's bytes.
 
-What total retention let go of in the archive goes as well: nobody wants it any more, on either tier.
+Segments that total retention expired in the archive are trimmed as well: neither tier keeps them.
 
-The policy names what may go by bounds, size and age. Here each named file's CRC32C is compared
-with its stored copy's before the broker is asked. A file that this process uploaded, and that
-has not changed since, was read for its checksum then and is not read again.
+The policy selects segments by bounds, size and age. This module compares each selected file's CRC32C with
+its stored copy's before it asks the broker. A file that this process uploaded, and that has not changed
+since, was read for its checksum then and is not read again.
 
 `HintPublisher` evaluates the partition's local retention hint when it is due, and stores it when it has
-changed. `policies.local_hint` decides both. Only the partition's leader stores the hint: with the commit of
-an upload, or with a commit of its own.
+changed. `policies.local_hint` decides both. Only the partition's leader stores the hint: with the commit
+of an upload, or with a commit of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import structlog
 
+from tieringd.archive.manifest_store import StoredManifest
+from tieringd.archiving.claim import Claim
+from tieringd.archiving.observer import Observation
+from tieringd.archiving.remote_log import RemoteLog
+from tieringd.broker.base import Broker
 from tieringd.errors import (
     BrokerDenied,
     LocalFileError,
@@ -30,45 +36,36 @@ from tieringd.errors import (
     StorageUnavailable,
     TieringError,
 )
-from tieringd.policies.local_hint import plan_hint
-from tieringd.policies.local_retention import trim_due_ms
+from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership, TopicIdPartition
+from tieringd.model.segment import LocalSegment
+from tieringd.policies.local_hint import HintMemory, HintPlan, plan_hint
+from tieringd.policies.local_retention import TrimCandidate, trim_due_ms
 from tieringd.policies.total_retention import plan_local_expiry
 from tieringd.policies.trim_target import TrimWishes, plan_trim_to_target
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from tieringd.archive.manifest_store import StoredManifest
-    from tieringd.archiving.claim import Claim
-    from tieringd.archiving.observer import Observation
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.broker.base import Broker
-    from tieringd.metrics import Metrics
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, TopicIdPartition
-    from tieringd.model.segment import LocalSegment
-    from tieringd.policies.local_hint import HintMemory, HintPlan
-    from tieringd.policies.local_retention import TrimCandidate
-
 
 log = structlog.get_logger(__name__)
 
 _SEGMENT_BYTES = 1 << 30
-"""Of a topic that does not set it: Kafka's default."""
+"""Kafka's default for a topic that does not set `segment.bytes`."""
 
 DENIED_PAUSE_MS = 300_000
-"""After the broker refused a trim for good, ask again this much later: someone may grant it."""
+"""Pause after the broker refused a trim for good; an operator may grant the permission meanwhile."""
 STALE_LOOK_SECONDS = 60.0
-"""For so long after a trim an earlier look is not trimmed by again: what it shows is gone already."""
+"""
+How long after a trim older observations are not used for another trim: they show segments that are already
+deleted.
+"""
 
 
 class HintPublisher:
-    """Keep the stored hint as local retention has it. Owned by the partition's archiver."""
+    """Keep the stored hint in line with local retention. Owned by the partition's archiver."""
 
     def __init__(
         self, partition: TopicIdPartition, *, claim: Claim, ages_ms: Callable[[PartitionManifest], int]
     ) -> None:
-        """Take the parts; *ages_ms* returns the time that ages count to."""
+        """Take the collaborators; *ages_ms* returns the time that ages count to."""
         self._claim = claim
         self._ages_ms = ages_ms
         self._log = log.bind(topic=partition.topic, partition=partition.partition)
@@ -78,10 +75,10 @@ class HintPublisher:
         self, stored: StoredManifest, seen: Observation
     ) -> tuple[StoredManifest, PartitionManifest]:
         """
-        Evaluate the hint where that is due, and store one that has changed.
+        Evaluate the hint where that is due, and store it if it has changed.
 
-        Returns the manifest to trim by as well. While a hint cannot be stored, the lower one of the
-        stored and the new one holds: the other may be too high.
+        Returns the stored manifest and the manifest to trim by. They differ while a hint cannot be
+        stored: then the lower one of the stored and the new hint holds, because the other may be too high.
         """
         plan = self._plan(stored.existing, seen, self._memory)
         if plan.is_change:
@@ -99,7 +96,7 @@ class HintPublisher:
     async def commit_with_hint(
         self, stored: StoredManifest, appended: PartitionManifest, seen: Observation, *, appended_bytes: int
     ) -> StoredManifest:
-        """Commit what was uploaded, and the hint that follows from it: one commit for both."""
+        """Commit the uploaded segments and the hint that follows from them in one commit."""
         plan = self._plan(appended, seen, self._memory and self._memory.noted(appended_bytes))
         if plan.is_change:
             appended = appended.with_hint(plan.offset, trims_to=plan.trims_to)
@@ -108,7 +105,7 @@ class HintPublisher:
         return stored
 
     def due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
-        """Return from when on local retention lets more of the log go than the hint says."""
+        """Return the time from which local retention lets more of the log go than the hint allows."""
         if not seen.topic.hint_shape.has_hint:
             return math.inf
         return trim_due_ms(
@@ -133,7 +130,7 @@ class HintPublisher:
 
 
 class TrimRecord(Protocol):
-    """See that the bucket knows of a trim before it is asked for; see `Claim.record_trim`."""
+    """Record a trim in the bucket before it is asked for; see `Claim.record_trim`."""
 
     async def __call__(self, before_offset: int, *, is_stored_end: bool) -> bool:
         """Say whether the trim may be asked for."""
@@ -142,10 +139,10 @@ class TrimRecord(Protocol):
 
 class Trimmer:
     """
-    Let go of one partition's local segments.
+    Trim one partition's local segments.
 
-    Owned by the partition's archiver and used within its step. A crash at any point is
-    harmless: what was trimmed is durable, and what was not is planned again.
+    Owned by the partition's archiver and used within its step. A crash at any point is harmless: what was
+    trimmed is durable, and what was not is planned again.
     """
 
     def __init__(
@@ -160,13 +157,13 @@ class Trimmer:
         record: TrimRecord,
     ) -> None:
         """
-        Take the parts; *steady_ms* returns milliseconds that only pass.
+        Take the collaborators.
 
-        *is_current* says whether the bucket still holds the manifest that is trimmed by.
-
-        A leader that does not know yet that it was deposed would else trim what its successor has cut
-        off the archive. *record* is what tells our own trims from a user's DeleteRecords. *leadership* goes
-        with every trim: the broker carries it out only while it leads under that epoch.
+        *steady_ms* returns milliseconds of a clock that is never set back. *is_current* says whether the
+        bucket still holds the manifest that is trimmed by; without it, a leader that does not know yet
+        that it was deposed would trim what its successor has cut off the archive. *record* stores what
+        distinguishes tieringd's own trims from a user's DeleteRecords. *leadership* goes with every trim:
+        the broker carries it out only while it leads under that epoch.
         """
         self._record = record
         self._leadership = leadership
@@ -182,14 +179,14 @@ class Trimmer:
         self._trimmed_at = -math.inf
         self._failure = ""
         self.cloud_gc_offset: int | None = None
-        """How far the space manager asked for; looked at once."""
+        """The offset up to which the space manager asked for room; the next trim uses it."""
 
     def note_proved(self, base_offset: int, identity: tuple[int, int, int]) -> None:
-        """Remember that the file with *identity* has the checksum of its stored copy, until it is gone."""
+        """Remember, until the file is gone, that the file with *identity* matches its stored copy."""
         self._proved[base_offset] = identity
 
     async def trim(self, manifest: PartitionManifest, seen: Observation) -> int:
-        """Trim what *manifest*, which is in the bucket, allows; return the segments let go."""
+        """Trim what *manifest*, which is in the bucket, allows; return the number of segments trimmed."""
         self._forget_gone(seen)
         if self._steady_ms() < self._denied_until_ms or self._is_older_than_last_trim(seen):
             return 0
@@ -220,7 +217,7 @@ class Trimmer:
         """
         Trim what total retention took out of *manifest*, which is in the bucket; return as `trim` does.
 
-        There is no stored copy of it any more, and none is asked for.
+        There is no stored copy of these segments any more, so none is compared.
         """
         log_start_offset = seen.bounds.log_start_offset
         before_offset = plan_local_expiry(seen.log, manifest, log_start_offset=log_start_offset)
@@ -243,10 +240,10 @@ class Trimmer:
         is_urgent: bool = False,
     ) -> bool:
         """
-        Ask the broker to let go of *segments*, which end at *before_offset*; say whether it did.
+        Ask the broker to delete *segments*, which end at *before_offset*; say whether it did.
 
-        Where the broker may elect a replica that is not in sync, a trim waits until all are in sync: what
-        every replica holds, no later leader can replace. Only a full disk (*is_urgent*) does not wait.
+        Where the broker may elect a replica that is not in sync, a trim waits until all are in sync: no
+        later leader can replace what every replica holds. Only a full disk (*is_urgent*) does not wait.
         """
         try:
             log_start_offset = await self._broker.trim(
@@ -263,7 +260,7 @@ class Trimmer:
         except RetryableError as error:
             self._count_failure(error)
             if self._failure != str(error):
-                # It is tried again with each look: the same reason is said once.
+                # Each observation tries again, so the same reason is logged once.
                 self._failure = str(error)
                 self._log.warning("trim failed", before_offset=before_offset, error=str(error))
             return False
@@ -274,14 +271,15 @@ class Trimmer:
 
     def _is_older_than_last_trim(self, seen: Observation) -> bool:
         """
-        Say whether *seen* may show what the last trim let go.
+        Say whether *seen* may still show what the last trim deleted.
 
-        Not for ever: a broker that crashed may have forgotten the trim, and look as before it.
+        This holds for a limited time: a broker that crashed may have forgotten the trim, and its log then
+        looks as before.
         """
         return seen.looked_at < self._trimmed_at > asyncio.get_running_loop().time() - STALE_LOOK_SECONDS
 
     async def _prove(self, candidates: Sequence[TrimCandidate]) -> list[TrimCandidate]:
-        """Return the prefix of *candidates* whose local bytes are those of the archive."""
+        """Return the prefix of *candidates* whose local bytes match the archive."""
         proved: list[TrimCandidate] = []
         for candidate in candidates:
             local = candidate.local
@@ -293,7 +291,7 @@ class Trimmer:
         return proved
 
     def _forget_gone(self, seen: Observation) -> None:
-        """Forget the files that *seen* does not show any more: the broker's own retention deletes as well."""
+        """Forget files that *seen* does not show any more: the broker's own retention deletes as well."""
         if len(self._proved) <= len(seen.log.segments):
             return
         on_disk = {one.base_offset for one in seen.log.segments}
@@ -301,11 +299,11 @@ class Trimmer:
 
     async def _is_same(self, candidate: TrimCandidate) -> bool:
         """
-        Compare a local segment with what is stored.
+        Say whether a local segment matches its stored copy; log where it does not.
 
-        By checksum where the stored pieces begin and end with it. Where another leader cut the
-        log elsewhere, or a job took records out, there is no checksum of just these bytes, and they are
-        read back.
+        Compares checksums where the stored pieces begin and end with the segment. Where another leader
+        cut the log elsewhere, or a job removed records, there is no checksum of just these bytes, and the
+        stored batches are read.
         """
         local = candidate.local
         try:

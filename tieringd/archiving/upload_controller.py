@@ -1,10 +1,9 @@
 """
-The upload controller: sets the pace of uploads by how much waits, and by what else wants the machine.
+The upload controller: sets the pace of uploads by the backlog and by other load on the machine.
 
-Two questions, each asked of a policy. How many shares do uploads have? The backlog decides
-(`policies.upload_control`), once every interval. Does anything else want the machine? Its load decides
-(`policies.upload_control`), twice a second while uploads run or wait, and not at all while none does. The
-pace follows from both, and the gate keeps it.
+`policies.upload_control` decides both. The backlog sets the number of shares that uploads have, once
+every interval. The machine's load shows whether other work wants the machine; it is judged twice a second
+while uploads run or wait, and not at all otherwise. The pace follows from both, and the gate enforces it.
 
 `LoadWatch` measures the machine's load, over all time and over the moments without uploads. It reads the
 kernel's counters when it is asked, when the first upload begins, and when the last one ends.
@@ -13,38 +12,34 @@ kernel's counters when it is asked, when the first upload begins, and when the l
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import structlog
 
-from tieringd.broker.host_load import load_between, sum_of
+from tieringd.archiving.upload_gate import UploadGate
+from tieringd.broker.host_load import HostCounters, load_between, sum_of
+from tieringd.metrics import Metrics
 from tieringd.policies.upload_control import (
     ContentionLimits,
     ContentionState,
+    ControllerLimits,
     ControllerState,
+    HostLoad,
+    PaceLimits,
     judge,
     pace_for,
     update,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.archiving.upload_gate import UploadGate
-    from tieringd.broker.host_load import HostCounters
-    from tieringd.metrics import Metrics
-    from tieringd.policies.upload_control import ControllerLimits, HostLoad, PaceLimits
-
-
 log = structlog.get_logger(__name__)
 
 _RECENT_SECONDS = 5.0
-"""A longer moment says nothing of the machine as it is now."""
+"""A longer interval does not describe the machine's current load."""
 
 LOOK_SECONDS = 0.5
-"""How often the machine is looked at while uploads run or wait."""
+"""Interval of load probes while uploads run or wait."""
 LISTENING_LOOK_SECONDS = 0.05
-"""The same while no upload may begin: that is not to last longer than it must."""
+"""Interval of load probes while no upload may begin, short because it delays uploads."""
 
 
 class LoadWatch:
@@ -69,7 +64,7 @@ class LoadWatch:
         self._is_uploading, self._quiet_since = False, self._counters()
 
     def look(self) -> tuple[HostLoad, HostLoad]:
-        """Return the load since the last look, and that of the moments without uploads up to now."""
+        """Return the load since the last probe, and the load of the moments without uploads so far."""
         reading = self._counters()
         total, self._looked = load_between(self._looked, reading), reading
         if not self._is_uploading:
@@ -77,7 +72,7 @@ class LoadWatch:
         return total, sum_of(self._others)
 
     def forget_others(self) -> None:
-        """Begin anew with the moments without uploads."""
+        """Discard the load measured in the moments without uploads."""
         self._others.clear()
 
     def _note_quiet(self, reading: HostCounters) -> None:
@@ -101,7 +96,7 @@ class UploadController:
         metrics: Metrics,
         contention: ContentionLimits | None = None,
     ) -> None:
-        """Take the parts; *counters* reads what the machine has done up to now."""
+        """Take the collaborators; *counters* reads the machine's load counters."""
         self._gate = gate
         self._control = control
         self._pace = pace
@@ -116,17 +111,17 @@ class UploadController:
         self._load = LoadWatch(counters)
         self._active = asyncio.Event()
         self._succeeded = 0
-        """Uploads that had succeeded when listening began."""
+        """The number of succeeded uploads when listening began."""
         gate.on_asked = self._active.set
         gate.on_busy, gate.on_quiet = self._load.uploads_begin, self._load.uploads_end
 
     def set_pace(self, pace: PaceLimits) -> None:
-        """Keep to *pace* from now on."""
+        """Use *pace* from now on."""
         self._pace = pace
         self._apply()
 
     async def run(self, *, interval_seconds: float) -> None:
-        """Set the shares now and again every interval, and look at the machine meanwhile, until cancelled."""
+        """Set the shares every interval, and probe the load in between, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch())
             while True:
@@ -140,7 +135,7 @@ class UploadController:
             self.look()
 
     def step(self) -> None:
-        """Set the shares by the backlog as it is now."""
+        """Set the shares by the current backlog."""
         self._backlog_seen = self._backlog_bytes()
         self._state, self._shares = update(
             self._control,
@@ -164,7 +159,7 @@ class UploadController:
         self._metrics.health.loop_succeeded("upload_controller")
 
     def look(self) -> None:
-        """Judge whether others want the machine, by its load since the last look."""
+        """Judge by the load since the last probe whether other work wants the machine."""
         before = self._contention
         total, others = self._load.look()
         self._contention = judge(
@@ -187,7 +182,7 @@ class UploadController:
         self._count_held()
         has_uploads = self._gate.uploads_in_flight or self._gate.waiting_uploads
         if not has_uploads and not self._contention.is_listening:
-            # While it listens no upload begins: it goes on until it has heard enough.
+            # While listening no upload begins, so probing goes on until enough was heard.
             self._active.clear()
 
     def _apply(self) -> None:

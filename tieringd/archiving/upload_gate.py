@@ -1,14 +1,14 @@
 """
-The upload gate: no upload begins before the pace allows it, and the right one begins next.
+The upload gate: lets uploads begin at the current pace, in the policy's order.
 
-The gate only delays beginnings. An upload that is under way runs at its own speed, so that its
-speed can be measured, and a lower pace takes hold by what is not begun. What the pace should be
-and whose turn it is are decided in `policies.upload_control`.
+The gate only delays beginnings. An upload that is under way runs at its own speed, so that its speed can
+be measured, and a lower pace affects only uploads that have not begun. `policies.upload_control` decides
+the pace and the order.
 
-There is no task behind the gate. It acts when someone comes, leaves, is cancelled or sets a new
-pace, and on one timer while a byte budget is what everybody waits for.
+There is no task behind the gate. It acts when an upload asks, ends or is cancelled, when the pace
+changes, and on one timer while all waiting uploads wait for a byte budget or a last moment.
 
-It says what holds uploads back, and for how long, in the words of `policies.upload_control`.
+It reports what holds uploads back, and for how long, with the constants of `policies.upload_control`.
 
 `UploadLine` holds the waiting uploads in the order of `policies.upload_control.upload_order`, without
 sorting them again for each upload. The line knows turns and danger. The gate knows slots and byte budgets.
@@ -19,38 +19,34 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.upload_control import (
     LIMIT,
     LISTENING,
     SLOTS,
     OrderLimits,
+    UploadPace,
     WaitingPartition,
     is_fair_turn,
     is_near_loss,
     last_moment_of,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.upload_control import UploadPace
-
-
 _STALE_PLACES = 64
-"""So many outdated entries a heap may hold beyond its double size before it is built again."""
+"""How many outdated entries a heap may hold, beyond twice the number of queues, before it is rebuilt."""
 
 _BURST_SECONDS = 1.0
-"""An idle gate saves up at most this much of its rate, so a few small segments pass together."""
+"""An idle gate saves up at most this many seconds of its rate, so a few small segments pass together."""
 
 _MEASURE_FADE = 0.9
-"""What a measurement keeps of its weight at the next upload: about the last ten count."""
+"""The factor by which a measurement's weight fades with each upload: about the last ten count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +54,9 @@ class Urgency:
     """What the archiver knows of its partition when it asks to upload."""
 
     seconds_to_loss: float = math.inf
-    """Until the broker would delete bytes that are not durable yet; infinity when it would not."""
+    """Time until the broker would delete bytes that are not durable yet; infinity when it would not."""
     backlog_bytes: int = 0
-    """Of the partition. Decides only between equals."""
+    """Backlog of the partition, a tie-breaker between equally urgent ones."""
     is_new: bool = False
     """Whether the segment was closed a moment ago; see `policies.upload_control.is_new`."""
 
@@ -72,18 +68,18 @@ NO_URGENCY = Urgency()
 
 
 class Admits(Enum):
-    """Whom the gate lets in now."""
+    """Which uploads the gate lets begin now."""
 
     ALL = auto()
     EXEMPT = auto()
-    """Whom no brake holds: new segments, and partitions at their last moment."""
+    """Only uploads exempt from the brake: new segments, and partitions at their last moment."""
     LAST_MOMENT = auto()
     """Only partitions at their last moment."""
 
 
 @dataclass(eq=False, slots=True)
 class UploadRequest:
-    """One upload, from asking to leaving."""
+    """One upload, from its request to its end."""
 
     partition: TopicIdPartition
     size_bytes: int
@@ -100,14 +96,14 @@ class UploadRequest:
 
 @dataclass(eq=False, slots=True)
 class _Queue:
-    """The waiting requests of one partition, oldest first. The oldest one speaks for the partition."""
+    """The waiting requests of one partition, oldest first. The oldest one sets the partition's place."""
 
     requests: deque[UploadRequest]
     place: WaitingPartition
 
 
 class _Heap:
-    """Places by a key. One that is no longer its queue's place is passed over when it comes up."""
+    """Places ordered by a key. An outdated place is dropped when it comes up."""
 
     def __init__(
         self,
@@ -146,10 +142,10 @@ class _Heap:
 
 class UploadLine:
     """
-    All that wait, in the policy's order, without sorting it anew for every upload.
+    All waiting requests in the policy's order, without sorting again for every upload.
 
-    *requests*, *new_requests* and *size_bytes* are exact at any time; a caller that has been cancelled counts
-    until it hears of it.
+    *requests*, *new_requests* and *size_bytes* are exact at any time. A cancelled caller counts until its
+    own cancellation handler removes it.
     """
 
     def __init__(self, limits: OrderLimits, *, segments_per_turn: int) -> None:
@@ -178,12 +174,12 @@ class UploadLine:
         return min((queue.requests[0].asked_at for queue in self._queues.values()), default=math.inf)
 
     def last_moment(self) -> float:
-        """Return when the first of those that wait may begin past every brake; infinity when none waits."""
+        """Return when the first waiting upload may begin past every brake; infinity when none waits."""
         nearest = self._by_loss.first(self._queues)
         return math.inf if nearest is None else last_moment_of(nearest.place, self._limits)
 
     def has_new(self) -> bool:
-        """Say whether a partition waits whose oldest waiting segment is new."""
+        """Say whether the oldest waiting segment of some partition is new."""
         return self._new_by_turn.first(self._queues) is not None
 
     def asked_at(self, partition: TopicIdPartition) -> float | None:
@@ -225,7 +221,7 @@ class UploadLine:
         return None
 
     def forget_turns(self) -> None:
-        """Begin anew: when nobody waits, nobody is owed a turn."""
+        """Forget past turns: when no upload waits, no partition is owed a turn."""
         self._served.clear()
 
     def _choose(self, now: float, admits: Admits) -> _Queue | None:
@@ -245,7 +241,7 @@ class UploadLine:
         return self._by_turn.first(self._queues)
 
     def _count_turn(self, queue: _Queue) -> None:
-        """Go on with the queue's turn, or begin one, for those of its requests that wait already."""
+        """Continue the queue's turn, or begin one that is limited to the requests already waiting."""
         if queue is self._turn_of and self._left_in_turn:
             self._left_in_turn -= 1
             return
@@ -283,10 +279,10 @@ class UploadLine:
 
 
 class Timer(Protocol):
-    """A call that has been arranged and may be called off."""
+    """A scheduled call that can be cancelled."""
 
     def cancel(self) -> None:
-        """Call it off."""
+        """Cancel the call."""
 
 
 class Timers(Protocol):
@@ -296,16 +292,16 @@ class Timers(Protocol):
         """Return the time in seconds."""
 
     def call_at(self, when: float, callback: Callable[[float], object], argument: float, /) -> Timer:
-        """Arrange for *callback* to be called with *argument* at *when*."""
+        """Schedule *callback* to be called with *argument* at *when*."""
 
 
 class UploadGate:
     """
-    Let uploads begin by the current pace, in the policy's order.
+    Let uploads begin at the current pace, in the policy's order.
 
-    One per daemon, on one event loop. Cancelling a caller is safe at any await: one that waits
-    leaves the line, and one that was let in but has not begun gives back its slot and its bytes.
-    An upload that fails under way gives back the slot only, for its bytes may have been sent.
+    One per daemon, on one event loop. Cancelling a caller is safe at any await: a waiting one leaves the
+    line, and an admitted one that has not begun gives back its slot and its bytes. An upload that fails
+    under way gives back the slot only, because its bytes may have been sent.
     """
 
     def __init__(
@@ -354,7 +350,7 @@ class UploadGate:
 
     @property
     def waiting_old_uploads(self) -> int:
-        """Return how many of those are of segments that were not closed just now."""
+        """Return how many waiting uploads are not of segments that were closed a moment ago."""
         return self._line.requests - self._line.new_requests
 
     @property
@@ -385,10 +381,10 @@ class UploadGate:
     @property
     def measured_bytes_per_second(self) -> float | None:
         """
-        Return what recent uploads carried per second of time in which any was under way.
+        Return the bytes per second that recent uploads carried while any of them was under way.
 
-        None before the first one has succeeded. The pace does not bear on it, because waiting
-        does not count; how many run side by side does, and so does what else the machine does.
+        None before the first one has succeeded. The pace does not affect it, because waiting does not
+        count. The number of concurrent uploads does, and so does other load on the machine.
         """
         return self._speedometer.bytes_per_second
 
@@ -403,7 +399,7 @@ class UploadGate:
         return None if asked_at is None else (self._held_by, self._timers.time() - asked_at)
 
     def take_held_seconds(self) -> dict[str, float]:
-        """Return the seconds in which uploads waited, by what held them, since this was last called."""
+        """Return the seconds in which uploads waited, by cause, since this was last called."""
         self._count_held(self._timers.time())
         taken, self._held_seconds = self._held_seconds, {}
         return taken
@@ -412,8 +408,8 @@ class UploadGate:
         """
         Put *pace* in force at once.
 
-        Bytes already spent beyond a budget are paid off at the new rate, and forgotten by a
-        pace without limit. Uploads under way are left alone.
+        Bytes already spent beyond a budget are paid off at the new rate, and forgotten by a pace without
+        limit. Uploads under way are not affected.
         """
         now = self._timers.time()
         self._brake.set_rate(pace.bytes_per_second, now)
@@ -426,9 +422,9 @@ class UploadGate:
         self, partition: TopicIdPartition, size_bytes: int, urgency: Urgency = NO_URGENCY
     ) -> AsyncIterator[None]:
         """
-        Hold a place among the uploads for the time of the context; entering waits for it.
+        Hold a slot among the uploads for the time of the context; entering waits for it.
 
-        Uploads of one partition begin in the order in which they asked.
+        Uploads of one partition begin in the order of their requests.
         """
         assert size_bytes >= 0, "a size is not negative"
         request = await self._enter(partition, size_bytes, urgency)
@@ -459,7 +455,7 @@ class UploadGate:
                 self._line.discard(request)
                 self._admit(self._timers.time())
             else:
-                # Let in, and cancelled before it could run: nothing has been sent.
+                # Admitted, and cancelled before it could run: nothing has been sent.
                 self._refund(request)
                 self._leave(request, succeeded=False)
             raise
@@ -477,7 +473,7 @@ class UploadGate:
             self.on_quiet()
 
     def _admit(self, now: float) -> None:
-        """Let in whoever may begin now, and arrange to look again when that changes by itself."""
+        """Let uploads begin that may begin now, and set a timer for when that changes with time alone."""
         while self._line.requests and (admits := self._admits(now)) is not None:
             request = self._line.pop(now, admits)
             if request is None:
@@ -490,7 +486,7 @@ class UploadGate:
         self._set_timer()
 
     def _admits(self, now: float) -> Admits | None:
-        """Return whom to let in now; None when nobody may begin."""
+        """Return which uploads may begin now; None when none may."""
         if self._uploads_in_flight >= self._pace.most_uploads or not self._limit.is_free(now):
             return None
         if self._pace.is_listening:
@@ -508,7 +504,7 @@ class UploadGate:
         return LISTENING if self._pace.is_listening else self._pace.held_by or SLOTS
 
     def _count_held(self, now: float) -> None:
-        """Add the time since the last count to what held uploads back in it."""
+        """Add the time since the last count to the cause that held uploads back in it."""
         if self._held_by:
             counted = self._held_seconds.get(self._held_by, 0.0)
             self._held_seconds[self._held_by] = counted + now - self._held_since
@@ -533,7 +529,7 @@ class UploadGate:
             self._limit.refund(request.size_bytes)
 
     def _next_look(self) -> float:
-        """Return when a budget lets an upload in, or the last moment of one comes, if there is a slot."""
+        """Return when a budget or a last moment lets the next upload begin, if there is a slot."""
         if not self._line.requests or self._uploads_in_flight >= self._pace.most_uploads:
             return math.inf
         when = self._line.last_moment()
@@ -561,15 +557,15 @@ class UploadGate:
 
 
 class _ByteRate:
-    """A byte budget: so many bytes a second may begin, or any number."""
+    """A byte budget: limits the bytes that may begin per second, or is unlimited (None)."""
 
     def __init__(self, bytes_per_second: int | None, now: float) -> None:
         self._rate = bytes_per_second
         self.free_at = now
-        """From when on the next upload may begin."""
+        """The time from which the next upload may begin."""
 
     def set_rate(self, bytes_per_second: int | None, now: float) -> None:
-        """Go on at another rate. What is owed or saved is kept in bytes; no rate forgets it."""
+        """Continue at another rate. Debt or savings are kept in bytes; an unlimited rate forgets them."""
         old, self._rate = self._rate, bytes_per_second
         if old is None or bytes_per_second is None:
             self.free_at = now
@@ -584,7 +580,7 @@ class _ByteRate:
         """Count an upload that begins; return whether there is a rate that it counts for."""
         if self._rate is None:
             return False
-        # The whole size is borrowed: one segment larger than the budget passes, and the next waits.
+        # The whole size is charged at once: a segment larger than the budget passes, and the next one waits.
         self.free_at = max(self.free_at, now - _BURST_SECONDS) + size_bytes / self._rate
         return True
 
@@ -597,16 +593,19 @@ class _ByteRate:
 @dataclass(slots=True)
 class _Speedometer:
     """
-    How many bytes uploads carry in a second that one of them has to itself.
+    Measure how many bytes an upload carries per second of transfer time.
 
-    Time in which several run is divided among them. An upload that fails takes its part of the
-    time with it, so a store that was away does not look like one that is slow.
+    Time in which several uploads run is divided among them. A failed upload's share of the time does not
+    count, so a store that was away does not appear slow.
     """
 
     _running: int = 0
     _read_at: float = 0.0
     _shared_seconds: float = 0.0
-    """What an upload has had to itself, if it has been running from the beginning."""
+    """
+    The transfer time of an upload that has been running from the beginning: each second divided by the number
+    of running uploads.
+    """
     _bytes: float = 0.0
     _seconds: float = 0.0
 
@@ -616,7 +615,7 @@ class _Speedometer:
         return self._bytes / self._seconds if self._seconds > 0 else None
 
     def began(self, now: float) -> float:
-        """Count one upload more, and return its mark, to be given back when it ends."""
+        """Count one upload more; return its mark, which `ended` takes back."""
         self._read(now)
         self._running += 1
         return self._shared_seconds

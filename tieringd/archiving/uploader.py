@@ -1,37 +1,31 @@
 """
-The uploader: what a plan names, side by side into the bucket; what of it may be committed, handed back.
+The uploader: copies a plan's slices concurrently, and returns which of them may be committed.
 
-It decides nothing about the manifest. Nothing that it stores has a name there before the archiver
-commits it, so an upload that fails, or that nobody commits, leaves an object that no reader sees.
+It decides nothing about the manifest. No manifest names what it stores until the archiver commits it, so
+an upload that fails, or that is never committed, leaves an object that no reader sees.
 
-`Quarantine` remembers which segments are corrupt on the local disk. Their partition is neither uploaded nor
-trimmed from such a segment on. A segment is known by its identity: a changed file is read again.
+`Quarantine` remembers which segments are corrupt on the local disk. Their partition is neither uploaded
+nor trimmed from such a segment on. A segment is known by its identity: a changed file is read again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archiving.remote_log import RemoteLog
 from tieringd.archiving.segment_copier import CopiedSegment
-from tieringd.errors import BrokerUnavailable, TieringError
+from tieringd.archiving.upload_gate import Urgency
+from tieringd.errors import BrokerUnavailable, CorruptDataError, TieringError
+from tieringd.metrics import Metrics
+from tieringd.model.local_log import Hole, LocalLog
+from tieringd.model.partition import Leadership, TopicIdPartition
+from tieringd.model.segment import LocalSegment, SegmentSlice
 from tieringd.policies.upload import admissible_prefix
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.archiving.upload_gate import Urgency
-    from tieringd.errors import CorruptDataError
-    from tieringd.metrics import Metrics
-    from tieringd.model.local_log import Hole, LocalLog
-    from tieringd.model.partition import Leadership, TopicIdPartition
-    from tieringd.model.segment import LocalSegment, SegmentSlice
-
 
 log = structlog.get_logger(__name__)
 
@@ -94,18 +88,18 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class UploadOutcome:
-    """How the uploads of one plan ended."""
+    """The result of the uploads of one plan."""
 
     admitted: tuple[CopiedSegment, ...] = ()
     """The longest prefix that succeeded: it may be committed."""
     failure: TieringError | None = None
     """What ended the prefix; None when all succeeded."""
     failed: SegmentSlice | None = None
-    """What was not copied because of *failure*."""
+    """The slice that was not copied because of *failure*."""
 
 
 class Uploader:
-    """Upload one partition's segments for as long as this broker is known to lead it."""
+    """Upload one partition's segments as long as this broker is known to lead it."""
 
     def __init__(self, leadership: Leadership, remote_log: RemoteLog) -> None:
         self._leadership = leadership
@@ -113,12 +107,12 @@ class Uploader:
         self._confirmed_until = math.inf
 
     def confirm_leadership(self, *, until: float) -> None:
-        """Note that the cluster still named this broker the leader; *until* is in loop time."""
+        """Note that the cluster names this broker the leader; *until* (loop time) ends the confirmation."""
         self._confirmed_until = until
 
     @property
     def is_confirmed(self) -> bool:
-        """Say whether a round has seen the partition of late, and this broker as its leader."""
+        """Say whether a recent round has seen this broker as the partition's leader."""
         return asyncio.get_running_loop().time() <= self._confirmed_until
 
     async def upload(
@@ -131,9 +125,9 @@ class Uploader:
         final_holes: Collection[Hole] = (),
     ) -> UploadOutcome:
         """
-        Copy *slices* of *local_log*, of which the first begins at *next_offset*.
+        Copy *slices* of *local_log*; the first one begins at *next_offset*.
 
-        What is in *final_holes* is gone for good: two looks have missed it.
+        Offsets in *final_holes* are gone for good: two observations lack them.
         """
         if not slices:
             return UploadOutcome()
@@ -153,7 +147,7 @@ class Uploader:
         urgency: Urgency,
         final_holes: Collection[Hole],
     ) -> list[CopiedSegment | TieringError | None]:
-        """Copy each slice; a failure is a result, so that its neighbours can still be committed."""
+        """Copy each slice; a failure becomes a result, so that neighbouring slices can still be committed."""
 
         async def copy(part: SegmentSlice) -> CopiedSegment | TieringError | None:
             try:
@@ -174,9 +168,12 @@ class Uploader:
 
     def _require_leadership(self) -> None:
         """
-        Refuse to store anything once leadership has not been confirmed for long.
+        Refuse to store anything when leadership has not been confirmed recently.
 
-        So a process that was stopped through a change of leadership, and goes on, stores nothing.
+        So a process that was stopped through a change of leadership stores nothing when it goes on.
+
+        Raises:
+            BrokerUnavailable: The confirmation has expired.
         """
         if not self.is_confirmed:
             raise BrokerUnavailable(

@@ -1,16 +1,16 @@
 """
 The broker beside us: its Kafka API, its log directories, and how a log is trimmed.
 
-In: files below the log directories, answers of the broker. Out: what a log holds, the bytes of its
-segments, trims, pins, and logs that are restored for a stopped broker.
+In: files below the log directories, responses of the broker. Out: the segments of a log and their bytes,
+trims, pins, and logs that are restored for a stopped broker.
 
 Read in this order:
 
-* `base`: the seam of a broker. `kafka` asks a live one, with `kafka_protocol`, `kafka_topic_configs`,
-  `kafka_quotas` and `kafka_errors`; `directory` stands in where there is none.
+* `base`: the seam of a broker. `kafka` sends requests to a live one, with `kafka_protocol`,
+  `kafka_topic_configs`, `kafka_quotas` and `kafka_errors`; `directory` replaces a broker that does not run.
 * `layout`: the seam of files on disk. `log_dir` and `segment_file` for Kafka; `redpanda_log_dir` and
   `redpanda_segment_file` for Redpanda.
-* `pins`, `watch`: closed segments that are held, and hints of changes.
-* `disk_use`, `ballast_file`, `host_load`: the disks and the machine.
-* `kafka_tail`, `kafka_target`, `restored_log`, `stopped_broker`: reads and restores of commands.
+* `pins`, `watch`: closed segments that are held, and hints of changes. * `disk_use`, `ballast_file`,
+`host_load`: the disks and the machine. * `kafka_tail`, `kafka_target`, `restored_log`, `stopped_broker`:
+reads and restores of commands.
 """

@@ -1,9 +1,9 @@
 """
-The ballast file: bytes on the log directory's filesystem that can be given up when it is full.
+The ballast file: bytes on the log directory's filesystem that can be released when it is full.
 
-It is on the same filesystem as a log directory, and outside all of them, since Kafka does not
-start when it finds there what it does not know. It holds zeros. A file that holds anything else
-is not ours, whatever the configuration says, and is neither changed nor deleted.
+The file is on the same filesystem as a log directory, and outside all log directories, since Kafka does
+not start when it finds unknown files there. It holds zeros. A file with other content is not ours,
+whatever the configuration says, and is neither changed nor deleted.
 
 Functions here block; services call them in a thread.
 """
@@ -13,37 +13,35 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.errors import ConfigError, LocalFileError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 _NO_ALLOCATION: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _ZEROS: Final = bytes(2**20)
 _PROOF_BYTES: Final = 4096
 WRITTEN_AT_ONCE_BYTES: Final = 256 * 2**20
-"""Where space cannot be reserved, so much is written between two looks at who wants to stop."""
+"""Bytes that one `grow` writes where space cannot be reserved, so that its caller can stop between calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class BallastFile:
-    """One ballast file, which may not be there."""
+    """One ballast file, which may not exist."""
 
     path: str
     size_bytes: int
-    """How large it is to be."""
+    """The intended size."""
 
     def held_bytes(self) -> int:
         """
-        Return how large it is now, 0 when there is none.
+        Return the current size, 0 when there is no file.
 
         Raises:
-            LocalFileError: It cannot be looked at.
-            ConfigError: Something else is there.
+            LocalFileError: It cannot be inspected.
+            ConfigError: The path holds something else.
         """
         try:
             descriptor = self._open(os.O_RDONLY)
@@ -63,11 +61,14 @@ class BallastFile:
         at_once_bytes: int = WRITTEN_AT_ONCE_BYTES,
     ) -> int:
         """
-        Bring it nearer to its size, at once where the filesystem can reserve space; return its size now.
+        Grow or shrink the file towards its size, and return its size now.
+
+        The full size is reached at once if the filesystem can reserve space. Otherwise each call writes
+        at most *at_once_bytes*.
 
         Raises:
-            LocalFileError: There is no room, or it cannot be written. What was begun is deleted.
-            ConfigError: Something else is there.
+            LocalFileError: There is no room, or it cannot be written. The unfinished file is deleted.
+            ConfigError: The path holds something else.
         """
         try:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
@@ -87,11 +88,11 @@ class BallastFile:
 
     def release(self) -> int:
         """
-        Delete it; return how many bytes that gives back.
+        Delete the file; return how many bytes that frees.
 
         Raises:
             LocalFileError: It cannot be deleted.
-            ConfigError: Something else is there.
+            ConfigError: The path holds something else.
         """
         held = self.held_bytes()
         try:
@@ -101,7 +102,7 @@ class BallastFile:
         return held
 
     def _open(self, flags: int) -> int:
-        # A link could lead anywhere; a pipe would wait for its other end.
+        # A symbolic link could lead anywhere, and opening a pipe would block.
         return os.open(self.path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
     def _checked_size(self, descriptor: int) -> int:
@@ -144,8 +145,8 @@ def find_ballast_path(candidates: Sequence[str], log_dirs: Sequence[str]) -> str
     Return the first of *candidates* that is on a log directory's filesystem and outside all of them.
 
     Raises:
-        ConfigError: None is; the message says why not for each.
-        LocalFileError: A log directory cannot be looked at.
+        ConfigError: No candidate is; the message gives the reason for each.
+        LocalFileError: A log directory cannot be inspected.
     """
     try:
         devices = {os.stat(path).st_dev for path in log_dirs}  # noqa: PTH116 - paths are text throughout this layer
@@ -166,7 +167,7 @@ def find_ballast_path(candidates: Sequence[str], log_dirs: Sequence[str]) -> str
 
 
 def _fault(candidate: str, log_dirs: Sequence[str], devices: set[int]) -> str | None:
-    """Return what keeps a path from being the ballast's; its directories may have to be made yet."""
+    """Return what rules a path out for the ballast file, if anything. Its directories may not exist yet."""
     real = Path(os.path.realpath(candidate))
     for log_dir in log_dirs:
         if real.is_relative_to(os.path.realpath(log_dir)):

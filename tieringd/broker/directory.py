@@ -1,9 +1,9 @@
 """
 Log directories without a broker: this process leads every partition that it finds.
 
-What a broker would answer is read from the files: the bounds of a log by walking its batch
-headers, the leader epoch from its checkpoint. Trimming unlinks whole closed segments, which
-must never happen under a running broker, so it takes the broker's own lock first.
+The files replace a broker's responses: the bounds of a log come from a walk over its batch headers, the
+leader epoch from its checkpoint. Trimming unlinks whole closed segments, which must never happen under a
+running broker, so it takes the broker's own lock first.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.broker.log_dir import (
     EPOCH_CHECKPOINT,
@@ -35,21 +36,14 @@ from tieringd.errors import (
     CorruptDataError,
     LeadershipChanged,
     LocalFileError,
+    TieringError,
 )
 from tieringd.formats.log_names import DirectoryKind, parse_directory_name
 from tieringd.formats.transactions import TransactionTracker
-from tieringd.model.local_log import NO_BROKER, LogDirSizes, ReplicaSize
-from tieringd.model.partition import NO_TOPIC_ID, ClusterView, LogBounds, Replica
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from tieringd.errors import TieringError
-    from tieringd.model.disk_state import QuotaEntity
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.partition import Leadership, TopicPartition
-    from tieringd.model.segment import EpochStart, LocalSegment
-
+from tieringd.model.disk_state import QuotaEntity
+from tieringd.model.local_log import NO_BROKER, LocalLog, LocalPartition, LogDirSizes, ReplicaSize
+from tieringd.model.partition import NO_TOPIC_ID, ClusterView, Leadership, LogBounds, Replica, TopicPartition
+from tieringd.model.segment import EpochStart, LocalSegment
 
 _PROOF_BYTES: Final = 64
 _NO_IDS: Final = frozenset({NO_TOPIC_ID})
@@ -58,27 +52,26 @@ _SIDE_SUFFIXES: Final = (".index", ".timeindex", ".txnindex", ".snapshot")
 
 @dataclass(slots=True)
 class _Walk:
-    """How far the headers of one log have been walked, and what was seen up to there."""
+    """The progress of the walk over the headers of one log, and its results so far."""
 
     transactions: TransactionTracker
     next_offset: int
     base_offset: int = -1
-    """Of the segment that the walk is in; -1 before the first."""
+    """Base offset of the segment that the walk has reached; -1 before the first."""
     inode: int = -1
     position: int = 0
     proof: bytes = b""
-    """Bytes of that segment up to *position*; others in their place mean another file."""
+    """Bytes of that segment up to *position*. If they differ later, the file is another one."""
     settled: tuple[tuple[LocalSegment, ...], LogBounds] | None = None
-    """The log that was walked to its end, and its bounds; None when its files could have changed unseen."""
+    """The segments of the completed walk, and the bounds. None when files could have changed unseen."""
 
 
 class DirectoryBroker:
     """
-    Stands in for a broker where there is none.
+    Replaces a broker where none runs.
 
-    The first look at a log walks all of its headers, since a transaction may be open since any
-    of them; later looks go on where the last one ended. Looks block, so they run in a thread,
-    one at a time.
+    The first read of a log walks all of its headers, since a transaction may be open since any of them;
+    later reads continue where the last one ended. Reads block, so they run in a thread, one at a time.
     """
 
     def __init__(self, log_dirs: Sequence[str], *, cluster_id: str | None = None) -> None:
@@ -101,29 +94,29 @@ class DirectoryBroker:
         return scan.cluster_id
 
     async def topic_ids(self, topics: Collection[str]) -> Mapping[str, frozenset[str]]:
-        """Return those in the log directories; one that is missing does not say that a topic is gone."""
+        """Return the ids in the log directories. A topic that is missing there is not proven to be gone."""
         return await asyncio.to_thread(self._topic_ids, frozenset(topics))
 
     async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
-        """Return every partition of *found* as led whose leader epoch can be read; 0 when it has none."""
+        """Return all partitions of *found* as led. Their leader epoch is 0 if none can be read."""
         return await asyncio.to_thread(self._replicas, found)
 
     async def log_bounds(
         self, logs: Sequence[LocalLog], *, leader_epochs: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, LogBounds | TieringError]:
-        """Return the bounds of each log, or what is wrong with its files."""
+        """Return the bounds of each log, or the error in its files."""
         return await asyncio.to_thread(self._all_bounds, logs, leader_epochs)
 
     async def log_dir_sizes(self) -> Sequence[LogDirSizes]:
-        """Return what is in the log directories, of the broker whose they were."""
+        """Return the contents of the log directories, under the broker id in their `meta.properties`."""
         return await asyncio.to_thread(_log_dir_sizes, self._log_dirs)
 
     async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
-        """Return nothing set for each topic: there is no broker to set anything."""
+        """Return no properties for each topic: there is no broker to set any."""
         return {topic: {} for topic in topics}
 
     async def topic_overrides(self, topic: str) -> Mapping[str, str]:
-        """Return nothing: there is no broker to set anything."""
+        """Return no properties: there is no broker to set any."""
         del topic
         return {}
 
@@ -134,7 +127,7 @@ class DirectoryBroker:
         Refuse.
 
         Raises:
-            BrokerDenied: Always: without a broker nobody keeps settings of topics.
+            BrokerDenied: Always: without a broker there are no topic settings.
         """
         del send_by
         raise BrokerDenied(f"{', '.join(changes)} of topic {topic} cannot be set: there is no broker")
@@ -144,7 +137,7 @@ class DirectoryBroker:
         Refuse.
 
         Raises:
-            BrokerDenied: Always: there is no broker that could have an id.
+            BrokerDenied: Always: without a broker there is no broker id.
         """
         raise BrokerDenied("the broker has no id: there is no broker")
 
@@ -178,16 +171,16 @@ class DirectoryBroker:
 
         Raises:
             LeadershipChanged: The log's newest leader epoch is another one by now; nothing is unlinked.
-            BrokerDenied: A broker runs on the log directory, or we may not delete in it.
+            BrokerDenied: A broker runs on the log directory, or this user may not delete in it.
             BrokerUnavailable: The files are not those of *log* any more; nothing is unlinked.
             LocalFileError: A file could not be unlinked. Those before it are.
         """
-        # Without a broker a name has no other incarnation than the directory itself, and no other replica.
+        # Without a broker the directory is the only incarnation of its name, and the only replica.
         del needs_every_replica
         return await asyncio.to_thread(_trim, log, before_offset, leadership.leader_epoch)
 
     async def close(self) -> None:
-        """Forget what was walked."""
+        """Discard the results of all walks."""
         self._walks.clear()
 
     def _topic_ids(self, topics: Collection[str]) -> dict[str, frozenset[str]]:
@@ -197,13 +190,13 @@ class DirectoryBroker:
             with suppress(OSError), os.scandir(log_dir) as entries:
                 for entry in entries:
                     topic = entry.name.rpartition("-")[0]
-                    # One that has no id yet leaves it to the others to tell.
+                    # A partition without an id yet leaves the answer to the topic's other partitions.
                     if topic not in topics or found.get(topic, _NO_IDS) != _NO_IDS:
                         continue
                     name = parse_directory_name(entry.name)
                     if name is None or name.kind is not DirectoryKind.PARTITION:
                         continue
-                    # Of a partition that vanishes meanwhile another one may tell.
+                    # If a partition vanishes meanwhile, another partition of the topic may give the id.
                     with suppress(LocalFileError):
                         found[topic] = frozenset({read_topic_id(entry.path)})
         return found
@@ -215,7 +208,7 @@ class DirectoryBroker:
                 try:
                     epochs = self._epochs.read(each.path)
                 except LocalFileError:
-                    # Reading the log itself meets the same fault, and that is reported.
+                    # Reading the log itself meets the same fault, and reports it.
                     epochs = ()
                 led[each.topic_partition] = Replica(_newest(epochs), is_leader=True)
             self._epochs.keep_only({each.path for each in found})
@@ -245,7 +238,7 @@ class DirectoryBroker:
         earlier = self._walks.get(name)
         if earlier is not None and earlier.settled is not None and earlier.settled[0] == local.segments:
             return earlier.settled[1]
-        # Kept only when the walk ends well: after a fault the next look begins anew.
+        # Kept only when the walk ends well: after a fault the next read begins anew.
         self._walks.pop(name, None)
         now_ns = time.time_ns()
         walk = _begin(local, first_offset) if earlier is None else _go_on(earlier, local, first_offset)
@@ -280,7 +273,7 @@ def _begin(local: LocalLog, first_offset: int) -> _Walk:
 
 
 def _go_on(walk: _Walk, local: LocalLog, first_offset: int) -> _Walk:
-    """Go on with *walk* if the file that it is in is still the same, or begin a new one."""
+    """Continue *walk* if its current file is still the same, or begin a new walk."""
     for number, segment in enumerate(local.segments):
         if (segment.base_offset, segment.inode) == (walk.base_offset, walk.inode):
             if _proof(segment, walk.position) != walk.proof:
@@ -290,7 +283,7 @@ def _go_on(walk: _Walk, local: LocalLog, first_offset: int) -> _Walk:
 
 
 def _to_the_end(walk: _Walk, segments: Sequence[LocalSegment]) -> _Walk:
-    """Take *walk* to the end of the log; the active segment ends at its last whole batch."""
+    """Continue *walk* to the end of the log. The active segment ends at its last whole batch."""
     for segment in segments:
         if segment.base_offset != walk.base_offset:
             walk.base_offset, walk.inode, walk.position = segment.base_offset, segment.inode, 0
@@ -317,7 +310,7 @@ def _proof(segment: LocalSegment, position: int) -> bytes:
 
 
 def _open(stack: ExitStack, path: str, flags: int) -> int:
-    """Open *path* until *stack* is closed."""
+    """Open *path*, and close it with *stack*."""
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC)
     except OSError as error:
@@ -327,16 +320,16 @@ def _open(stack: ExitStack, path: str, flags: int) -> int:
 
 
 def _newest(epochs: Sequence[EpochStart]) -> int:
-    """Return the leader epoch of a log with this history; 0 where it has none."""
+    """Return the newest leader epoch in *epochs*; 0 if there is none."""
     return epochs[-1][0] if epochs else 0
 
 
 def _require_epoch(local: LocalLog, epochs: Sequence[EpochStart], leader_epoch: int) -> None:
     """
-    See that a log still has the leader epoch that it had when it was looked at.
+    Check that a log still has the leader epoch of the earlier read.
 
     Raises:
-        LeadershipChanged: It has another one: a broker ran on these files since.
+        LeadershipChanged: It has another one: a broker has run on these files since.
     """
     newest = _newest(epochs)
     if newest != leader_epoch:
@@ -370,11 +363,10 @@ def _unlink_segment(segment: LocalSegment, directory: int) -> None:
     """
     Unlink one segment: its side files first, then the `.log`.
 
-    A scan knows a segment by its `.log`. A crash in between leaves a whole segment without
-    indexes, which the next trim unlinks again; the other order would leave side files that
-    nobody looks for. The directory is made durable after each segment, oldest first: were a
-    later one gone and an earlier one back after a power cut, the earlier would seem to reach
-    over the hole.
+    A scan identifies a segment by its `.log`. A crash in between leaves a whole segment without indexes,
+    which the next trim unlinks again; the other order would leave side files that no scan finds. The
+    directory is made durable after each segment, oldest first. Otherwise a power cut could bring an
+    earlier segment back while a later one stays gone, and the earlier segment would seem to cover the hole.
     """
     stem = segment.path.removesuffix(".log")
     for file_path in (*(f"{stem}{suffix}" for suffix in _SIDE_SUFFIXES), segment.path):
@@ -396,9 +388,9 @@ def _unlink_segment(segment: LocalSegment, directory: int) -> None:
 
 def _hold_broker_lock(stack: ExitStack, log_dir: str) -> None:
     """
-    Hold the lock that a Kafka broker holds on its log directory, as long as *stack* is open.
+    Hold the lock that a Kafka broker holds on its log directory, until *stack* closes.
 
-    A broker whose segment vanishes under it takes the whole log directory offline.
+    A broker whose segment vanishes while it runs takes the whole log directory offline.
     """
     lock_path = f"{log_dir}/.lock"
     if not os.path.exists(lock_path):  # noqa: PTH110  (paths are text throughout this layer)

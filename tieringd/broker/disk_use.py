@@ -1,21 +1,21 @@
 """
-Disk use: what the files of a log directory take of their filesystem.
+Disk use: the space that the files of a log directory take on their filesystem.
 
-Counted are allocated blocks, as a preallocated index takes no space before it is filled. Files
-that the broker has marked for deletion are not counted: they go by themselves.
+Allocated blocks are counted, since a preallocated index takes no space before it is filled. Files that
+the broker has marked for deletion are not counted, because the broker deletes them itself.
 
-`DiskUseMeter` measures the same directories again and again, at the price of what has changed. It relies
-on two things. A name cannot come or go without the modification time of its directory moving. And in a
+`DiskUseMeter` measures the same directories repeatedly, at a cost that depends on the changes. It relies
+on two facts. A name cannot come or go without a change of its directory's modification time. And in a
 partition's directory only the active segment is appended to, its indexes together with its log: Kafka
-begins, deletes, replaces and renames all other files, which moves the directory's time. So a directory is
-listed again when its time or its active segment has changed. What neither of them shows (a filesystem that
-gives back blocks it had reserved, a file that someone changes by hand) is found by the next whole look at
-the directory, which comes after `WHOLE_LOOK_EVERY` measurements at the latest. Nothing is trimmed by these
-figures alone: they say how much room is needed, and archivers prove what may go.
+begins, deletes, replaces and renames all other files, which changes the directory's time. So a directory
+is listed again when its time or its active segment has changed. Some changes show in neither: a
+filesystem frees blocks that it had reserved, or a file is edited by hand. The next full scan of the
+directory finds them, which comes after `WHOLE_LOOK_EVERY` measurements at the latest. These figures
+alone trim nothing: they tell how much room is needed, and archivers prove what may be trimmed.
 
-`Filesystems` tells how large filesystems are and how much is free, by the directories that are on them. It
-is a port with one implementation, so that services can be tested with fake disks. Free is what the broker
-can still write, without the part that is kept for the superuser.
+`Filesystems` reports the size and the free space of filesystems, by the directories that are on them. It
+is a port with one implementation, so that services can be tested with fake disks. Free space is what the
+broker can still write, without the part that is reserved for the superuser.
 """
 
 from __future__ import annotations
@@ -23,60 +23,57 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from tieringd.broker.log_dir import is_settled
 from tieringd.errors import LocalFileError
 from tieringd.formats.log_names import FileKind, parse_file_name
 from tieringd.policies.disk_areas import DirectoryUse
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-
 WHOLE_LOOK_EVERY: Final = 20
-"""Measurements of a directory, of which one lists it whatever its times say: every ten minutes by default."""
-_BLOCK_BYTES = 512  # What `st_blocks` counts, whatever the filesystem's own blocks are.
+"""Of this many measurements of a directory, one is a full scan: every ten minutes by default."""
+_BLOCK_BYTES = 512  # The unit of `st_blocks`, whatever the filesystem's own block size.
 _LEAVING_SUFFIXES = (".deleted", "-delete")
 
 
 @dataclass(frozen=True, slots=True)
 class FilesystemReading:
-    """One look at one filesystem."""
+    """The state of one filesystem."""
 
     device: int
-    """What `stat` calls it."""
+    """Its `st_dev`."""
     paths: tuple[str, ...]
-    """The directories on it that were asked for, in that order."""
+    """The requested directories on it, in the order of the request."""
     total_bytes: int
     free_bytes: int
 
     @property
     def name(self) -> str:
-        """Return what it is called in metrics and in the log: its first directory."""
+        """Return its name in metrics and in the log: its first directory."""
         return self.paths[0]
 
 
 @dataclass(frozen=True, slots=True)
 class FilesystemLook:
-    """One look at all of them."""
+    """The states of all requested filesystems."""
 
     readings: tuple[FilesystemReading, ...]
     problems: dict[str, LocalFileError] = field(default_factory=dict)
-    """The directories that could not be looked at, and why."""
+    """The directories that could not be inspected, and why."""
 
 
 class Filesystems(Protocol):
-    """Where directories are, and how full it is there."""
+    """The filesystems of directories, and how full they are."""
 
     async def look(self, paths: Sequence[str]) -> FilesystemLook:
         """Return the filesystems that *paths* are on, each once, in the order of *paths*."""
 
 
 class LocalFilesystems:
-    """The filesystems of this host. A mount that hangs holds up one thread, and no caller's loop."""
+    """The filesystems of this host. A mount that hangs blocks one thread, not the caller's loop."""
 
     async def look(self, paths: Sequence[str]) -> FilesystemLook:
         """Return the filesystems that *paths* are on, each once, in the order of *paths*."""
@@ -108,7 +105,7 @@ def directory_uses(paths: Sequence[str]) -> tuple[DirectoryUse, ...]:
     Measure directories; this blocks.
 
     Raises:
-        OSError: One of them is not there or cannot be read.
+        OSError: One of them is missing or cannot be read.
     """
     return _uses(paths, lambda path, device: sum(_file_bytes(path, device)))
 
@@ -123,7 +120,11 @@ def _uses(paths: Sequence[str], measure: Callable[[str, int], int]) -> tuple[Dir
 
 
 def _file_bytes(path: str, device: int) -> Iterable[int]:
-    """Yield the size of each file below *path* on the same filesystem; what vanishes meanwhile has none."""
+    """
+    Yield the size of each file below *path* on the same filesystem.
+
+    Files that vanish meanwhile count as 0.
+    """
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
         for entry in entries:
             if entry.name.endswith(_LEAVING_SUFFIXES):
@@ -140,22 +141,22 @@ _Identity = tuple[int, int, int]
 
 @dataclass(slots=True)
 class _Measured:
-    """A partition's directory as it was measured."""
+    """A partition's directory at its last full scan."""
 
     size_bytes: int
     directory: _Identity
     active_path: str
     active: _Identity
     looks_left: int
-    """Measurements until the next whole look."""
+    """Measurements until the next full scan."""
 
 
 class DiskUseMeter:
-    """Measure directories as `directory_uses` does, with a memory. Used by one thread at a time."""
+    """Measures directories as `directory_uses` does, with a memory. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._measured: dict[str, dict[str, _Measured]] = {}
-        """For each path that was measured, the partitions' directories in it."""
+        """For each measured path, the partitions' directories in it."""
         self._looks = 0
 
     def __call__(self, paths: Sequence[str]) -> tuple[DirectoryUse, ...]:
@@ -163,7 +164,7 @@ class DiskUseMeter:
         Measure directories; this blocks.
 
         Raises:
-            OSError: One of them is not there or cannot be read.
+            OSError: One of them is missing or cannot be read.
         """
         return _uses(paths, self._bytes_in)
 
@@ -190,18 +191,18 @@ class DiskUseMeter:
         return total_bytes
 
     def _again(self, path: str, known: _Measured | None) -> _Measured | None:
-        """Return what is known of a directory, where it has not changed; None where it is to be listed."""
+        """Return the known measurement of an unchanged directory; None if it must be scanned again."""
         if known is None or not known.looks_left:
             return None
-        # The directory last: a name that came while the file was looked at shows here.
+        # The directory comes last, so that its time shows a name added while the file was inspected.
         if _identity(known.active_path) != known.active or _identity(path) != known.directory:
             return None
         known.looks_left -= 1
         return known
 
     def _whole(self, path: str, device: int, known: _Measured | None) -> tuple[int, _Measured | None]:
-        """List a directory; return its bytes, and what to remember of it, if that may be relied upon."""
-        # What changes from here on shows in a time, where the times are old enough.
+        """Scan a directory. Return its bytes, and the measurement to remember, if it is reliable."""
+        # If the times are old enough, any change from here on changes one of them.
         now_ns, directory = time.time_ns(), _identity(path)
         size_bytes, active_path = 0, ""
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
@@ -209,7 +210,7 @@ class DiskUseMeter:
                 if entry.name.endswith(_LEAVING_SUFFIXES):
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    # It is no partition of Kafka's, and nothing is known of what changes below it.
+                    # This is no partition of Kafka's, and its times do not show changes below it.
                     return sum(_file_bytes(path, device)), None
                 size_bytes += _entry_bytes(entry, device)
                 name = parse_file_name(entry.name)
@@ -220,7 +221,7 @@ class DiskUseMeter:
             return size_bytes, None
         if not is_settled(max(directory[2], active[2]), now_ns=now_ns):
             return size_bytes, None
-        # Not all ten thousand are to have their whole look in the same measurement.
+        # Spread the full scans of ten thousand directories over the measurements.
         self._looks += 1
         looks_left = WHOLE_LOOK_EVERY - 1 if known else self._looks % WHOLE_LOOK_EVERY
         return size_bytes, _Measured(size_bytes, directory, active_path, active, looks_left)
@@ -235,7 +236,7 @@ def _identity(path: str) -> _Identity | None:
 
 
 def _entry_bytes(entry: os.DirEntry[str], device: int) -> int:
-    """Return what a file takes; nothing where it vanished meanwhile or lies on another filesystem."""
+    """Return the space that a file takes; 0 if it vanished meanwhile or is on another filesystem."""
     with suppress(FileNotFoundError):
         found = entry.stat(follow_symlinks=False)
         if found.st_dev == device:

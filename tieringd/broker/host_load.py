@@ -1,50 +1,47 @@
 """
-The load of the machine: how busy its processors are, and how long tasks wait for what they lack.
+The load of the machine: how busy its processors are, and how long tasks wait for resources.
 
 The sources are the kernel's: the first line of `/proc/stat`, and pressure stall information (PSI) from
-`/proc/pressure`. Where the machine's own PSI cannot be read, that of our control group takes its place.
-A kernel without PSI leaves only the processors' time.
+`/proc/pressure`. If the machine's own PSI cannot be read, the PSI of our control group is used. A kernel
+without PSI leaves only the processors' time.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tieringd.policies.upload_control import CPU, IO, MEMORY, HostLoad
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
 _READ_BYTES = 4096
-"""More than a pressure file has, and than the first line of `/proc/stat`."""
+"""More than the size of a pressure file, and of the first line of `/proc/stat`."""
 _MICROSECONDS = 1e6
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7
-"""Places in the processors' line. What follows `_STEAL` is contained in what comes before."""
+"""Indexes of fields in the `cpu` line. The fields after `_STEAL` are contained in those before."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostCounters:
-    """What the kernel has counted up to a moment. Times are seconds; None is not known."""
+    """The kernel's counters at one moment. Times are in seconds; None means unknown."""
 
     at: float
     cpu_seconds: float | None = None
-    """Of all processors, idle or not."""
+    """Of all processors, busy or idle."""
     cpu_idle_seconds: float | None = None
     cpu_waited: float | None = None
     io_waited: float | None = None
     memory_waited: float | None = None
     own_cpu_seconds: float = 0.0
-    """What this process has used."""
+    """Used by this process."""
 
 
 class HostLoadReader:
-    """Read the kernel's counters. Opens its files once; `close` lets go of them."""
+    """Reads the kernel's counters. It opens its files once; `close` closes them."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         self._stat = _opened(proc / "stat")
@@ -52,11 +49,11 @@ class HostLoadReader:
 
     @property
     def has_pressure(self) -> bool:
-        """Say whether the kernel tells how long tasks wait."""
+        """Return whether the kernel reports how long tasks wait."""
         return any(file is not None for file in self._pressure.values())
 
     def counters(self, now: float) -> HostCounters:
-        """Return the counters as they are; *now* is the time of one clock that never goes back."""
+        """Return the current counters. *now* is in seconds of a monotonic clock."""
         total, idle = self._processors()
         waited = (self._waited(CPU), self._waited(IO), self._waited(MEMORY))
         return HostCounters(now, total, idle, *waited, own_cpu_seconds=time.process_time())
@@ -84,7 +81,7 @@ class HostLoadReader:
 
 
 def load_between(earlier: HostCounters, later: HostCounters) -> HostLoad:
-    """Return what the machine did between two readings."""
+    """Return the load of the machine between two readings."""
     seconds = later.at - earlier.at
     if seconds <= 0:
         return HostLoad(0.0)
@@ -105,7 +102,11 @@ def load_between(earlier: HostCounters, later: HostCounters) -> HostLoad:
 
 
 def sum_of(loads: Sequence[HostLoad]) -> HostLoad:
-    """Return the load over all of *loads*; one that is not known of each is not known of the sum."""
+    """
+    Return the mean load over all of *loads*, weighted by time.
+
+    A part unknown in one of them is unknown.
+    """
     seconds = sum(one.seconds for one in loads)
     if not seconds:
         return HostLoad(0.0)
@@ -127,7 +128,7 @@ def sum_of(loads: Sequence[HostLoad]) -> HostLoad:
 
 
 def _difference(earlier: float | None, later: float | None) -> float | None:
-    # Idle time can seem to go back a little where a processor was just waking up.
+    # Idle time can seem to go back a little when a processor wakes up.
     return None if earlier is None or later is None else max(0.0, later - earlier)
 
 
@@ -149,7 +150,7 @@ def _pressure_file(name: str, proc: Path, cgroups: Path) -> int | None:
         if file is not None:
             if _read(file):
                 return file
-            os.close(file)  # A kernel with PSI switched off has the file, and refuses to read it.
+            os.close(file)  # With PSI disabled, the kernel has the file, and refuses to read it.
     return None
 
 

@@ -1,20 +1,20 @@
 """
-The live Kafka broker beside us, asked over its own API.
+The live Kafka broker beside us, through its own API.
 
-Metadata tells who leads what and under which epoch, ListOffsets the bounds of a log, DescribeConfigs
-and DescribeClientQuotas what is set; DeleteRecords trims. Records are never fetched; the log
-directory has them.
+Metadata gives the leaders of partitions and their epochs, ListOffsets the bounds of a log,
+DescribeConfigs and DescribeClientQuotas the settings. DeleteRecords trims. Records are never fetched,
+because the log directory has them.
 
-Everything but Metadata goes to the broker beside us, for the partitions that it leads. Only the log
-directories and the ids of topics are asked of every broker.
+All requests but Metadata go to the broker beside us, for the partitions that it leads. Only the log
+directories and the ids of topics are requested from every broker.
 
-`log_dir_sizes` asks every broker of a cluster for its log directories (Kafka's DescribeLogDirs). It
-concerns the other brokers too. A broker that does not answer, or refuses, is an error in the answer: an
-operator who looks at disks must see the others.
+`log_dir_sizes` asks every broker of a cluster for its log directories (Kafka's DescribeLogDirs). If a
+broker does not answer, or refuses, its entry holds the error: an operator who inspects disks must see
+the others.
 
-The ids of topics are asked of every live broker. A broker answers from what it knows, and a broker that is
-cut off from the controller knows of no new topic. So `topic_ids` tells what all of them agree on, and
-nothing else: a topic that one broker has is not gone.
+The ids of topics are requested from every live broker. A broker answers from its own metadata, and a
+broker that is cut off from the controller knows of no new topic. So `topic_ids` returns only names that
+every broker answers for: a topic that one broker has is not gone.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ import asyncio
 import base64
 import math
 from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 import structlog
 from kio.schema.errors import ErrorCode
@@ -41,21 +44,14 @@ from tieringd.broker.kafka_protocol import (
     KafkaSettings,
 )
 from tieringd.errors import BrokerDenied, BrokerUnavailable, LeadershipChanged, TieringError
-from tieringd.model.local_log import LogDirSizes, ReplicaSize
-from tieringd.model.partition import NO_TOPIC_ID, ClusterView, LogBounds, Replica, TopicPartition
+from tieringd.model.disk_state import QuotaEntity
+from tieringd.model.local_log import LocalLog, LocalPartition, LogDirSizes, ReplicaSize
+from tieringd.model.partition import NO_TOPIC_ID, ClusterView, Leadership, LogBounds, Replica, TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from types import ModuleType
-    from uuid import UUID
-
     from kio.schema.delete_records.v2 import DeleteRecordsResponse
     from kio.schema.list_offsets.v9 import ListOffsetsResponse
     from kio.schema.metadata.v13 import MetadataResponse
-
-    from tieringd.model.disk_state import QuotaEntity
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.partition import Leadership
 
 
 __all__ = ["KafkaBroker", "KafkaSettings"]
@@ -74,7 +70,7 @@ _CONSUMER: Final = -1
 async def log_dir_sizes(
     connections: KafkaConnections, brokers: Mapping[int, tuple[str, int]]
 ) -> tuple[LogDirSizes, ...]:
-    """Ask each of *brokers*, whose addresses are given by id; return the answers by id and path."""
+    """Ask each of *brokers* (addresses by id) for its log directories; return them by id and path."""
     found = await asyncio.gather(*(_of_broker(connections, *broker) for broker in sorted(brokers.items())))
     return tuple(directory for directories in found for directory in directories)
 
@@ -86,7 +82,7 @@ async def _of_broker(
         response = await connections.send(address, KafkaRequest(DESCRIBE_LOG_DIRS, _all_topics))
     except (BrokerUnavailable, BrokerDenied) as error:
         return [LogDirSizes(broker, "", error=str(error))]
-    # Older versions answer a caller without rights as if there were nothing.
+    # Older versions send a caller without permission an empty response.
     refusal = getattr(response, "error_code", ErrorCode.none)
     if refusal is not ErrorCode.none:
         return [LogDirSizes(broker, "", error=refusal.name.upper())]
@@ -111,12 +107,12 @@ async def topic_ids(
     connections: KafkaConnections, brokers: Iterable[tuple[str, int]], names: Collection[str]
 ) -> dict[str, frozenset[str]]:
     """
-    Ask each of *brokers* for *names*; return by name all ids that were given, none where there is no topic.
+    Ask each of *brokers* for *names*. Return all ids by name; no ids where no broker has the topic.
 
-    A name of which one broker does not tell is left out.
+    A name is left out if one broker does not answer for it.
 
     Raises:
-        BrokerUnavailable: One does not answer.
+        BrokerUnavailable: A broker does not answer.
     """
     request = metadata_request(names)
     answers = await asyncio.gather(*(_told(connections, address, request) for address in brokers))
@@ -125,11 +121,11 @@ async def topic_ids(
 
 
 def metadata_request(topics: Iterable[str]) -> Any:
-    """Return how to build a request for the metadata of *topics*, which creates none of them."""
+    """Return a function that builds a metadata request for *topics*, which creates none of them."""
     names = sorted(topics)
 
     def build(module: ModuleType) -> Any:
-        # Topic ids came with version 10; Redpanda speaks older ones as well.
+        # Topic ids came with version 10. Redpanda also speaks older versions.
         ids = {"topic_id": None} if has_field(module.MetadataRequestTopic, "topic_id") else {}
         flags = {
             flag: False
@@ -147,12 +143,12 @@ def metadata_request(topics: Iterable[str]) -> Any:
 
 
 def has_field(message: type[Any], name: str) -> bool:
-    """Say whether a message has a field in the version that was chosen."""
+    """Return whether a message has a field in its version."""
     return name in message.__dataclass_fields__
 
 
 def text_of(topic_id: UUID | None) -> str:
-    """Return a topic id as it is written everywhere else."""
+    """Return a topic id as text: base64url without padding, as in `partition.metadata`."""
     if topic_id is None:
         return NO_TOPIC_ID
     return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
@@ -177,9 +173,9 @@ class KafkaBroker:
     """
     The broker whose log directories we read, as its clients see it.
 
-    Belongs to the event loop that uses it. It survives restarts of the broker: a call that
-    finds it away raises `BrokerUnavailable`, and a later one connects again. A call takes at
-    most one request timeout per bootstrap address and one per request.
+    It belongs to the event loop that uses it. It survives restarts of the broker: a call raises
+    `BrokerUnavailable` while the broker is down, and a later one connects again. A call takes at most
+    one request timeout per bootstrap address and one per request.
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
@@ -196,7 +192,7 @@ class KafkaBroker:
         self._reported: set[str] = set()
 
     async def cluster_id(self) -> str:
-        """Return the id of the cluster; it is part of every object's key."""
+        """Return the id of the cluster. It is part of every object's key."""
         response = await self._metadata(())
         if not response.cluster_id:
             raise BrokerUnavailable("the broker does not know its cluster's id yet")
@@ -209,12 +205,12 @@ class KafkaBroker:
         return self._require_node_id()
 
     async def topic_id(self, topic: str) -> str | None:
-        """Return the id of the topic that has this name now; None where the cluster has none, or no ids."""
+        """Return the current id of the topic with this name; None without such a topic or without ids."""
         found = await self.topic_shape(topic)
         return None if found is None or found[0] == NO_TOPIC_ID else found[0]
 
     async def topic_shape(self, topic: str) -> tuple[str, int] | None:
-        """Return the id and the number of partitions of a topic; None where the cluster has none so named."""
+        """Return the id and the number of partitions of a topic; None if the cluster has no such topic."""
         for found in (await self._metadata({topic})).topics:
             if found.name == topic and found.error_code is ErrorCode.none:
                 return text_of(getattr(found, "topic_id", None)), len(found.partitions)
@@ -222,9 +218,9 @@ class KafkaBroker:
 
     async def topic_ids(self, topics: Collection[str]) -> Mapping[str, frozenset[str]]:
         """
-        Return by name the ids that any live broker gives a topic; none where all say that there is no such.
+        Return the ids that live brokers report, by topic name; no ids where all report no such topic.
 
-        A name of which one does not tell is left out.
+        A name is left out if one broker does not answer for it.
 
         Raises:
             BrokerUnavailable: A live broker does not answer.
@@ -234,17 +230,17 @@ class KafkaBroker:
 
     async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
         """
-        Return what this broker is to each partition among *found*.
+        Return this broker's role for each partition among *found*.
 
-        A partition whose topic id on disk differs from the cluster's is left out: its directory
-        belongs to a deleted incarnation.
+        A partition whose topic id on disk differs from the cluster's is left out: its directory belongs
+        to a deleted incarnation.
         """
         if not found:
             return ClusterView({}, {})
         return self._view(await self._metadata({each.topic_partition.topic for each in found}), found)
 
     def _view(self, response: MetadataResponse, found: Sequence[LocalPartition]) -> ClusterView:
-        """Return what *response*, which tells of the topics of *found*, says of them."""
+        """Return the roles in *response*, which holds the metadata of the topics of *found*."""
         node_id = self._require_node_id()
         ids: dict[str, str] = {}
         counts: dict[str, int] = {}
@@ -256,7 +252,7 @@ class KafkaBroker:
             ids[topic.name] = text_of(getattr(topic, "topic_id", None))
             counts[topic.name] = len(topic.partitions)
             for partition in topic.partitions:
-                # A directory that is no replica any more is on its way out, after a reassignment.
+                # A directory that is no replica any more will be deleted after a reassignment.
                 if node_id in partition.replica_nodes:
                     name = TopicPartition(topic.name, partition.partition_index)
                     replicas[name] = Replica(
@@ -276,31 +272,32 @@ class KafkaBroker:
         self, logs: Sequence[LocalLog], *, leader_epochs: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, LogBounds | TieringError]:
         """
-        Return the bounds of each log, or the error that kept this one log from having them.
+        Return the bounds of each log, or the error that prevented reading this log's bounds.
 
         The broker compares each epoch with the one under which it leads, and refuses another.
         """
         asked = {each: leader_epochs[each] for each in (one.partition.topic_partition for one in logs)}
         if not asked:
             return {}
-        # In this order each answer is a lower bound of what it would be together with the next:
-        # a log start, then a last stable offset, then a high watermark that is not behind it.
+        # In this order each value is a lower bound of its value at the time of the next request: a log
+        # start, then a last stable offset, then a high watermark that is not behind it.
         starts = await self._offsets(asked, _EARLIEST, _READ_UNCOMMITTED)
         stables = await self._offsets(asked, _LATEST, _READ_COMMITTED)
         ends = await self._offsets(asked, _LATEST, _READ_UNCOMMITTED)
         return {each: _bounds(each, starts, stables, ends) for each in asked}
 
     async def log_dir_sizes(self) -> Sequence[LogDirSizes]:
-        """Return what is in the log directories of every live broker; one that cannot tell says why."""
+        """Return the contents of the log directories of every live broker, or a broker's error instead."""
         brokers = (await self._metadata(())).brokers
         addresses = {int(each.node_id): (each.host, int(each.port)) for each in brokers}
         return await log_dir_sizes(self._connections, addresses)
 
     async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
         """
-        Return what is set on each topic; and, also by default, how the broker deletes and elects leaders.
+        Return the properties set on each topic, and the effective ones for deletion and leader election.
 
-        A topic that the cluster does not know is left out.
+        The latter come from the topic or from a default of the broker. A topic that the cluster does not
+        know is left out.
         """
         configs: dict[str, Mapping[str, str]] = {}
         for request in kafka_topic_configs.describe_requests(topics):
@@ -308,7 +305,7 @@ class KafkaBroker:
         return configs
 
     async def topic_overrides(self, topic: str) -> Mapping[str, str]:
-        """Return only what is set on one topic itself."""
+        """Return only the properties that are set on one topic itself."""
         request = kafka_topic_configs.describe_request([topic])
         return kafka_topic_configs.overrides(topic, await self._ask(request))
 
@@ -316,28 +313,28 @@ class KafkaBroker:
         self, topic: str, changes: Mapping[str, str | None], *, send_by: float = math.inf
     ) -> None:
         """
-        Set properties of a topic and leave all others as they are; None takes a property's setting away.
+        Set properties of a topic and leave all others as they are; None removes a property's setting.
 
         Raises:
             BrokerUnavailable: The broker does not answer, or it is later than *send_by*.
-            BrokerDenied: We may not: it needs the ACL ALTER_CONFIGS on the topic.
+            BrokerDenied: This user may not: it needs the ACL ALTER_CONFIGS on the topic.
         """
         request = kafka_topic_configs.alter_request(topic, changes, send_by=send_by)
         kafka_topic_configs.check_altered(topic, changes, await self._ask(request))
 
     async def client_quotas(self) -> Mapping[QuotaEntity, Mapping[str, float]]:
-        """Return every client quota that is set: it needs the ACL DESCRIBE_CONFIGS on the cluster."""
+        """Return every client quota that is set. This needs the ACL DESCRIBE_CONFIGS on the cluster."""
         return kafka_quotas.described(await self._ask(kafka_quotas.describe_request()))
 
     async def alter_client_quotas(
         self, changes: Mapping[QuotaEntity, Mapping[str, float | None]], *, send_by: float = math.inf
     ) -> None:
         """
-        Set client quotas and leave all others as they are; None takes one away.
+        Set client quotas and leave all others as they are; None removes one.
 
         Raises:
             BrokerUnavailable: The broker does not answer, or it is later than *send_by*.
-            BrokerDenied: We may not: it needs the ACL ALTER_CONFIGS on the cluster.
+            BrokerDenied: This user may not: it needs the ACL ALTER_CONFIGS on the cluster.
         """
         kafka_quotas.check_altered(await self._ask(kafka_quotas.alter_request(changes, send_by=send_by)))
 
@@ -345,20 +342,21 @@ class KafkaBroker:
         self, leadership: Leadership, log: LocalLog, *, before_offset: int, needs_every_replica: bool = False
     ) -> int:
         """
-        Move the log start offset of every replica to *before_offset*; return where it is now.
+        Move the log start offset of every replica to *before_offset*; return the offset it has now.
 
-        DeleteRecords names neither a leader epoch nor a topic id: the broker carries it out on whatever log
+        DeleteRecords names neither a leader epoch nor a topic id: the broker applies it to whatever log
         it leads under this name when the request arrives. So the broker itself is asked for both right
-        before, and the request leaves within `EFFECT_WITHIN_SECONDS` of that question or not at all. What
-        is left is the way of the request itself; docs/concepts.md says what that means.
+        before, and the request is sent within `EFFECT_WITHIN_SECONDS` of that question or not at all.
+        The remaining risk is the time that the request itself travels; docs/concepts.md explains what
+        that means.
 
         The broker deletes the files at its next retention check, plus `file.delete.delay.ms`.
 
         Raises:
-            LeadershipChanged: This broker does not lead the partition under that epoch any more, or that
-                is not certain of the moment at which the broker carried the request out.
+            LeadershipChanged: This broker does not lead the partition under that epoch any more, or it
+                is uncertain whether it did when it applied the request.
             BrokerUnavailable: A replica is not in sync, or the broker does not answer.
-            BrokerDenied: The broker never trims this topic, or we may not.
+            BrokerDenied: The broker never trims this topic, or this user may not.
         """
         partition = leadership.partition
         loop = asyncio.get_running_loop()
@@ -374,7 +372,7 @@ class KafkaBroker:
             KafkaRequest(DELETE_RECORDS, build, send_by=send_by)
         )
         if loop.time() > send_by:
-            # The broker may have carried it out long after it was asked who leads.
+            # The broker may have applied it long after the question who leads.
             await self._require_leadership(leadership, log.partition)
         for topic in response.topics:
             for result in topic.partitions:
@@ -395,12 +393,12 @@ class KafkaBroker:
 
     async def _require_leadership(self, leadership: Leadership, local: LocalPartition) -> Replica:
         """
-        See that the broker beside us leads a partition under exactly this epoch; return what it is to it.
+        Check that the broker beside us leads a partition under exactly this epoch; return its role.
 
-        No other broker is asked: it may have heard less of who leads.
+        No other broker is asked, because it may have older metadata.
 
         Raises:
-            LeadershipChanged: It does not, or the topic is another one by now.
+            LeadershipChanged: It does not lead, or the topic is another one by now.
         """
         partition = leadership.partition
         name = partition.topic_partition
@@ -440,7 +438,7 @@ class KafkaBroker:
         return list(dict.fromkeys([*own, *self._connections.bootstrap]))
 
     def _learn(self, response: MetadataResponse) -> None:
-        """Keep who the broker beside us is and where it listens; it may move when it restarts."""
+        """Keep the id and the address of the broker beside us. The address may change when it restarts."""
         live = {int(each.node_id): (each.host, int(each.port)) for each in response.brokers}
         if self._node_id is None:
             named = [node for node, address in live.items() if address in self._connections.bootstrap]
@@ -466,7 +464,7 @@ class KafkaBroker:
         try:
             return await self._connections.send(self._node_address, request)
         except BrokerUnavailable:
-            # It may have come back at another address: ask for it the next time.
+            # It may have come back at another address: the next call asks for it.
             self._node_address = None
             raise
 
@@ -474,9 +472,9 @@ class KafkaBroker:
         self, asked: Mapping[TopicPartition, int], timestamp: int, isolation_level: int
     ) -> Mapping[TopicPartition, int | TieringError]:
         """
-        Return one special offset of each partition, or the error that the broker gave for it.
+        Return one special offset of each partition, or the broker's error for it.
 
-        *asked* gives the leader epoch under which each has to be led.
+        *asked* gives the leader epoch under which the broker must lead each partition.
         """
         by_topic: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         for each, leader_epoch in asked.items():
@@ -512,7 +510,7 @@ class KafkaBroker:
         return offsets
 
     def _deletion(self, partition: TopicPartition, before_offset: int) -> Callable[[ModuleType], Any]:
-        # The broker's answer has to arrive before we give up waiting for it.
+        # The broker's response has to arrive before we stop waiting for it.
         timeout = timedelta(seconds=self._settings.request_timeout_seconds * 0.8)
 
         def build(module: ModuleType) -> Any:
@@ -523,7 +521,7 @@ class KafkaBroker:
         return build
 
     def _report(self, topic: str | None, error: ErrorCode) -> None:
-        """Say once that a topic on our disk is hidden from us; a deleted topic is no news."""
+        """Warn once that this user may not see a topic on our disk. A deleted topic is not reported."""
         if topic is None or topic in self._reported or error is not ErrorCode.topic_authorization_failed:
             return
         self._reported.add(topic)
@@ -544,5 +542,5 @@ def _bounds(
             return BrokerUnavailable(f"the broker's answer has no offset of {partition}")
         offsets.append(offset)
     start, stable, end = offsets
-    # A new leader's high watermark may be behind the old one's: what both saw is stable.
+    # A new leader's high watermark may be behind the old one's: the offset that both had is stable.
     return LogBounds(log_start_offset=start, last_stable_offset=min(stable, end), log_end_offset=end)

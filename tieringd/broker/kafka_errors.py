@@ -1,15 +1,12 @@
-"""Kafka's error codes in answers, as errors of ours: what may pass, and what only an operator can mend."""
+"""Kafka's error codes in responses, as errors of ours: temporary ones, and those that need an operator."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from tieringd.errors import BrokerDenied, BrokerUnavailable, LeadershipChanged
-
-if TYPE_CHECKING:
-    from tieringd.errors import TieringError
+from tieringd.errors import BrokerDenied, BrokerUnavailable, LeadershipChanged, TieringError
 
 DENIED_HINTS: Final = {
     ErrorCode.policy_violation: "Kafka never deletes records of a topic whose cleanup.policy is only compact",
@@ -23,7 +20,7 @@ _OTHER_EPOCH: Final = frozenset({ErrorCode.fenced_leader_epoch, ErrorCode.unknow
 
 
 def refusal(subject: str, code: ErrorCode) -> TieringError:
-    """Return the error of ours for a code in an answer; *subject* is what was asked for."""
+    """Return our error for a code in a response; *subject* tells what was requested."""
     hint = DENIED_HINTS.get(code)
     if hint is not None:
         return BrokerDenied(f"the broker refuses {subject}: {code.name.upper()}", hint=hint)

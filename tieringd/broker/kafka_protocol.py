@@ -1,14 +1,14 @@
 """
 Kafka messages of kio over connections of aiokafka.
 
-aiokafka opens a connection, authenticates it, negotiates versions and matches answers to
-requests; kio encodes and decodes every message. `KafkaRequest` is what lets the one carry the
-other. No byte of Kafka's protocol is laid out by hand here, and no answer is interpreted:
-error codes inside a response are the business of `broker.kafka`.
+aiokafka opens a connection, authenticates it, negotiates versions and matches responses to requests; kio
+encodes and decodes every message. `KafkaRequest` lets aiokafka carry kio's messages. This module lays
+out no byte of Kafka's protocol by hand, and interprets no response: `broker.kafka` handles error codes
+inside a response.
 
-aiokafka's own client is not used. It keeps a second copy of the metadata of every topic, asks
-for it again whenever a connection breaks, and never returns to the bootstrap addresses once
-all brokers that it knows are gone.
+aiokafka's own client is not used. It keeps a second copy of the metadata of every topic, asks for it
+again whenever a connection breaks, and never returns to the bootstrap addresses once all brokers that it
+knows are gone.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from __future__ import annotations
 import asyncio
 import math
 import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokafka.conn import AIOKafkaConnection, CloseReason, collect_hosts
@@ -37,13 +39,10 @@ from tieringd.broker.base import EFFECT_WITHIN_SECONDS
 from tieringd.errors import BrokerDenied, BrokerUnavailable, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-    from types import ModuleType
-
     from kio.static.protocol import RequestPayload
 
 CLIENT_ID: Final = "tieringd"
-"""What every daemon calls itself."""
+"""The client id of every daemon."""
 _SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _SASL_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _CLOSE_TIMEOUT_SECONDS: Final = 2.0
@@ -51,12 +50,12 @@ _CLOSE_TIMEOUT_SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
-    """How to reach the broker beside us, and as whom."""
+    """The address of the broker beside us, and our credentials."""
 
     bootstrap: tuple[str, ...]
     """`host:port` of the broker beside us; further brokers only help to find it."""
     node_id: int | None = None
-    """The broker beside us; None finds it by its advertised address among *bootstrap*."""
+    """The id of the broker beside us; None finds it by its advertised address among *bootstrap*."""
     security_protocol: str = "PLAINTEXT"
     sasl_mechanism: str = "PLAIN"
     sasl_username: str | None = None
@@ -68,15 +67,15 @@ class KafkaSettings:
     request_timeout_seconds: float = 10.0
     """For one connection attempt, and for one request."""
     effect_within_seconds: float = EFFECT_WITHIN_SECONDS
-    """A trim leaves within this time after the broker was asked which broker leads, or not at all."""
+    """A trim is sent within this time after the broker was asked who leads, or not at all."""
     client_id: str = CLIENT_ID
     has_topic_ids_on_disk: bool = True
-    """Whether a partition's directory tells the topic id that the cluster gives it: Redpanda's do not."""
+    """Whether a partition's directory holds the cluster's topic id. Redpanda's directories do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One kind of message, and the range of versions that hold the same fields of those we use."""
+    """One kind of message, and the range of versions in which the fields that we use are the same."""
 
     name: str
     key: int
@@ -97,15 +96,15 @@ class KafkaRequest:
     """
     One request in the shape that an aiokafka connection sends, with kio's message inside.
 
-    *build* gets kio's module of the version that was chosen. The connection hands the answer
-    over as bytes: were it decoded there, one that kio cannot read would end the connection's
-    reader task instead of failing the one call.
+    *build* gets kio's module of the negotiated version. The connection returns the response as bytes: if
+    the connection decoded it, a response that kio cannot read would end the connection's reader task
+    instead of failing the one call.
     """
 
     def __init__(
         self, api: Api, build: Callable[[ModuleType], RequestPayload], *, send_by: float = math.inf
     ) -> None:
-        """Take what to send, and until when, in loop time, it may be sent."""
+        """Keep *api*, *build* and *send_by*: the loop time after which the request must not be sent."""
         self._api = api
         self._build = build
         self._send_by = send_by
@@ -113,7 +112,7 @@ class KafkaRequest:
 
     @property
     def payload(self) -> RequestPayload:
-        """Return the message, whose version is known once it was sent."""
+        """Return the message. Its version is known once `prepare` was called."""
         assert self._payload is not None, "the request has not been sent"
         return self._payload
 
@@ -121,11 +120,11 @@ class KafkaRequest:
         """
         Build the message in the highest version that both sides know.
 
-        The connection writes it in the same turn of the event loop, so this is the last moment at which a
-        request can be held back.
+        The connection writes it in the same iteration of the event loop, so this is the last moment at
+        which a request can be held back.
 
         Raises:
-            BrokerDenied: There is none.
+            BrokerDenied: There is no common version.
             BrokerUnavailable: It is too late for this request.
         """
         api = self._api
@@ -170,12 +169,12 @@ class KafkaRequest:
         return header
 
     def decoded(self, answer: bytes) -> Any:
-        """Return kio's response for the bytes that the connection gave."""
+        """Return kio's response for the bytes that the connection returned."""
         response, _ = entity_reader(load_response_from_request(self.payload))(answer, 0)
         return response
 
     class RESPONSE_TYPE:  # noqa: N801  (the name under which aiokafka looks for it)
-        """What the connection calls to decode an answer."""
+        """The decoder that the connection calls for a response."""
 
         @staticmethod
         def decode(frame: BytesIO) -> bytes:
@@ -201,7 +200,7 @@ class KafkaConnections:
     """
     One connection per address, opened when it is needed and again after it broke.
 
-    Belongs to the event loop that uses it. Nothing is retried here: a call that finds a broken
+    It belongs to the event loop that uses it. Nothing is retried here: a call that finds a broken
     connection fails with `BrokerUnavailable`, and the next one connects.
     """
 
@@ -218,7 +217,7 @@ class KafkaConnections:
         Send *request* to *address* and return kio's response.
 
         Raises:
-            BrokerUnavailable: No connection, no answer in time, or one that cannot be read.
+            BrokerUnavailable: No connection, no response in time, or an unreadable one.
             BrokerDenied: The broker does not accept our credentials or our versions.
         """
         host, port = address
@@ -227,7 +226,7 @@ class KafkaConnections:
             try:
                 answer = await connection.send(request)
             except TimeoutError:
-                # Answers come in order, so a late one would delay every call after it.
+                # Responses come in order, so a late one would delay every call after it.
                 self._open.pop(address, None)
                 await _closed(connection, CloseReason.CONNECTION_TIMEOUT)
                 raise
@@ -237,7 +236,7 @@ class KafkaConnections:
                 raise BrokerUnavailable(f"an answer of {host}:{port} cannot be read: {error!r}") from error
 
     async def _connection(self, address: tuple[str, int]) -> AIOKafkaConnection:
-        # Two calls at once must not open two connections, of which one would be forgotten.
+        # Two concurrent calls must not open two connections, one of which would be lost.
         async with self._opening.setdefault(address, asyncio.Lock()):
             connection = self._open.get(address)
             if connection is None or not connection.connected():
@@ -294,7 +293,7 @@ class KafkaConnections:
 
 
 async def _closed(connection: AIOKafkaConnection, reason: CloseReason) -> None:
-    """Close a connection and wait until its socket is gone, but not long for a peer that hangs."""
+    """Close a connection and wait until its socket is closed, but not long for a peer that hangs."""
     closed: asyncio.Future[None] | None = connection.close(reason=reason)
     if closed is not None:
         await asyncio.wait([closed], timeout=_CLOSE_TIMEOUT_SECONDS)
@@ -331,7 +330,7 @@ def _addresses(bootstrap: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
 
 
 def tls_context(settings: KafkaSettings) -> ssl.SSLContext | None:
-    """Return how to trust and authenticate the brokers; None where the connection is not encrypted."""
+    """Return the TLS context for the brokers; None if connections are not encrypted."""
     if not settings.security_protocol.endswith("SSL"):
         return None
     try:

@@ -1,25 +1,21 @@
 """
-Client quotas in Kafka's messages: what asks for them, and what an answer says.
+Client quotas in Kafka's messages: requests, and what their responses say.
 
-The messages only; who sends them where is `broker.kafka`.
+This module has the messages only; `broker.kafka` sends them.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from tieringd.broker.kafka_protocol import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS, KafkaRequest
-from tieringd.errors import BrokerDenied, BrokerUnavailable
+from tieringd.errors import BrokerDenied, BrokerUnavailable, TieringError
 from tieringd.model.disk_state import QuotaEntity
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import ModuleType
-
-    from tieringd.errors import TieringError
 
 _FINAL: Final = {
     ErrorCode.cluster_authorization_failed: "Grant this user the ACLs DESCRIBE_CONFIGS and ALTER_CONFIGS on "
@@ -30,7 +26,7 @@ _FINAL: Final = {
 
 
 def describe_request() -> KafkaRequest:
-    """Return the question for every quota that is set."""
+    """Return the request for every quota that is set."""
 
     def build(module: ModuleType) -> Any:
         return module.DescribeClientQuotasRequest(components=(), strict=False)
@@ -40,11 +36,11 @@ def describe_request() -> KafkaRequest:
 
 def described(response: Any) -> dict[QuotaEntity, dict[str, float]]:
     """
-    Return what an answer says is set.
+    Return the quotas in a response.
 
     Raises:
-        BrokerDenied: We may not ask.
-        BrokerUnavailable: The broker cannot say now.
+        BrokerDenied: This user may not ask.
+        BrokerUnavailable: The broker cannot answer now.
     """
     if response.error_code is not ErrorCode.none:
         raise _error("to tell the client quotas", response.error_code, response.error_message)
@@ -57,7 +53,7 @@ def described(response: Any) -> dict[QuotaEntity, dict[str, float]]:
 def alter_request(
     changes: Mapping[QuotaEntity, Mapping[str, float | None]], *, send_by: float = math.inf
 ) -> KafkaRequest:
-    """Return the order to set quotas; None takes one away, and those that are not named stay."""
+    """Return the request to set quotas. None removes a quota, and all others stay as they are."""
 
     def build(module: ModuleType) -> Any:
         entries = tuple(
@@ -79,11 +75,11 @@ def alter_request(
 
 def check_altered(response: Any) -> None:
     """
-    See that an order was carried out for every entity.
+    Check that every entity's change was applied.
 
     Raises:
-        BrokerDenied: It was refused for one of them; others may have been carried out.
-        BrokerUnavailable: It cannot be carried out now for one of them.
+        BrokerDenied: A change was refused; others may have been applied.
+        BrokerUnavailable: A change cannot be applied now.
     """
     for entry in response.entries:
         if entry.error_code is not ErrorCode.none:

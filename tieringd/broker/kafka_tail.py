@@ -1,13 +1,14 @@
 """
 The tail of a partition, read from the cluster as any consumer does.
 
-It is for people who want to see what follows the archive. The daemon itself never fetches records:
-the log directory has them.
+It is for operators who want to see the records after the archive's end. The daemon itself never fetches
+records, because the log directory has them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import AsyncGenerator
+from typing import Any, Self
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as ClientPartition
@@ -19,22 +20,17 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
-from tieringd.broker.kafka_protocol import tls_context
+from tieringd.broker.kafka_protocol import KafkaSettings, tls_context
 from tieringd.errors import BrokerDenied, BrokerUnavailable
 from tieringd.formats.records import Record
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from tieringd.broker.kafka_protocol import KafkaSettings
-    from tieringd.model.partition import TopicPartition
+from tieringd.model.partition import TopicPartition
 
 _POLL_MS = 500
 _DENIED = (TopicAuthorizationFailedError, GroupAuthorizationFailedError)
 
 
 class KafkaTail:
-    """One partition through a consumer of its own. Open it with `async with`."""
+    """One partition, read by a consumer of its own. Open it with `async with`."""
 
     def __init__(self, settings: KafkaSettings, partition: TopicPartition, *, read_committed: bool) -> None:
         self._bootstrap = ",".join(settings.bootstrap)
@@ -59,7 +55,7 @@ class KafkaTail:
 
         Raises:
             BrokerUnavailable: The cluster cannot be reached.
-            BrokerDenied: It refuses us.
+            BrokerDenied: The cluster refuses us.
         """
         try:
             await self._consumer.start()
@@ -74,7 +70,7 @@ class KafkaTail:
         await self._consumer.stop()
 
     async def bounds(self) -> tuple[int, int]:
-        """Return the first offset that the cluster has, and the end of what may be read (exclusive)."""
+        """Return the cluster's first offset, and the end of the readable records (exclusive)."""
         try:
             first = await self._consumer.beginning_offsets([self._partition])
             end = await self._consumer.end_offsets([self._partition])
@@ -93,10 +89,11 @@ class KafkaTail:
 
     async def records(self, *, from_offset: int, end_offset: int | None) -> AsyncGenerator[Record]:
         """
-        Yield the records from *from_offset* to before *end_offset*; None goes on for ever.
+        Yield the records from *from_offset* to before *end_offset*. None means without end.
 
         Raises:
-            BrokerUnavailable: The cluster does not answer, or has let go of what is next.
+            BrokerUnavailable: The cluster does not answer, or has deleted the next records.
+            BrokerDenied: This user may not read the topic.
         """
         self._consumer.seek(self._partition, from_offset)
         position = from_offset

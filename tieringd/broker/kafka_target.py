@@ -1,17 +1,18 @@
 """
-A live cluster that records are written to: its topics, and one transactional writer for each partition.
+A live cluster that records are written to: its topics, and one transactional writer per partition.
 
-A writer sends a bounded number of records and, in the same transaction, the mark that says how far it is.
-So what a mark tells is true whenever it can be read: nothing is written twice, and nothing left out,
-however an attempt ends. A second writer of the same partition fences the first.
+A writer sends a bounded number of records and, in the same transaction, the mark with its progress. So a
+mark is true whenever it can be read: no record is written twice or left out, however an attempt ends. A
+second writer of the same partition fences the first.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as ClientPartition
@@ -35,15 +36,10 @@ from aiokafka.errors import (
 from aiokafka.structs import OffsetAndMetadata
 
 from tieringd.broker.kafka import KafkaBroker
-from tieringd.broker.kafka_protocol import tls_context
+from tieringd.broker.kafka_protocol import KafkaSettings, tls_context
 from tieringd.errors import BrokerDenied, BrokerUnavailable, FencedError
+from tieringd.formats.records import Record
 from tieringd.formats.recovery_mark import RecoveryMark, decode_mark, encode_mark
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-
-    from tieringd.broker.kafka_protocol import KafkaSettings
-    from tieringd.formats.records import Record
 
 _BATCH_BYTES_MAX = 512 << 10
 _REQUEST_TIMEOUT_MS = 40_000
@@ -62,28 +58,28 @@ _BATCH_OVERHEAD_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class TargetTopic:
-    """A topic of the cluster, as it is now."""
+    """A topic of the cluster, in its current state."""
 
     name: str
     topic_id: str
     partition_count: int
     settings: Mapping[str, str]
-    """What is in effect, whoever set it."""
+    """The effective settings, whether set on the topic or by default."""
 
     @property
     def max_message_bytes(self) -> int:
-        """Return how large a batch may be."""
+        """Return the size limit of a batch in bytes."""
         return int(self.settings.get("max.message.bytes", _BATCH_BYTES_MAX))
 
 
 class TargetCluster:
-    """The cluster's topics and the marks on them. Open it with `async with`."""
+    """The cluster's topics and the recovery marks on them. Open it with `async with`."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._client = _client_settings(settings)
         self._bootstrap = ",".join(settings.bootstrap)
         self._admin: Any = AIOKafkaAdminClient(**self._client)
-        # It asks for topics without having them created, and knows their ids.
+        # This client requests topics without creating them, and knows their ids.
         self._broker = KafkaBroker(settings)
 
     async def __aenter__(self) -> Self:
@@ -107,7 +103,7 @@ class TargetCluster:
         await self._broker.close()
 
     async def topic(self, name: str) -> TargetTopic | None:
-        """Return a topic with its settings; None where the cluster has none of that name."""
+        """Return a topic with its settings; None if the cluster has no topic of that name."""
         found = await self._broker.topic_shape(name)
         if found is None:
             return None
@@ -124,13 +120,15 @@ class TargetCluster:
         self, name: str, *, partitions: int, replication_factor: int, settings: Mapping[str, str]
     ) -> TargetTopic:
         """
-        Create a topic, and return it when the cluster knows it.
+        Create a topic, and return it when the cluster shows it.
 
         Raises:
-            BrokerDenied: The cluster does not want it: for its settings, for us, or as it has one.
+            BrokerDenied: The cluster refuses: because of the settings, our permissions, or an existing
+                topic.
+            BrokerUnavailable: The cluster does not answer, or does not show the topic yet.
         """
         new = NewTopic(name, partitions, 1, topic_configs=dict(settings))
-        # The constructor refuses -1, which the broker takes for the cluster's default.
+        # The constructor refuses -1, which the broker reads as the cluster's default.
         new.replication_factor = replication_factor
         with self._translated(f"create topic {name}"):
             response = await self._admin.create_topics([new])
@@ -150,7 +148,7 @@ class TargetCluster:
 
     async def marks(self, group: str, topic: TargetTopic) -> dict[int, RecoveryMark]:
         """
-        Return the marks of a recovery on *topic*, by partition; none of an earlier topic of that name.
+        Return the marks of a recovery on *topic*, by partition. Marks of an earlier topic are left out.
 
         Raises:
             CorruptDataError: The group's offsets are not ours.
@@ -167,7 +165,7 @@ class TargetCluster:
 
     async def end_offsets(self, topic: TargetTopic) -> dict[int, int]:
         """
-        Return where each partition ends; 0 is one that never had a record.
+        Return the end offset of each partition (exclusive); 0 for one that never had a record.
 
         Raises:
             BrokerUnavailable: The cluster does not answer.
@@ -187,7 +185,7 @@ class TargetCluster:
             try:
                 return await self._admin.list_consumer_group_offsets(group, partitions=list(asked))
             except _NOT_YET:
-                # The first question of a group in a new cluster has the coordinator's own topic created.
+                # The first request for a group in a new cluster makes it create the coordinator's own topic.
                 if number == _TRIES - 1:
                     raise
                 await asyncio.sleep(_BACKOFF_SECONDS)
@@ -198,10 +196,10 @@ class TargetCluster:
         self, topic: TargetTopic, *, name: str, group: str, compression: str | None
     ) -> AsyncIterator[TargetWriter]:
         """
-        Open a writer; an earlier one of the same *name* is fenced, and its open transaction undone.
+        Open a writer. An earlier writer of the same *name* is fenced, and its open transaction aborted.
 
         Raises:
-            BrokerDenied: We may not write there.
+            BrokerDenied: This user may not write there.
             BrokerUnavailable: The cluster does not answer.
         """
         producer: Any = AIOKafkaProducer(
@@ -221,7 +219,7 @@ class TargetCluster:
 
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:
-        """Turn the client's errors into ours; *what* could not be done."""
+        """Turn the client's errors into ours; *what* names the operation."""
         try:
             yield
         except ProducerFenced as error:
@@ -262,19 +260,19 @@ class TargetWriter:
         self._translated = translated
 
     async def set_marks(self, marks: Mapping[int, RecoveryMark]) -> None:
-        """Set marks of partitions to which nothing is written with them."""
+        """Set marks of partitions without writing records."""
         with self._translated(f"set the marks of {self._topic.name}"):
             async with self._producer.transaction():
                 await self._commit_marks(marks)
 
     async def write(self, partition: int, records: Sequence[Record], mark: RecoveryMark) -> RecoveryMark:
         """
-        Append *records* in their order, and set *mark*; return it with where they are now.
+        Append *records* in their order, and set *mark*; return the mark with the written positions.
 
         Raises:
             FencedError: Another recovery writes there.
-            BrokerDenied: The cluster does not want a record; nothing of this call is visible.
-            BrokerUnavailable: Likewise, for now.
+            BrokerDenied: The cluster refuses a record; nothing of this call is visible.
+            BrokerUnavailable: The cluster does not answer; nothing of this call is visible.
         """
         with self._translated(f"write to {self._topic.name}-{partition}"):
             async with self._producer.transaction():

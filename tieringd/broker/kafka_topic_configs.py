@@ -1,12 +1,14 @@
 """
-Properties of topics in Kafka's messages: what asks for them, what an answer says, what sets them.
+Properties of topics in Kafka's messages: requests to read and to set them, and their responses.
 
-The messages only; who sends them where is `broker.kafka`.
+This module has the messages only; `broker.kafka` sends them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -16,32 +18,29 @@ from tieringd.broker.kafka_protocol import DESCRIBE_CONFIGS, INCREMENTAL_ALTER_C
 from tieringd.errors import BrokerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import ModuleType
-
     from kio.schema.describe_configs.v4 import DescribeConfigsResponse
 
 _TOPICS_PER_QUESTION: Final = 200
-"""A topic has some 35 settings; decoding 200 topics holds the event loop for tens of milliseconds."""
+"""A topic has some 35 settings, and decoding 200 topics holds the event loop for tens of milliseconds."""
 _TOPIC_RESOURCE: Final = 2
 _SET_ON_TOPIC: Final = 1
 """DescribeConfigs' source DYNAMIC_TOPIC_CONFIG; defaults of the broker have other sources."""
 _EFFECTIVE_SETTINGS: Final = frozenset(
     {"cleanup.policy", "retention.ms", "retention.bytes", "unclean.leader.election.enable"}
 )
-"""Of these the value counts, be it the topic's own or a default of the broker."""
+"""The effective value of these is returned, be it the topic's own or a default of the broker."""
 _SET_CONFIG: Final = 0
 _DELETE_CONFIG: Final = 1
 
 
 def describe_requests(topics: Sequence[str]) -> Iterator[KafkaRequest]:
-    """Return the questions for the settings of all these topics, a part of them in each."""
+    """Yield requests for the settings of all these topics, each for some of them."""
     for first in range(0, len(topics), _TOPICS_PER_QUESTION):
         yield describe_request(topics[first : first + _TOPICS_PER_QUESTION])
 
 
 def describe_request(topics: Sequence[str]) -> KafkaRequest:
-    """Return the question for the settings of a few topics."""
+    """Return the request for the settings of a few topics."""
 
     def build(module: ModuleType) -> Any:
         resources = tuple(
@@ -57,13 +56,14 @@ def describe_request(topics: Sequence[str]) -> KafkaRequest:
 
 def described(response: DescribeConfigsResponse) -> dict[str, Mapping[str, str]]:
     """
-    Return what is set on each topic; and, also by default, how the broker deletes and elects leaders.
+    Return the properties set on each topic, and the effective ones for deletion and leader election.
 
-    A topic that the cluster does not know is left out.
+    The latter come from the topic or from a default of the broker. A topic that the cluster does not
+    know is left out.
 
     Raises:
-        BrokerDenied: We may not ask.
-        BrokerUnavailable: The broker cannot say now.
+        BrokerDenied: This user may not ask.
+        BrokerUnavailable: The broker cannot answer now.
     """
     configs: dict[str, Mapping[str, str]] = {}
     for result in response.results:
@@ -83,11 +83,11 @@ def described(response: DescribeConfigsResponse) -> dict[str, Mapping[str, str]]
 
 def overrides(topic: str, response: DescribeConfigsResponse) -> Mapping[str, str]:
     """
-    Return only what is set on the one topic that was asked about.
+    Return only the properties that are set on the requested topic itself.
 
     Raises:
-        BrokerDenied: We may not ask.
-        BrokerUnavailable: The broker cannot say now.
+        BrokerDenied: This user may not ask.
+        BrokerUnavailable: The broker cannot answer now.
     """
     for result in response.results:
         if result.error_code is not ErrorCode.none:
@@ -103,7 +103,7 @@ def overrides(topic: str, response: DescribeConfigsResponse) -> Mapping[str, str
 def alter_request(
     topic: str, changes: Mapping[str, str | None], *, send_by: float = math.inf
 ) -> KafkaRequest:
-    """Return the order to set properties of a topic; None takes one away, and all others stay."""
+    """Return the request to set properties of a topic. None removes a setting, and all others stay."""
 
     def build(module: ModuleType) -> Any:
         configs = tuple(
@@ -122,11 +122,11 @@ def alter_request(
 
 def check_altered(topic: str, changes: Mapping[str, str | None], response: Any) -> None:
     """
-    See that an order was carried out.
+    Check that a change was applied.
 
     Raises:
         BrokerDenied: It was refused.
-        BrokerUnavailable: It cannot be carried out now.
+        BrokerUnavailable: It cannot be applied now.
     """
     for result in response.responses:
         if result.error_code is not ErrorCode.none:

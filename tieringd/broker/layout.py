@@ -1,24 +1,24 @@
 """
 The layout seam: how one kind of broker lays its logs out on disk.
 
-Everything above works on Kafka's offsets and Kafka's batches. Kafka's own files are that
-already; Redpanda's are re-framed into a spool file first. Calls block; services make them in a
-thread.
+All higher layers work on Kafka's offsets and Kafka's batches. Kafka's own files have this form already;
+Redpanda's are re-framed into a spool file first. Calls block; services make them in a thread.
 
-`open_transactions_at` finds which transactions are open at an offset of a log, and where each began: what a
-replay from there would undo.
+`open_transactions_at` finds the transactions that are open at an offset of a log, and the offset where
+each began: a replay from there would undo them.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import structlog
 
-from tieringd.broker.log_dir import LogDirRescan
+from tieringd.broker.log_dir import LogDirRescan, LogDirScan
 from tieringd.broker.redpanda_log_dir import (
     RedpandaLogs,
     UnknownTranslationError,
@@ -32,6 +32,7 @@ from tieringd.broker.redpanda_segment_file import (
     translation_of,
 )
 from tieringd.broker.segment_file import (
+    LogWalk,
     OpenSegment,
     open_segment,
     position_of,
@@ -41,56 +42,52 @@ from tieringd.broker.segment_file import (
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.segment_scan import HeaderWalk
 from tieringd.formats.transactions import TransactionTracker
-from tieringd.model.segment import BrokerIndexes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from tieringd.broker.log_dir import LogDirScan
-    from tieringd.broker.segment_file import LogWalk
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.offset_translation import OffsetTranslation
-    from tieringd.model.segment import LocalSegment
-
+from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.model.offset_translation import OffsetTranslation
+from tieringd.model.segment import BrokerIndexes, LocalSegment
 
 log = structlog.get_logger()
 
 
 class Layout(Protocol):
-    """What differs between the brokers' files. Errors are those of the functions behind it."""
+    """
+    The operations that differ between the brokers' files.
+
+    Errors are those of the functions behind them.
+    """
 
     def scan(self, paths: Sequence[str]) -> LogDirScan:
         """Find the partitions in the log directories *paths*."""
 
     def read_log(self, partition: LocalPartition, known: Iterable[OffsetTranslation]) -> LocalLog:
-        """Return the segments of a partition, with Kafka's offsets."""
+        """Return the segments of a partition with Kafka's offsets; *known* are translations in its log."""
 
     def open(self, segment: LocalSegment) -> OpenSegment:
-        """Open a segment's batches as Kafka has them; the caller closes it."""
+        """Open a segment's batches in Kafka's form; the caller closes the result."""
 
     def scan_transactions(
         self, segment: LocalSegment, tracker: TransactionTracker, *, position: int, next_offset: int
     ) -> LogWalk:
-        """Take the transactions of a segment into *tracker*, from *position* and *next_offset* on."""
+        """Add the transactions of a segment to *tracker*, from *position* and *next_offset* on."""
 
     def side_files(self, segment: LocalSegment) -> BrokerIndexes:
-        """Return the broker's own side files of a segment; None for each that is not there."""
+        """Return the broker's own side files of a segment; None for each that is missing."""
 
     def broker_timestamp_ms(self, segment: LocalSegment) -> int | None:
-        """Return when the broker appended to a closed segment last, by its own clock, if it says so."""
+        """Return when the broker last appended to a closed segment, by its own clock; None if unknown."""
 
     def needs_archive(self, partition: LocalPartition) -> bool:
-        """Say whether the last look at a partition failed for want of a translation."""
+        """Return whether the last read of a partition failed because no offset translation is known."""
 
     def translation_at(self, log: LocalLog, offset: int) -> OffsetTranslation | None:
-        """Return what is worth remembering of the offsets at *offset*, where a segment begins."""
+        """Return the translation to remember for *offset*, a segment's base; None if there is none."""
 
 
 class KafkaLayout:
     """
     Kafka's own log directories.
 
-    It remembers what it saw, so one instance serves one daemon, and one thread at a time looks.
+    An instance remembers its earlier scans, so one instance serves one daemon, and one thread at a time.
     """
 
     def __init__(self) -> None:
@@ -125,7 +122,7 @@ class KafkaLayout:
         return None
 
     def needs_archive(self, partition: LocalPartition) -> bool:
-        """Say no."""
+        """Return False: Kafka's offsets need no translation."""
         del partition
         return False
 
@@ -137,13 +134,13 @@ class KafkaLayout:
 
 @dataclass(frozen=True, slots=True)
 class SpooledSegment(OpenSegment):
-    """A Redpanda segment's Kafka form in an unlinked file, beside the file that it was made from."""
+    """A Redpanda segment's Kafka form in an unlinked file, together with the source file."""
 
     source_fd: int
     source: LocalSegment
 
     def close(self) -> None:
-        """Close both files; the spool's room is free then."""
+        """Close both files. That frees the spool's space."""
         os.close(self.fd)
         os.close(self.source_fd)
 
@@ -152,7 +149,7 @@ class SpooledSegment(OpenSegment):
         Compare Redpanda's file with the scan of its directory.
 
         Raises:
-            LocalFileError: It has other bytes now, or another file has its place.
+            LocalFileError: The file has changed, or its path belongs to another file.
         """
         OpenSegment(self.source_fd, self.source).require_unchanged()
 
@@ -161,8 +158,8 @@ class RedpandaLayout:
     """
     Redpanda's data directories; closed segments only.
 
-    It remembers what it counted in each file, so one instance serves one daemon. Each open
-    segment takes its size of room in the spool directory.
+    An instance remembers its counts for each file, so one instance serves one daemon. Each open segment
+    takes as much space as its size in the spool directory.
     """
 
     def __init__(self, spool_directory: str) -> None:
@@ -172,7 +169,7 @@ class RedpandaLayout:
         self._untimed: dict[str, str] = {}
 
     def scan(self, paths: Sequence[str]) -> LogDirScan:
-        """See `Layout.scan`; what is remembered of partitions that are gone is forgotten."""
+        """See `Layout.scan`. State of partitions that are gone is dropped."""
         found = scan_redpanda_dirs(paths)
         on_disk = {one.path for one in found.partitions}
         self._logs.forget_others(on_disk)
@@ -208,28 +205,28 @@ class RedpandaLayout:
     def scan_transactions(
         self, segment: LocalSegment, tracker: TransactionTracker, *, position: int, next_offset: int
     ) -> LogWalk:
-        """See `Layout.scan_transactions`; always from the segment's beginning."""
+        """See `Layout.scan_transactions`. Walks always begin at the segment's beginning."""
         assert (position, next_offset) == (0, segment.base_offset), "parts of a segment are not uploaded"
         return scan_redpanda_transactions(segment, tracker)
 
     def side_files(self, segment: LocalSegment) -> BrokerIndexes:
-        """Return none: Redpanda's indexes speak of other offsets and positions."""
+        """Return none: Redpanda's indexes hold other offsets and positions."""
         del segment
         return BrokerIndexes()
 
     def broker_timestamp_ms(self, segment: LocalSegment) -> int | None:
         """
-        See `Layout.broker_timestamp_ms`; None too for an index that is missing, stale or damaged.
+        See `Layout.broker_timestamp_ms`; also None if the index is missing, stale or damaged.
 
-        The times of the records serve then, so nothing need wait for a sound one. The reason is
-        logged once. Redpanda writes the index after it has closed the segment: ask late.
+        The times of the records are used then, so no caller waits for a valid index. The reason is
+        logged once. Redpanda writes the index some time after it has closed the segment, so call this late.
         """
         if segment.is_active:
             return None
         try:
             return read_broker_timestamp_ms(segment, last_raw_offset=last_raw_offset(segment))
         except (CorruptDataError, LocalFileError) as error:
-            # The last reason of each directory is enough to say none twice: uploads go on in order.
+            # Uploads go in order, so each directory's last reason is enough to log no reason twice.
             directory, _, _ = segment.path.rpartition("/")
             reason = str(error)
             if self._untimed.get(directory) != reason:
@@ -265,8 +262,8 @@ def open_transactions_at(layout: Layout, log: LocalLog, offset: int) -> Mapping[
     """
     Return the first local offset of each producer's transaction that has no marker before *offset*.
 
-    One without any record in what is left of the log is not known. Reads every header below
-    *offset*. Blocks.
+    A transaction is missing from the result if the log holds none of its records any more. This reads
+    every header below *offset*. Blocks.
 
     Raises:
         LocalFileError: A file cannot be read, or is gone.

@@ -1,23 +1,24 @@
 """
-What lies in the log directories: partitions first, then the segments of one.
+The contents of the log directories: partitions first, then the segments of one.
 
-Read only, and never more than names, sizes and two small files per partition. A broker works in
-these directories meanwhile: whatever vanishes or changes during a look is reported or looked at
-again, never taken for a fact. Functions here block; services call them in a thread.
+This module only reads, and reads no more than names, sizes and two small files per partition. A broker
+works in these directories meanwhile: a file that vanishes or changes during a read is reported or read
+again, and never treated as a fact. Functions here block; services call them in a thread.
 
-`LogDirRescan` looks at log directories again and again, at the price of what has changed since. A broker
-has ten thousand directories, and in any one round nearly all are unchanged. A name in a directory cannot
-come or go without the directory's modification time moving. While that stands still, the names of the last
-listing are asked for their sizes, and nothing is listed or opened. Every segment is asked each time: a log
-is appended to and truncated in place. The leader epochs are not asked for by themselves: a broker never
-writes to its `leader-epoch-checkpoint`, but puts a new file in its place, and that moves the directory's
-time. An edit of the checkpoint in place, with no broker running, is seen when the directory changes next or
-tieringd starts anew. A rescan gives the same answers as a scan, and uncertain directories are scanned anew.
+`LogDirRescan` scans log directories repeatedly, at a cost that depends on the changes. A broker has ten
+thousand directories, and in any one round nearly all are unchanged. A name in a directory cannot come or
+go without a change of the directory's modification time. While that time is unchanged, only the sizes of
+the last listing's names are read, and no directory is listed and no file opened. Every segment's status
+is read each time, because a log is appended to and truncated in place. The leader epochs are not read
+separately: a broker never writes to its `leader-epoch-checkpoint` but replaces the file, and that
+changes the directory's time. An edit of the checkpoint in place, with no broker running, is seen when
+the directory changes next or tieringd restarts. A rescan returns the same results as a scan, and
+directories in doubt are scanned anew.
 
-`SmallFiles` reads small files that hardly ever change. A file is read again when its identity (inode, size,
-modification time) is another one. That is as good as reading it, with one exception: a file that was
-changed just before it was read may change again without a later time, so it is not remembered until it is
-older.
+`SmallFiles` reads small files that hardly ever change. A file is read again when its identity (inode,
+size, modification time) has changed. That is as reliable as reading it, with one exception: a file that
+changed just before it was read may change again without a later time, so it is not remembered until it
+is older.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.checkpoints import (
@@ -39,20 +41,13 @@ from tieringd.formats.checkpoints import (
 )
 from tieringd.formats.log_names import DirectoryKind, FileKind, parse_directory_name, parse_file_name
 from tieringd.model.local_log import LocalLog, LocalPartition
-from tieringd.model.partition import NO_TOPIC_ID
-from tieringd.model.segment import LocalSegment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-
-    from tieringd.model.partition import TopicPartition
-    from tieringd.model.segment import EpochStart
-
+from tieringd.model.partition import NO_TOPIC_ID, TopicPartition
+from tieringd.model.segment import EpochStart, LocalSegment
 
 _T = TypeVar("_T")
 
 SETTLED_NS: Final = 2_000_000_000
-"""What was modified this long ago shows any later change by another time, on every filesystem in use."""
+"""Files older than this show any later change by another time, on every filesystem in use."""
 
 _MAX_SMALL_FILE_BYTES: Final = 1 << 20
 _LISTING_ATTEMPTS: Final = 3
@@ -65,30 +60,30 @@ _NOBODY: Final[Identity] = (None, None)
 
 
 def is_settled(modified_ns: int, *, now_ns: int) -> bool:
-    """Say whether a change from *now_ns* on would show in the modification time."""
+    """Return whether a change from *now_ns* on would show in the modification time."""
     return now_ns - modified_ns >= SETTLED_NS
 
 
 class SmallFiles(Generic[_T]):
     """
-    The file called *name* in many directories, parsed.
+    The parsed files called *name* in many directories.
 
     Used by one thread at a time. It holds a value for each directory until `keep_only`.
     """
 
     def __init__(self, name: str, read: Callable[[str], _T]) -> None:
-        """Take the file's name, and how to read it given its directory."""
+        """Keep *name*, and *read*, which parses the file in a directory."""
         self._name = name
         self._read = read
         self._known: dict[str, tuple[str, int, int, int, _T]] = {}
         """For each directory the file's path, inode, size and modification time, and its value."""
 
     def read(self, directory: str) -> _T:
-        """Return what the file in *directory* holds now. Raises what reading it raises."""
+        """Return the current value of the file in *directory*. Raises what reading it raises."""
         known = self._known.get(directory)
         if known is not None:
             path, inode, size_bytes, modified_ns, value = known
-            # Ten thousand times in a round: this says the same as `_identity`, in less time.
+            # This runs ten thousand times per round: it does the same as `_identity`, in less time.
             try:
                 status = os.stat(path)  # noqa: PTH116 - paths are text throughout this layer
             except OSError:
@@ -101,7 +96,7 @@ class SmallFiles(Generic[_T]):
             ):
                 return value
             del self._known[directory]
-        # Looked at before it is read: were it replaced in between, the next look would see that.
+        # The identity comes before the read: a replacement in between shows at the next call.
         identity = self._identity(directory)
         now_ns = time.time_ns()
         value = self._read(directory)
@@ -110,7 +105,7 @@ class SmallFiles(Generic[_T]):
         return value
 
     def keep_only(self, directories: Collection[str]) -> None:
-        """Forget the files of all other directories."""
+        """Drop the values of all other directories."""
         if len(self._known) > len(directories):
             kept = set(directories)
             self._known = {path: known for path, known in self._known.items() if path in kept}
@@ -119,23 +114,23 @@ class SmallFiles(Generic[_T]):
         try:
             status = os.stat(f"{directory}/{self._name}")  # noqa: PTH116 - paths are text throughout this layer
         except OSError:
-            # Reading it says what is wrong, if anything is.
+            # Reading the file raises the error, if there is one.
             return None
         return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class LogDirScan:
-    """One look at all log directories of a broker."""
+    """One scan of all log directories of a broker."""
 
     partitions: tuple[LocalPartition, ...]
     cluster_id: str | None
     """From `meta.properties`; None when no log directory has one."""
     node_id: int | None
     left_alone: tuple[str, ...]
-    """Directories that are no partition of ours to read: deleted, moving, stray, or not Kafka's."""
+    """Directories that this daemon must not read as partitions: deleted, moving, stray, or not Kafka's."""
     problems: tuple[LocalFileError, ...]
-    """What could not be read. Not a reason to act on what is missing here."""
+    """Faults of the scan. A partition that is missing because of one must not count as gone."""
 
 
 def scan_log_dirs(
@@ -147,10 +142,10 @@ def scan_log_dirs(
     """
     Find the partitions in the log directories *paths*.
 
-    *topic_id_of* stands in for `read_topic_id`, for a caller that remembers what it has read. *known* are
-    partitions of an earlier scan by their paths; one that is the same is the same object.
-    A directory that cannot be read is a problem of its own; the others are scanned. A partition
-    that is in two log directories is a problem and not a partition: the broker is moving it.
+    *topic_id_of* replaces `read_topic_id`, for a caller that caches topic ids. *known* are partitions of
+    an earlier scan by their paths; an unchanged partition is returned as the same object. A directory
+    that cannot be read is a problem of its own; the others are scanned. A partition that is in two log
+    directories is a problem and not a partition: the broker is moving it.
     """
     topic_id_of = topic_id_of or read_topic_id
     found: dict[TopicPartition, list[LocalPartition]] = {}
@@ -193,7 +188,7 @@ def scan_log_dirs(
 
 
 def _partition_name(directory_name: str) -> TopicPartition | None:
-    """Return whose directory has this name; None for one that is no partition of ours to read."""
+    """Return the partition of a directory name; None for a directory that this daemon must not read."""
     parsed = parse_directory_name(directory_name)
     return parsed.topic_partition if parsed and parsed.kind is DirectoryKind.PARTITION else None
 
@@ -203,8 +198,8 @@ def read_local_log(partition: LocalPartition) -> LocalLog:
     Return the segments of *partition*'s directory, as they were at one moment.
 
     Raises:
-        LocalFileError: The directory vanished, a file in it cannot be read, or the broker is
-            changing it; *path* says which. The next look may succeed.
+        LocalFileError: The directory vanished, a file in it cannot be read, or the broker is changing
+            it; *path* names the file. The next read may succeed.
     """
     failure: LocalFileError | None = None
     for _ in range(_LISTING_ATTEMPTS):
@@ -220,10 +215,10 @@ def read_leader_epochs(partition_path: str, *, directory: int | None = None) -> 
     """
     Return the leader epoch history of a partition's directory; empty when it has none.
 
-    *directory* is a descriptor of it, for a caller that has one.
+    *directory* is a descriptor of the directory, for a caller that has one.
 
     Raises:
-        LocalFileError: The checkpoint cannot be read or understood.
+        LocalFileError: The checkpoint cannot be read or parsed.
     """
     file_path = f"{partition_path}/{EPOCH_CHECKPOINT}"
     data = _small_file(file_path, directory)
@@ -235,7 +230,7 @@ def read_topic_id(path: str) -> str:
     Return the topic id of a partition's directory; NO_TOPIC_ID while it has no such file.
 
     Raises:
-        LocalFileError: The file cannot be read or understood, or the directory vanished.
+        LocalFileError: The file cannot be read or parsed, or the directory vanished.
     """
     file_path = f"{path}/{PARTITION_METADATA}"
     data = _small_file(file_path)
@@ -252,12 +247,12 @@ class _ChangedError(LocalFileError):
 
 def _look(partition: LocalPartition) -> LocalLog:
     """
-    List the `.log` files of one directory, and make sure that they were all there together.
+    List the `.log` files of one directory, and check that all of them existed at the same time.
 
-    The end of a segment is the base of the next. Were a segment renamed away between the reading
-    of two names, the one before it would seem to reach over the hole. So the directory's own
-    modification time must not move meanwhile, and while the broker swaps compacted segments in
-    (`.swap` files are there) old and new ones lie side by side and no listing is true.
+    The end of a segment is the base of the next. If a segment were renamed away between the reading of
+    two names, the one before it would seem to cover the hole. So the directory's own modification time
+    must not change meanwhile. While the broker swaps compacted segments in (`.swap` files exist), old
+    and new ones exist side by side and no listing is right.
     """
     path = partition.path
     found: list[tuple[int, str, os.stat_result]] = []
@@ -318,7 +313,7 @@ def _identity(log_dir: str) -> Identity:
 
 
 def _agreed(paths: Sequence[str], identities: Sequence[Identity], problems: list[LocalFileError]) -> Identity:
-    """Return whose log directories these are; two that disagree are a problem, and nobody's."""
+    """Return the owner of the log directories. Two different owners are a problem, and give no owner."""
     known = {each for each in identities if each != _NOBODY}
     if len(known) > 1:
         message = f"the log directories {', '.join(paths)} belong to different brokers or clusters"
@@ -347,7 +342,7 @@ def _parsed(file_path: str, data: bytes, parse: Callable[[bytes], _T]) -> _T:
 
 
 def _small_file(file_path: str, directory: int | None = None) -> bytes | None:
-    """Return a file's bytes, or None when there is none; *directory* is a descriptor of where it is."""
+    """Return a file's bytes, or None when there is none; *directory* is a descriptor of its directory."""
     name = file_path if directory is None else file_path.rpartition("/")[2]
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
@@ -374,7 +369,7 @@ def _opened_directory(path: str) -> Iterator[int]:
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Turn an operating system's error about *path* into one that names it."""
+    """Turn an operating system's error into a `LocalFileError` that names *path*."""
     try:
         yield
     except OSError as error:
@@ -387,18 +382,18 @@ def _unreadable(path: str, error: OSError) -> LocalFileError:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """A partition's directory as it was listed."""
+    """A partition's directory at its last listing."""
 
     log: LocalLog
     directory: tuple[int, int]
-    """The directory's inode and modification time before it was listed."""
+    """The directory's inode and modification time before the listing."""
 
 
 class LogDirRescan:
     """
-    The log directories of one daemon. `scan` and then `read` of what it found, in any one thread.
+    The log directories of one daemon. Any one thread calls `scan`, and then `read` for its partitions.
 
-    A log that is as it was at the last look is the same object, so that a caller may tell by that.
+    An unchanged log is returned as the same object, so a caller may compare by identity.
     """
 
     def __init__(self) -> None:
@@ -426,7 +421,7 @@ class LogDirRescan:
                     self._listed[path] = replace(listed, log=log)
                 return log
             del self._listed[path]
-        # Before the listing: what changes between the two makes the next look list again.
+        # Read before the listing: a change between the two makes the next call list again.
         now_ns, directory = time.time_ns(), _directory(path)
         log = read_local_log(partition)
         if directory is not None and is_settled(directory[1], now_ns=now_ns):
@@ -434,7 +429,7 @@ class LogDirRescan:
         return log
 
     def _again(self, listed: _Listed, partition: LocalPartition) -> LocalLog | None:
-        """Return the log as it is now, given the names it had; None when it has to be listed."""
+        """Return the current log, with the names of the last listing; None when it must be listed again."""
         log = listed.log
         segments: list[LocalSegment] = []
         is_same = log.partition == partition
@@ -444,14 +439,14 @@ class LogDirRescan:
                 return None
             is_same = is_same and current is segment
             segments.append(current)
-        # Last of all: had a name come, gone or moved while the others were asked, it would show here.
+        # Read last: a name that came, went or moved during the reads above shows here.
         if _directory(partition.path) != listed.directory:
             return None
         return log if is_same else LocalLog(partition, tuple(segments), log.epochs)
 
 
 def _current(segment: LocalSegment) -> LocalSegment | None:
-    """Return a listed segment with its present size; None when its file is not what was listed."""
+    """Return a listed segment with its current size; None when its file is gone or not a regular file."""
     try:
         status = os.stat(segment.path)  # noqa: PTH116 - paths are text throughout this layer
     except OSError:
@@ -469,6 +464,6 @@ def _directory(path: str) -> tuple[int, int] | None:
     try:
         status = os.stat(path)  # noqa: PTH116 - likewise
     except OSError:
-        # Listing it says what is wrong.
+        # Listing the directory raises the error.
         return None
     return (status.st_ino, status.st_mtime_ns)

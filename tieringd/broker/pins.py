@@ -2,17 +2,18 @@
 Pins on disk: hard links of closed segments, in a directory of our own beside the log directory.
 
     {root}/{topic}-{partition}_{topic_id}/{base}-{next}.log             and its side files
-    {root}/{topic}-{partition}_{topic_id}/leader-epoch-checkpoint       the log's, at the last look
-    {root}/{topic}-{partition}_{topic_id}/anchor                        its last segment then
-    {root}/{topic}-{partition}_{topic_id}/{base}-{next}-{inode}.stray   what is set aside
+    {root}/{topic}-{partition}_{topic_id}/leader-epoch-checkpoint       a copy of the log's
+    {root}/{topic}-{partition}_{topic_id}/anchor                        a link to its last segment
+    {root}/{topic}-{partition}_{topic_id}/{base}-{next}-{inode}.stray   a pin that is set aside
 
-The two in the middle are what `policies.pinning` tells by whether a pin is of the log that is there
-now. What is set aside is data without side files, for an operator to look at, keep or remove.
+The two files in the middle describe the log at the last note (`PinDirectory.note`). With them
+`policies.pinning` decides whether a pin belongs to the current log. A pin that is set aside is data without
+side files, for an operator to inspect, keep or remove.
 
 The root is on the log directory's filesystem, since a hard link cannot leave it, and outside
-the log directory, since Kafka does not start when it finds a directory there that it does not
-know. A pin holds bytes against deletion and compaction. It does not hold them against
-truncation, which writes to the same file: a pinned segment is checked like any other.
+the log directory, since Kafka does not start when it finds an unknown directory there. A pin
+protects bytes against deletion and compaction. It does not protect them against truncation,
+which writes to the same file: a pinned segment is checked like any other.
 """
 
 from __future__ import annotations
@@ -20,22 +21,18 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.broker.log_dir import EPOCH_CHECKPOINT, read_leader_epochs
 from tieringd.errors import ConfigError, LocalFileError
 from tieringd.formats.checkpoints import encode_epoch_checkpoint
 from tieringd.formats.log_names import FileKind, encode_file_name
-from tieringd.model.segment import LocalSegment
+from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.model.segment import EpochStart, LocalSegment
 from tieringd.policies.pinning import Pin, PinnedLog
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.segment import EpochStart
 
 _NAME: Final = re.compile(r"(?P<base>\d{20})-(?P<next>\d{20})(?:\.log|-\d+\.stray)")
 _STRAY: Final = ".stray"
@@ -53,7 +50,7 @@ class PinDirectory:
 
     def found(self, partition: LocalPartition) -> PinnedLog:
         """
-        Return the pins of one partition, oldest first, and what was noted of its log.
+        Return the pins of one partition, oldest first, and the note about its log.
 
         Raises:
             LocalFileError: The directory cannot be read.
@@ -79,10 +76,11 @@ class PinDirectory:
 
     def note(self, log: LocalLog) -> None:
         """
-        Note what *log* is like: from now on its pins are known to be of it as it was then.
+        Note the state of *log*: from now on its pins are known to belong to the log in this state.
 
         Raises:
-            LocalFileError: The note cannot be written, as on a full disk. There is none then.
+            LocalFileError: The note cannot be written, for example on a full disk. The old note is
+                removed then.
         """
         last = log.segments[-1]
         directory = self._directory(log.partition)
@@ -99,7 +97,7 @@ class PinDirectory:
                     os.replace(f"{anchor}{_NEW}", anchor)  # noqa: PTH105 - likewise
         except OSError as error:
             with suppress(OSError):
-                # An older one may be of another log than what is pinned from now on.
+                # An older note may be about another log than that of the next pins.
                 _unlink(directory, [checkpoint, f"{checkpoint}{_NEW}", anchor])
             raise LocalFileError(
                 f"what {log.partition.path} is like cannot be noted in {directory}: {error.strerror}",
@@ -109,10 +107,10 @@ class PinDirectory:
 
     def set_aside(self, partition: LocalPartition, pins: Sequence[Pin]) -> tuple[Pin, ...]:
         """
-        Take *pins* out of those that stand for the log, and return them as they are then.
+        Set *pins* aside, so that they no longer count for the log, and return them under their new paths.
 
         Raises:
-            LocalFileError: One cannot be renamed.
+            LocalFileError: A pin cannot be renamed.
         """
         directory = self._directory(partition)
         aside: list[Pin] = []
@@ -137,18 +135,18 @@ class PinDirectory:
 
     def make(self, partition: LocalPartition, segment: LocalSegment) -> None:
         """
-        Link a closed segment's files; of a segment that is not that file any more nothing is kept.
+        Link a closed segment's files. If the segment's path is another file by now, nothing is kept.
 
         Raises:
-            LocalFileError: A link cannot be made; the message says why.
+            LocalFileError: A link cannot be made; the message gives the reason.
         """
         assert segment.next_offset is not None, "only closed segments are pinned"
         directory = self._directory(partition)
-        # Without its last letters, as FileKind names them: the dot stays.
+        # Suffixes such as `log` are added from FileKind, so the dot stays.
         stem = f"{directory}/{segment.base_offset:020d}-{segment.next_offset:020d}."
         source = segment.path.removesuffix(FileKind.LOG.value)
         snapshot = encode_file_name(segment.next_offset, FileKind.PRODUCER_SNAPSHOT)
-        # The log comes last: a pin is known by it, and then the rest is there.
+        # The log comes last: its link makes the pin, so every pin has its side files.
         links = [(f"{source}{kind.value}", f"{stem}{kind.value}") for kind in _SIDE_KINDS]
         links.append((f"{os.path.dirname(source)}/{snapshot}", f"{directory}/{snapshot}"))  # noqa: PTH120 - a name
         pin = f"{stem}{FileKind.LOG.value}"
@@ -219,10 +217,10 @@ class PinDirectory:
 
 def pin_root(log_dir: str, candidates: Sequence[str]) -> str:
     """
-    Return the first of *candidates* that is, or can be made, on the filesystem of *log_dir*.
+    Return the first of *candidates* that exists, or can be made, on the filesystem of *log_dir*.
 
     Raises:
-        ConfigError: None is: hard links cannot reach there. Or the log directory is not there.
+        ConfigError: No candidate does, so hard links cannot reach any; or the log directory is missing.
     """
     try:
         wanted = os.stat(log_dir).st_dev  # noqa: PTH116 - paths are text throughout this layer
@@ -248,7 +246,7 @@ def _noted_epochs(directory: str) -> tuple[EpochStart, ...] | None:
     try:
         return read_leader_epochs(directory)
     except LocalFileError:
-        # As after a crash of the machine, in the middle of a note: then there is none.
+        # After a crash of the machine in the middle of a note, for example: it counts as no note.
         return None
 
 
@@ -260,7 +258,7 @@ def _inode(path: str) -> int | None:
 
 
 def _link(segment: LocalSegment, path: str) -> bool:
-    """Link a segment's file, and say whether it is the one that was seen: its name may be another's now."""
+    """Link a segment's file. Return whether it is the scanned file: its path may name another one now."""
     with suppress(FileNotFoundError, FileExistsError):
         os.link(segment.path, path)
     if _inode(path) == segment.inode:
@@ -278,7 +276,7 @@ def _side_files(directory: str, segment: LocalSegment) -> list[str]:
 
 
 def _tidy(directory: str) -> None:
-    """Remove the note where nothing is left that it is about: its link would hold a file for nothing."""
+    """Remove the note when no pin that is not set aside is left: its link would hold a file for nothing."""
     try:
         with os.scandir(directory) as entries:
             if any(_NAME.fullmatch(entry.name) and not entry.name.endswith(_STRAY) for entry in entries):
@@ -289,7 +287,7 @@ def _tidy(directory: str) -> None:
 
 
 def _unlink(directory: str, names: Sequence[str]) -> None:
-    """Unlink those of *names* that are there, and *directory* when it is empty then."""
+    """Unlink the existing ones of *names*, and *directory* when it is empty then."""
     for name in names:
         with suppress(FileNotFoundError):
             os.unlink(name)  # noqa: PTH108 - paths are text throughout this layer
@@ -298,7 +296,7 @@ def _unlink(directory: str, names: Sequence[str]) -> None:
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Return what stat says of a file, or None when it is gone: an operator may remove one."""
+    """Return the status of a file, or None when it is gone: an operator may remove one."""
     try:
         return entry.stat()
     except FileNotFoundError:

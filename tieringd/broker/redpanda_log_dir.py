@@ -1,21 +1,22 @@
 """
-What lies in a Redpanda data directory: partitions first, then the segments of one.
+The contents of a Redpanda data directory: partitions first, then the segments of one.
 
-The result is the same model as of `broker.log_dir`, with these differences underneath:
+The result has the same model as that of `broker.log_dir`, with these differences underneath:
 
 - Offsets in file names are raw (see `model.offset_translation`); those in the result are Kafka's.
-  A segment that holds nothing of Kafka's, only the record of an election, is left out.
-- The topic id is made from the directory's revision, and the leader epochs are the terms in
-  the file names, from the first segment that is left.
-- The directory does not say whose it is: `cluster_id` and `node_id` are None.
+  A segment without Kafka offsets, for example one with only the record of an election, is left out.
+- The topic id is made from the directory's revision. The leader epochs are the terms in the file
+  names, from the first remaining segment on.
+- The directory does not name its owner: `cluster_id` and `node_id` are None.
 
-The delta of each segment's base comes from one of these, whichever is there:
+The delta of each segment's base comes from one of these sources:
 
-1. the log begins at raw offset 0, where it is 0;
-2. a translation that is known of any place in the log: one that was stored with the archive, or
-   one that `find_translation` has found by comparing local batches with some that the broker
-   served. Where every base is known, no file is opened;
-3. headers in between, which are walked once and remembered as long as the file stays the same.
+1. The log begins at raw offset 0, where the delta is 0.
+2. A known translation of any place in the log: one that was stored with the archive, or one that
+   `find_translation` has found by comparing local batches with some that the broker served. If
+   every base is known, no file is opened.
+3. The headers between a known base and this one. They are walked once, and their counts are kept until
+   the file changes.
 
 A log that was trimmed, or that was recovered from object storage, has only the second. Redpanda
 keeps the delta in its own key-value store and in raft snapshots; neither is read here.
@@ -27,11 +28,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from tieringd.broker.log_dir import LogDirScan
 from tieringd.broker.redpanda_segment_file import RawSegment, translation_of, uncounted_offsets
@@ -49,21 +51,16 @@ from tieringd.formats.redpanda_names import (
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.offset_translation import LOG_BEGINNING, OffsetTranslation
 from tieringd.model.partition import TopicPartition
-from tieringd.model.segment import LocalSegment
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-
-    from tieringd.model.segment import EpochStart
+from tieringd.model.segment import EpochStart, LocalSegment
 
 _LISTING_ATTEMPTS: Final = 3
 
 _Count: TypeAlias = tuple[tuple[int, int, int], int | None]
-"""A file's identity, and the raw offset up to which it was counted; None for its end."""
+"""A file's identity, and the raw offset up to which its offsets were counted; None for its end."""
 
 
 class UnknownTranslationError(LocalFileError):
-    """Nothing tells which Kafka offsets the log has: ask the broker for some of its batches."""
+    """The Kafka offsets of the log are unknown. The caller must ask the broker for some of its batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +75,8 @@ def scan_redpanda_dirs(paths: Sequence[str]) -> LogDirScan:
     """
     Find the partitions of clients' topics in the data directories *paths*.
 
-    A partition that was deleted or moved away, and came back, may have several directories for
-    a while: the highest revision is the partition, the others are left alone.
+    A partition that was deleted or moved away, and came back, may have several directories for a while:
+    the highest revision is the partition, the others are left alone.
     """
     found: dict[TopicPartition, tuple[int, LocalPartition]] = {}
     left_alone: list[str] = []
@@ -113,8 +110,8 @@ def read_raw_log(partition: LocalPartition) -> RawLog:
     Return the segments of *partition*'s directory, as they were at one moment.
 
     Raises:
-        LocalFileError: The directory vanished or is changing, a file in it cannot be read, or
-            Redpanda has set a segment aside; *path* says which.
+        LocalFileError: The directory vanished or is changing, a file in it cannot be read, or Redpanda
+            has set a segment aside; *path* names the file.
     """
     failure: LocalFileError | None = None
     for _ in range(_LISTING_ATTEMPTS):
@@ -131,7 +128,7 @@ def last_raw_offset(segment: LocalSegment) -> int:
     Return the last raw offset of the closed *segment*: the one before the next file's base.
 
     Raises:
-        LocalFileError: The directory cannot be read, or no segment is behind this one any more.
+        LocalFileError: The directory cannot be read, or no segment follows this one any more.
     """
     directory, _, _ = segment.path.rpartition("/")
     base = translation_of(segment).raw_offset
@@ -149,10 +146,10 @@ def last_raw_offset(segment: LocalSegment) -> int:
 
 class RedpandaLogs:
     """
-    Reads logs with Kafka offsets, and remembers what it counted in each file.
+    Reads logs with Kafka offsets, and remembers its counts for each file.
 
-    One per data directory, and one caller at a time for each partition. What is remembered is a
-    cache: it is dropped when a file changes, and counted again after a restart.
+    One instance per data directory, and one caller at a time for each partition. The counts are a cache:
+    a count is dropped when its file changes, and made again after a restart.
     """
 
     def __init__(self) -> None:
@@ -165,8 +162,8 @@ class RedpandaLogs:
         *known* are translations of places in this log, or before it, in any order.
 
         Raises:
-            UnknownTranslationError: The log does not begin at raw offset 0, and nothing in
-                *known* is of a place in it.
+            UnknownTranslationError: The log does not begin at raw offset 0, and *known* has no place in
+                it.
             CorruptDataError: A header is damaged, or two translations contradict each other.
             LocalFileError: As for `read_raw_log`, or a closed segment is not whole yet.
         """
@@ -184,13 +181,13 @@ class RedpandaLogs:
         return _with_kafka_offsets(raw, bases.deltas)
 
     def forget_others(self, paths: Container[str]) -> None:
-        """Drop what is remembered of partitions that are not at *paths*: they have left this host."""
+        """Drop the counts of partitions that are not at *paths*: they have left this host."""
         for gone in [path for path in list(self._counted) if path not in paths]:
             self._counted.pop(gone, None)
 
 
 class _Bases:
-    """The deltas at the bases of one log's segments, while they are worked out."""
+    """Computes the deltas at the bases of one log's segments."""
 
     def __init__(self, raw: RawLog, counted: dict[_Count, int]) -> None:
         self._raw = raw
@@ -198,7 +195,7 @@ class _Bases:
         self.deltas: dict[int, int] = {}
 
     def note(self, known: Iterable[OffsetTranslation]) -> None:
-        """Take in each known place as the delta at the base of the segment that it is in."""
+        """Set the delta at the base of each segment that contains a known place."""
         for place in sorted(known):
             holding = [each for each in self._raw.segments if each.raw_base_offset <= place.raw_offset]
             if not holding:
@@ -207,7 +204,7 @@ class _Bases:
             delta = place.delta
             if place.raw_offset > segment.raw_base_offset:
                 if segment.raw_base_offset in self.deltas:
-                    # Walking to a place in the middle costs a look at each batch before it.
+                    # Walking to a place in the middle reads every batch header before it.
                     continue
                 delta -= self._uncounted(segment, place.raw_offset)
             if self.deltas.setdefault(segment.raw_base_offset, delta) != delta:
@@ -221,10 +218,10 @@ class _Bases:
 
     def fill(self) -> None:
         """
-        Count from the known bases to all others, and see that they agree.
+        Count from the known bases to all others, and check that they agree.
 
         Raises:
-            CorruptDataError: They do not: then an offset would be wrong for good in the archive.
+            CorruptDataError: They disagree. Offsets in the archive would be wrong for good.
         """
         pairs = tuple(pairwise(self._raw.segments))
         for segment, following in pairs:
@@ -272,7 +269,7 @@ def _with_kafka_offsets(raw: RawLog, deltas: Mapping[int, int]) -> LocalLog:
     for segment, base_offset, next_offset in zip(raw.segments, bases, [*bases[1:], None], strict=False):
         if segment.leader_epoch > (epochs[-1][0] if epochs else -1):
             if epochs and epochs[-1][1] == base_offset:
-                # The leader before was elected and wrote nothing.
+                # The previous leader was elected and wrote nothing.
                 epochs.pop()
             epochs.append((segment.leader_epoch, base_offset))
         if next_offset != base_offset:
@@ -294,7 +291,7 @@ class _ChangedError(LocalFileError):
 
 
 def _look(partition: LocalPartition) -> RawLog:
-    """List the segments of one directory, and make sure that they were all there together."""
+    """List the segments of one directory, and check that all of them existed at the same time."""
     path = partition.path
     found: list[tuple[int, int, str, os.stat_result]] = []
     with _naming(path):
@@ -388,7 +385,7 @@ def _directories(path: str) -> list[str]:
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Turn an operating system's error about *path* into one that names it."""
+    """Turn an operating system's error into a `LocalFileError` that names *path*."""
     try:
         yield
     except OSError as error:

@@ -1,49 +1,44 @@
 """
 Redpanda segment files on disk: re-framed for an upload, walked by their headers, dated by their index.
 
-Every function blocks; services call them in a thread. A `LocalSegment` of such a file has Kafka
-offsets like any other. Its path has the raw base offset, so the pair is the segment's own
-translation, and nothing else need be carried.
+Every function blocks; services call them in a thread. A `LocalSegment` of such a file has Kafka offsets
+like any other. Its path has the raw base offset, so the path and the Kafka base offset are the segment's
+own translation, and no further state is needed.
 
-Redpanda opens a new segment before the last bytes of the one before are on disk, so "a later
-one exists" does not make a file whole. A closed segment is one whose last batch ends where the
-next segment begins. Only a compacted topic's may end earlier, and then its file ends there too.
+Redpanda opens a new segment before the last bytes of the previous one are on disk, so a file is not
+whole just because a later one exists. A closed segment is whole when its last batch ends where the next
+segment begins. Only a compacted topic's segment may end earlier, and then its file ends there too.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
 from tieringd.broker.segment_file import READ_BUFFER_BYTES, LogWalk
 from tieringd.errors import CorruptDataError, LocalFileError
+from tieringd.formats.redpanda_batch import RawHeader
 from tieringd.formats.redpanda_index import parse_base_index
 from tieringd.formats.redpanda_names import RawFileKind, RawFileName, parse_raw_file_name
-from tieringd.formats.redpanda_reframe import RedpandaWalk, SegmentReframer
+from tieringd.formats.redpanda_reframe import RedpandaWalk, Reframing, SegmentReframer
 from tieringd.formats.segment_scan import EndedBy
+from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.offset_translation import OffsetTranslation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tieringd.formats.redpanda_batch import RawHeader
-    from tieringd.formats.redpanda_reframe import Reframing
-    from tieringd.formats.transactions import TransactionTracker
-    from tieringd.model.segment import LocalSegment
+from tieringd.model.segment import LocalSegment
 
 _ALLOCATED_TAIL_BYTES = 4096
-"""Redpanda allocates megabytes ahead; a tail of zeros this long is taken for such room."""
+"""Redpanda allocates megabytes ahead. A tail of at least this many zeros counts as allocated space."""
 _MAX_INDEX_BYTES = 16 << 20
-"""An entry has 16 bytes, and there is one for each 32 KiB of a segment at most."""
+"""An entry has 16 bytes, and a segment has at most one entry per 32 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawSegment:
-    """One `.log` file of a Redpanda partition as a directory scan saw it. Offsets are raw."""
+    """One `.log` file of a Redpanda partition in a directory scan. Offsets are raw."""
 
     raw_base_offset: int
     next_raw_offset: int | None
@@ -72,7 +67,8 @@ def uncounted_offsets(segment: RawSegment, *, before: int | None = None) -> int:
     Return how many raw offsets of *segment* are not Kafka's; with *before*, of those below it.
 
     Raises:
-        UnsupportedBatchTypeError: Whether a batch has Kafka offsets is not known.
+        UnsupportedBatchTypeError: A batch has a type for which it is unknown whether it has Kafka
+            offsets.
         CorruptDataError: A header is damaged, impossible or out of order.
         LocalFileError: The file cannot be read, or is not whole (yet).
     """
@@ -94,7 +90,7 @@ def uncounted_offsets(segment: RawSegment, *, before: int | None = None) -> int:
 
 def raw_headers(segment: RawSegment) -> list[RawHeader]:
     """
-    Return the headers of *segment*, to look for a place in it (`find_translation`).
+    Return the headers of *segment*, to search a place in it (`find_translation`).
 
     Raises:
         CorruptDataError: A header is damaged, impossible or out of order.
@@ -109,11 +105,12 @@ def reframe_segment_file(fd: int, segment: LocalSegment, spool_fd: int) -> Local
     """
     Write the closed *segment*, open as *fd*, to *spool_fd* as Kafka batches.
 
-    Returns the segment with the size that it has there, for `scan_segment_file`.
+    Returns the segment with its size in the spool, for `scan_segment_file`.
 
     Raises:
-        UnsupportedBatchTypeError: Whether a batch has Kafka offsets is not known.
-        CorruptDataError: A batch is damaged, or not where it belongs.
+        UnsupportedBatchTypeError: A batch has a type for which it is unknown whether it has Kafka
+            offsets.
+        CorruptDataError: A batch is damaged, or not at its place.
         LocalFileError: The file cannot be read or is not whole yet, or the spool cannot be written.
     """
 
@@ -138,7 +135,7 @@ def reframed_crc32c(segment: LocalSegment) -> int:
     Return the CRC32C of the Kafka form of the closed *segment*, as `reframe_segment_file` writes it.
 
     Raises:
-        CorruptDataError: A batch is damaged, or not where it belongs.
+        CorruptDataError: A batch is damaged, or not at its place.
         LocalFileError: The file cannot be read, or is not whole yet.
     """
     value = 0
@@ -154,9 +151,9 @@ def reframed_crc32c(segment: LocalSegment) -> int:
 
 def scan_redpanda_transactions(segment: LocalSegment, tracker: TransactionTracker) -> LogWalk:
     """
-    Walk a segment's headers to its end, and take its transactions into *tracker*.
+    Walk a segment's headers to its end, and add its transactions to *tracker*.
 
-    The position in the result is the Redpanda file's, the offsets are Kafka's.
+    In the result, the position is in the Redpanda file, and the offsets are Kafka's.
 
     Raises:
         CorruptDataError: A header is damaged or out of order, or a marker unreadable.
@@ -175,14 +172,14 @@ def scan_redpanda_transactions(segment: LocalSegment, tracker: TransactionTracke
 
 def read_broker_timestamp_ms(segment: LocalSegment, *, last_raw_offset: int) -> int | None:
     """
-    Return when Redpanda appended to the closed *segment* last, by its own clock.
+    Return when Redpanda last appended to the closed *segment*, by its own clock.
 
-    None if its index does not say: an older version wrote it, or it was made again after a crash.
+    None if its index does not hold the time: an older version wrote it, or it was rebuilt after a crash.
 
     Raises:
         CorruptDataError: The index is damaged, or of a version that cannot be read.
-        LocalFileError: There is no index, it cannot be read, or it does not reach from the
-            segment's base to *last_raw_offset*.
+        LocalFileError: There is no index, it cannot be read, or it does not reach from the segment's
+            base to *last_raw_offset*.
     """
     path = _side_file(segment.path, RawFileKind.INDEX)
     with _opened(path) as fd, _reading(path), os.fdopen(fd, "rb", closefd=False) as file:
@@ -195,7 +192,7 @@ def read_broker_timestamp_ms(segment: LocalSegment, *, last_raw_offset: int) -> 
         raise error.located(path) from error
     base = _name_of(segment.path).raw_base_offset
     if (index.base_offset, index.max_offset) != (base, last_raw_offset):
-        # Redpanda writes it anew some time after the segment was closed.
+        # Redpanda rewrites the index some time after the segment was closed.
         raise LocalFileError(
             f"{path} is stale: it is of raw offsets {index.base_offset} to {index.max_offset}, and the "
             f"segment has {base} to {last_raw_offset}",
@@ -244,7 +241,7 @@ def _require_whole(path: str, end: int, next_base: int, ended_by: EndedBy) -> No
     Check that the batches found in a closed segment reach to the next one's base.
 
     Raises:
-        LocalFileError: They do not, and compaction is no reason for it.
+        LocalFileError: They do not, and compaction does not explain it.
     """
     if end == next_base:
         return
@@ -255,7 +252,7 @@ def _require_whole(path: str, end: int, next_base: int, ended_by: EndedBy) -> No
 
 
 def _has_compaction_index(path: str) -> bool:
-    """Say whether the segment at *path* belongs to a compacted topic."""
+    """Return whether the segment at *path* belongs to a compacted topic."""
     # Paths are text throughout this layer.
     return os.path.exists(_side_file(path, RawFileKind.COMPACTION_INDEX))  # noqa: PTH110
 
@@ -275,7 +272,7 @@ def _not_whole(path: str, fault: str) -> LocalFileError:
 
 @contextmanager
 def _waiting_for_the_rest(fd: int, segment: RawSegment | LocalSegment) -> Iterator[None]:
-    """Take damage for bytes that are not on disk yet, if the file still has allocated room."""
+    """Report damage as bytes that are not on disk yet, if the file still ends in allocated zeros."""
     try:
         yield
     except CorruptDataError as error:
@@ -342,7 +339,7 @@ def _opened(path: str) -> Iterator[int]:
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """Translate what the operating system says of *path*."""
+    """Raise the operating system's errors about *path* as `LocalFileError`."""
     try:
         yield
     except OSError as error:

@@ -1,18 +1,19 @@
 """
-A partition's directory in the log directory of a broker that is stopped, made from an archive.
+A partition's directory in the log directory of a stopped broker, made from an archive.
 
-It is built outside of the log directory, where Kafka would not start with it, on the same filesystem.
-It takes the place of the empty log of a topic that was created for it, in one rename, when all of it
-is there. Nothing here touches a log that holds a record. A crash at any point leaves what was built,
-and the next attempt goes on from there.
+The directory is built outside of the log directory, where Kafka would not start with it, on the same
+filesystem. When it is complete, one rename puts it in the place of the empty log of a topic that was
+created for it. Nothing here touches a log that holds a record. A crash at any point leaves the built
+files, and the next attempt continues with them.
 
-The batches are the archived ones but for their leader epoch, which is the new cluster's first one, and for
-the ids of their producers, which no producer of the new cluster has (`formats.restored_batches`). That holds
-on every replica that copies them. What came from the store is checked as it was stored.
+The batches are the archived ones except for their leader epoch, which is the new cluster's first one,
+and for their producer ids, which are ids that no producer of the new cluster has
+(`formats.restored_batches`). That holds on every replica that copies them. Bytes from the store are
+checked in their stored form.
 
-The restored replica itself has nothing to remember of the old producers. Every segment has its indexes, or
-Kafka would read all of it; an empty snapshot lies where the log ends; and new records begin a segment of
-their own, the only one that is read after a crash.
+The restored replica itself has no state of the old producers. Every segment has its indexes, because
+Kafka would otherwise read all of it. An empty producer snapshot is written for the end of the log. New
+records begin a segment of their own, the only one that is read after a crash.
 
 All functions block.
 """
@@ -22,9 +23,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
@@ -42,18 +43,13 @@ from tieringd.formats.log_names import FileKind, encode_file_name, parse_file_na
 from tieringd.formats.record_batch import HEADER_BYTES, parse_header
 from tieringd.formats.restored_batches import FIRST_LEADER_EPOCH, restored_batch, turn_back
 from tieringd.formats.transactions import TransactionTracker
-from tieringd.model.segment import LocalSegment
+from tieringd.model.partition import TopicPartition
+from tieringd.model.segment import AbortedTransaction, EpochStart, LocalSegment, RemoteSegment, SegmentIndex
 from tieringd.policies.epoch_history import epoch_at
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tieringd.model.partition import TopicPartition
-    from tieringd.model.segment import AbortedTransaction, EpochStart, RemoteSegment, SegmentIndex
 
 _BLOCK_BYTES = 1 << 20
 _NO_EPOCH = -1
-"""Of a batch that no leader has stamped."""
+"""The leader epoch of a batch that no leader has stamped."""
 _PARTITION_METADATA = "partition.metadata"
 _EPOCHS = "leader-epoch-checkpoint"
 _RECOVERY_POINTS = "recovery-point-offset-checkpoint"
@@ -61,10 +57,10 @@ _PROBE = ".tieringd-restore-probe"
 
 
 class RestoredLog:
-    """One partition's directory in the making."""
+    """One partition's directory under construction."""
 
     def __init__(self, log_dir: Path, staging: Path, name: TopicPartition) -> None:
-        """Build in *staging*, which is on the filesystem of *log_dir* and outside of it."""
+        """Build in *staging*, a directory on the filesystem of *log_dir* and outside of it."""
         self.name = str(name)
         self._partition = name
         self.target = log_dir / self.name
@@ -79,7 +75,7 @@ class RestoredLog:
 
     def begin(self) -> None:
         """
-        See that the partition can be restored, and make the directory to build in.
+        Check that the partition can be restored, and make the directory to build in.
 
         Raises:
             ConfigError: As from `check`.
@@ -91,7 +87,7 @@ class RestoredLog:
 
     def check(self) -> None:
         """
-        See that the place is free, and that a directory can be moved there. Leaves nothing behind.
+        Check that the place is free, and that a directory can be moved there. Leaves no files behind.
 
         Raises:
             ConfigError: The log directory has no such partition, or records of it; or *staging* is on
@@ -110,13 +106,13 @@ class RestoredLog:
 
     def _require_one_filesystem(self) -> None:
         """
-        Move a file from where the staging directory is, or will be, into the log directory.
+        Move a file from the staging directory (or its nearest existing parent) into the log directory.
 
-        That is the one proof: a rename fails between two mounts of the same file system as well.
+        This is the only proof: a rename also fails between two mounts of the same file system.
         """
         log_dir = self.target.parent
         source = next(path for path in (self._staging, *self._staging.parents) if path.is_dir()) / _PROBE
-        # A broker takes no notice of a file in its log directory.
+        # A broker ignores a file in its log directory.
         arrived = log_dir / _PROBE
         with _translated(source):
             try:
@@ -147,7 +143,7 @@ class RestoredLog:
 
     def has(self, segment: RemoteSegment, epochs: Sequence[EpochStart]) -> bool:
         """
-        Say whether the segment's file is there already, whole and right: it is read for that.
+        Return whether the segment's file exists already, whole and right. The file is read for that.
 
         Turned back into stored batches, with *epochs* of the stored object, it must have the checksum of
         that object.
@@ -178,7 +174,11 @@ class RestoredLog:
     def write_indexes(
         self, segment: RemoteSegment, index: SegmentIndex, aborted: Iterable[AbortedTransaction]
     ) -> None:
-        """Write the broker's side files; what the archive lacks is made, with *aborted* transactions."""
+        """
+        Write the broker's side files.
+
+        Those missing in the archive are built, with *aborted* transactions.
+        """
         indexes = whole_indexes(segment, index, aborted)
         for kind, data in (
             (FileKind.OFFSET_INDEX, indexes.offset_index),
@@ -189,7 +189,7 @@ class RestoredLog:
 
     def open_transactions(self, segments: Iterable[RemoteSegment]) -> tuple[OpenTransaction, ...]:
         """
-        Return the transactions without a marker in *segments*, whose files are there.
+        Return the transactions without a marker in *segments*, whose files exist.
 
         Raises:
             CorruptDataError: A header is impossible.
@@ -206,8 +206,12 @@ class RestoredLog:
     def write_markers(
         self, base_offset: int, markers: Sequence[bytes], aborted: Sequence[AbortedTransaction]
     ) -> None:
-        """Write control batches as a segment of their own, behind all others; some of them abort."""
-        # An empty offset index is read as one of a short segment, and none is taken for damage.
+        """
+        Write control batches as a segment of their own after all others.
+
+        *aborted* lists what they abort.
+        """
+        # Kafka takes an empty offset index for that of a short segment, and a missing one for damage.
         self._write_side_file(base_offset, FileKind.OFFSET_INDEX, b"")
         self._write_side_file(base_offset, FileKind.TRANSACTION_INDEX, aborted_index(aborted) or None)
         _write_whole(self._path(base_offset, FileKind.LOG), b"".join(markers))
@@ -237,19 +241,19 @@ class RestoredLog:
         Put a log without a record, which begins at *start_offset*, in the place of the empty one.
 
         Raises:
-            ConfigError: It is not empty any more.
+            ConfigError: The partition is not empty any more.
             LocalFileError: The disk refuses.
         """
         self._finish({start_offset}, start_offset, start_offset)
 
     def finish(self, segments: Iterable[RemoteSegment], *, next_offset: int) -> None:
         """
-        Put the directory in the place of the empty one; records that come get offsets from *next_offset* on.
+        Put the directory in the place of the empty one. New records get offsets from *next_offset* on.
 
-        It keeps the topic's id that the broker's cluster gave it. All of it is of one leader epoch.
+        It keeps the topic id that the broker's cluster assigned. All of it has one leader epoch.
 
         Raises:
-            ConfigError: It is not empty any more.
+            ConfigError: The partition is not empty any more.
             LocalFileError: The disk refuses.
             CorruptDataError: The empty directory's own files cannot be read.
         """
@@ -265,7 +269,7 @@ class RestoredLog:
                 is_known = name is not None and (name.base_offset in known or name.kind is not FileKind.LOG)
                 if not is_known or (name is not None and name.kind is FileKind.PRODUCER_SNAPSHOT):
                     path.unlink()
-            # A broker goes on where its last segment begins, if that is empty.
+            # A broker continues at the base offset of its last segment, if that is empty.
             _write_whole(self._path(next_offset, FileKind.LOG), b"")
             _write_whole(self._path(next_offset, FileKind.OFFSET_INDEX), b"")
             _write_whole(self._path(next_offset, FileKind.PRODUCER_SNAPSHOT), EMPTY_PRODUCER_SNAPSHOT)
@@ -279,7 +283,7 @@ class RestoredLog:
             shutil.rmtree(self._aside, ignore_errors=True)
 
     def _take_place(self, next_offset: int) -> None:
-        """Rename the directory; where that fails, leave the log directory as it was."""
+        """Rename the directory. If that fails, leave the log directory as it was."""
         log_dir = self.target.parent
         path = log_dir / _RECOVERY_POINTS
         before = path.read_bytes() if path.is_file() else None
@@ -308,7 +312,7 @@ class RestoredLog:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction whose marker is not among what was restored."""
+    """A transaction without a marker among the restored segments."""
 
     producer_id: int
     first_offset: int
@@ -324,7 +328,7 @@ def _producer_epoch(files: Sequence[LocalSegment], first_offset: int) -> int:
 
 
 class SegmentWriter:
-    """A segment's file in the making: it has its name only when all of it is there and right."""
+    """A segment's file under construction. It gets its name only when it is complete and right."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -334,10 +338,10 @@ class SegmentWriter:
 
     def write(self, batch: memoryview) -> None:
         """
-        Append a whole batch, as it was stored; the file gets it as a restored one.
+        Append a whole stored batch. The file gets it in its restored form.
 
         Raises:
-            LocalFileError: The disk refuses; what is half written is removed by `close`.
+            LocalFileError: The disk refuses. `close` removes the unfinished file.
         """
         with _translated(self._part):
             for piece in restored_batch(batch):
@@ -349,7 +353,7 @@ class SegmentWriter:
         Give the file its name.
 
         Raises:
-            CorruptDataError: What was written is not what the manifest says.
+            CorruptDataError: The size or the checksum of the written batches differs from the manifest's.
         """
         with _translated(self._part):
             self._file.flush()
@@ -406,7 +410,7 @@ class _translated:  # noqa: N801 a context manager that reads as a word
         """Begin."""
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Raise ours instead."""
+        """Raise a `LocalFileError` for an operating system's error."""
         if isinstance(error, OSError):
             raise LocalFileError(
                 f"{error.filename or self._path}: {error.strerror}", path=str(self._path)

@@ -1,22 +1,22 @@
 """
 Segment files on disk: scanned whole before an upload, or walked by their headers.
 
-Every function blocks; services call them in a thread. Files are read with positioned reads
-into one buffer and never mapped into memory: a follower truncates its log in place, and
-touching a page past the new end would kill the process.
+Every function blocks; services call them in a thread. Files are read with positioned reads into one
+buffer and never mapped into memory: a follower truncates its log in place, and touching a page past the
+new end would kill the process.
 
-The broker's own index files are archived as they are when they agree with the log. One that
-does not is reported and left out: no reader of ours ever uses it, and a broker rebuilds a
-missing index but trusts a wrong one.
+The broker's own index files are archived unchanged when they agree with the log. One that disagrees is
+reported and left out: no reader of ours uses it, and a broker rebuilds a missing index but trusts a
+wrong one.
 """
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
@@ -27,31 +27,31 @@ from tieringd.formats.index_files import (
     time_index_columns,
 )
 from tieringd.formats.log_names import FileKind, encode_file_name
-from tieringd.formats.segment_scan import DEFAULT_INDEX_INTERVAL_BYTES, EndedBy, HeaderWalk, SegmentScanner
-from tieringd.model.segment import BrokerIndexes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from tieringd.formats.segment_scan import SegmentScan
-    from tieringd.formats.transactions import TransactionTracker
-    from tieringd.model.segment import AbortedTransaction, LocalSegment, SegmentSlice
+from tieringd.formats.segment_scan import (
+    DEFAULT_INDEX_INTERVAL_BYTES,
+    EndedBy,
+    HeaderWalk,
+    SegmentScan,
+    SegmentScanner,
+)
+from tieringd.formats.transactions import TransactionTracker
+from tieringd.model.segment import AbortedTransaction, BrokerIndexes, LocalSegment, SegmentSlice
 
 READ_BUFFER_BYTES = 1 << 20
 """Small enough to stay in a core's cache between the read and the two checksums."""
 
 _MAX_INDEX_BYTES = 64 << 20
-"""No broker writes a larger side file; it bounds what one damaged file makes us hold."""
+"""No broker writes a larger side file. This limits the memory that one damaged file can take."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogWalk:
-    """How far a walk over headers came."""
+    """The end of a walk over headers, and the aborted transactions that it found."""
 
     position: int
-    """In the file, after the last whole batch."""
+    """Position in the file after the last whole batch."""
     next_offset: int
-    """After the last whole batch."""
+    """Offset after the last whole batch."""
     aborted: tuple[AbortedTransaction, ...]
     ended_by: EndedBy
 
@@ -69,7 +69,7 @@ def open_segment(segment: LocalSegment) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OpenSegment:
-    """A segment's `.log`, open for reading, beside what a scan of its directory said of it. Blocks."""
+    """A segment's `.log`, open for reading, with its description from a directory scan. Blocks."""
 
     fd: int
     segment: LocalSegment
@@ -93,7 +93,7 @@ class OpenSegment:
         Compare the file with the scan; an active one may have grown since.
 
         Raises:
-            LocalFileError: It has other bytes now, or another file has its place.
+            LocalFileError: The file has changed, or its path belongs to another file.
         """
         status, segment = os.fstat(self.fd), self.segment
         is_same = (
@@ -106,19 +106,19 @@ class OpenSegment:
 
     def read_at(self, position: int, size_bytes: int) -> bytes:
         """
-        Return bytes of the file, all that were asked for.
+        Return exactly *size_bytes* bytes of the file.
 
         Raises:
-            LocalFileError: It cannot be read, or is shorter than it was.
+            LocalFileError: It cannot be read, or is shorter than before.
         """
         return _read_at(self.fd, position, size_bytes, self.segment)
 
     def crc32c(self, position: int, size_bytes: int) -> int:
         """
-        Return the checksum of a range of the file.
+        Return the CRC32C of a range of the file.
 
         Raises:
-            LocalFileError: It cannot be read, or is shorter than it was.
+            LocalFileError: It cannot be read, or is shorter than before.
         """
         value, end = 0, position + size_bytes
         buffer = memoryview(bytearray(min(READ_BUFFER_BYTES, size_bytes)))
@@ -133,12 +133,12 @@ class OpenSegment:
 
 def position_of(fd: int, segment: LocalSegment, offset: int) -> int:
     """
-    Return where the first batch at or past *offset* begins in the open file.
+    Return the position in the open file of the first batch at or past *offset*.
 
     Raises:
         OldMagicError: The segment holds message format v0 or v1.
         CorruptDataError: *offset* is inside a batch, or a header before it is impossible.
-        LocalFileError: The file cannot be read, or is shorter than it was.
+        LocalFileError: The file cannot be read, or is shorter than before.
     """
     (position,) = positions_of(fd, segment, (offset,))
     return position
@@ -146,12 +146,14 @@ def position_of(fd: int, segment: LocalSegment, offset: int) -> int:
 
 def positions_of(fd: int, segment: LocalSegment, offsets: Sequence[int]) -> tuple[int, ...]:
     """
-    Return where the first batch at or past each of *offsets*, which ascend, begins in the open file.
+    Return the position in the open file of the first batch at or past each of *offsets*.
+
+    *offsets* ascend. The position of an offset past the last batch is the end of that batch.
 
     Raises:
         OldMagicError: The segment holds message format v0 or v1.
         CorruptDataError: An offset is inside a batch, or a header before the last one is impossible.
-        LocalFileError: The file cannot be read, or is shorter than it was.
+        LocalFileError: The file cannot be read, or is shorter than before.
     """
     walk = HeaderWalk(
         lambda at, size_bytes: _read_at(fd, at, size_bytes, segment),
@@ -189,13 +191,13 @@ def scan_segment_file(
     """
     Read *part* of the open file once, and check every batch.
 
-    *position* is where its first batch begins. Positions in the result count from there, as in
-    the object that will hold it. An open slice ends before the first batch that reaches its bound.
+    *position* is the beginning of its first batch. Positions in the result are relative to it, as in the
+    object that will hold the part. An open slice ends before the first batch that reaches its bound.
 
     Raises:
         OldMagicError: The segment holds message format v0 or v1.
-        CorruptDataError: A batch is damaged, or not where it belongs.
-        LocalFileError: The file cannot be read, or is shorter than it was.
+        CorruptDataError: A batch is damaged, or not at its place.
+        LocalFileError: The file cannot be read, or is shorter than before.
     """
     segment, begin = part.segment, position
     scanner = SegmentScanner(
@@ -208,8 +210,8 @@ def scan_segment_file(
     )
     buffer = memoryview(bytearray(min(READ_BUFFER_BYTES, segment.size_bytes - begin)))
     with _reading(segment.path):
-        # Each read begins at the first byte that was not consumed: what is read twice is less
-        # than a batch, and comes from the page cache.
+        # Each read begins at the first byte that was not consumed. The bytes read twice are less than a
+        # batch, and come from the page cache.
         while not scanner.is_done and (left := segment.size_bytes - position):
             if len(buffer) < scanner.wanted_bytes <= left:
                 buffer = memoryview(bytearray(scanner.wanted_bytes))
@@ -230,16 +232,16 @@ def scan_transactions(
     next_offset: int | None = None,
 ) -> LogWalk:
     """
-    Walk a segment's headers from *position* to its end, and take its transactions into *tracker*.
+    Walk a segment's headers from *position* to its end, and add its transactions to *tracker*.
 
-    To go on where an earlier walk ended, pass that walk's position and next offset. The end of
-    an active segment is its last whole batch.
+    To continue an earlier walk, pass that walk's position and next offset. The end of an active segment
+    is its last whole batch.
 
     Raises:
         OldMagicError: The segment holds message format v0 or v1.
-        CorruptDataError: A header is impossible or out of order, or a closed segment does not
-            end with a whole batch. *tracker* has taken in what came before.
-        LocalFileError: The file cannot be read, or is shorter than it was.
+        CorruptDataError: A header is impossible or out of order, or a closed segment does not end with a
+            whole batch. *tracker* holds the transactions before the fault.
+        LocalFileError: The file cannot be read, or is shorter than before.
     """
     fd = open_segment(segment)
     try:
@@ -265,10 +267,10 @@ def scan_transactions(
 
 def read_broker_indexes(segment: LocalSegment) -> BrokerIndexes:
     """
-    Return the broker's side files of *segment*; None for each that is not there.
+    Return the broker's side files of *segment*; None for each that is missing.
 
     Raises:
-        LocalFileError: One is there and cannot be read.
+        LocalFileError: A side file exists and cannot be read.
     """
     stem = segment.path.removesuffix(FileKind.LOG.value)
     snapshot = None
@@ -287,10 +289,10 @@ def check_broker_indexes(
     scan: SegmentScan, segment: LocalSegment, indexes: BrokerIndexes
 ) -> tuple[BrokerIndexes, tuple[str, ...]]:
     """
-    Return those of *indexes* that agree with the log, and in words why the others do not.
+    Return those of *indexes* that agree with the log, and the faults of the others in words.
 
-    The offset index is compared with our own sparse one, so an error smaller than the distance
-    of two of our entries can escape.
+    The offset index is compared with our own sparse one, so an error smaller than the distance of two of
+    our entries can stay unnoticed.
     """
     checks: dict[str, Callable[[bytes], str | None]] = {
         "offset_index": lambda data: _offset_index_fault(scan, segment, data),
@@ -315,7 +317,7 @@ def _offset_index_fault(scan: SegmentScan, segment: LocalSegment, data: bytes) -
         return str(error)
     if not offsets:
         return None
-    # Both columns ascend: the last entry answers for all, and so does the first behind each of our own.
+    # Both columns ascend, so it is enough to check the last entry, and the first one after each of ours.
     if positions[-1] >= scan.size_bytes:
         return f"offset {offsets[-1]} is at byte {positions[-1]}, past the end of the log"
     if segment.next_offset is not None and offsets[-1] >= segment.next_offset:
@@ -323,7 +325,7 @@ def _offset_index_fault(scan: SegmentScan, segment: LocalSegment, data: bytes) -
     for own in reversed(scan.entries):
         nearest = bisect_left(positions, own.position)
         if nearest < len(positions) and offsets[nearest] < own.offset:
-            # A reader that looks for this offset would start behind it.
+            # A reader that searches this offset would start after it.
             return f"offset {offsets[nearest]} is at byte {positions[nearest]}, behind offset {own.offset}"
     return None
 
@@ -349,7 +351,7 @@ def _transaction_index_fault(scan: SegmentScan, segment: LocalSegment, data: byt
         return str(error)
     listed = {(entry.producer_id, entry.last_offset) for entry in entries}
     found = {(one.producer_id, one.last_offset) for one in scan.aborted}
-    # A transaction that begins before the segment may have no records, and then the broker lists none.
+    # The broker lists no transaction that begins before the segment and has no records in it.
     begun_here = {
         (one.producer_id, one.last_offset) for one in scan.aborted if one.first_offset > segment.base_offset
     }
@@ -402,7 +404,7 @@ def _read_side_file(path: str) -> bytes | None:
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """Translate what the operating system says of *path*."""
+    """Raise the operating system's errors about *path* as `LocalFileError`."""
     try:
         yield
     except OSError as error:

@@ -1,25 +1,22 @@
-"""The log directory of a broker that is stopped, and stays so as long as somebody works in it."""
+"""The log directory of a stopped broker, which stays stopped while a command works in it."""
 
 from __future__ import annotations
 
 import fcntl
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tieringd.errors import ConfigError, LocalFileError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @contextmanager
 def kept_stopped(log_dir: Path) -> Iterator[None]:
     """
-    See that no broker runs on *log_dir*, and let none start: hold the lock that a running one holds.
+    Check that no broker runs on *log_dir*, and hold the lock of a running broker, so that none starts.
 
     Raises:
-        ConfigError: One does, or this is no broker's log directory.
+        ConfigError: A broker runs there, or this is no broker's log directory.
         LocalFileError: The lock's file cannot be opened.
     """
     if not (log_dir / "meta.properties").is_file():

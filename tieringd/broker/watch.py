@@ -1,38 +1,34 @@
 """
 A hint that something changed in the log directories, so that a rescan need not wait.
 
-Never more than a hint: the rescan is the truth. A hint may be missing (no inotify, no free
-watches, an overflow) or needless, and nothing is wrong but the time of the next look. Only new
-and renamed names are watched. The broker's writes would be an event per append.
+A hint is never more than that: the rescan decides. A hint may be missing (no inotify, no free watches,
+an overflow) or needless; that only changes the time of the next scan. Only new and renamed names are
+watched, because watching writes would cause an event per append.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
-from asyncinotify import Inotify, Mask
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from asyncinotify import Event, Watch
+from asyncinotify import Event, Inotify, Mask, Watch
 
 log = structlog.get_logger()
 
 _NEW_NAMES: Final = Mask.CREATE | Mask.MOVED_TO | Mask.MOVE_SELF | Mask.ONLYDIR
 _EVENTS_PER_TURN: Final = 256
-"""Of the event loop: a storm of events must leave it room."""
+"""The limit per iteration of the event loop, so that a storm of events leaves it time for other work."""
 _MAX_CHANGED_PATHS: Final = 4096
-"""With more than this the hint is "everything": a set of names would only cost memory."""
+"""With more paths than this the hint is "everything": a larger set would only cost memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Where to look: *paths* changed, or with *rescan* anything may have."""
+    """What to scan: *paths* changed, or with *rescan* anything may have."""
 
     paths: frozenset[str] = frozenset()
     """Partition directories in which a segment began or the leader epoch changed, and new ones."""
@@ -43,7 +39,7 @@ class DirectoryWatch:
     """
     Watches log directories for new partitions, and the partitions that `follow` names.
 
-    Belongs to the event loop on which it is used; starts no task. Memory is bounded: one small
+    It belongs to the event loop on which it is used, and starts no task. Memory is bounded: one small
     watch per followed directory, and a limited set of paths between two calls of `changes`.
     """
 
@@ -52,7 +48,7 @@ class DirectoryWatch:
         self._inotify: Inotify | None = None
         self._watches: dict[str, Watch] = {}
         self._followed: Iterable[str] | None = None
-        """What the last `follow` was given, while every one of these directories is watched."""
+        """The argument of the last `follow`, while every one of these directories is watched."""
         self._changed: set[str] = set()
         self._rescan = False
         self._has_news = asyncio.Event()
@@ -63,9 +59,11 @@ class DirectoryWatch:
         """
         Watch exactly these partition directories, and the log directories.
 
-        Call it after every rescan; with the same tuple as the last time it costs nothing. What changed
-        before this call is in no hint: where it returns that there is a directory it did not watch before,
-        scan once more, or leave it to the next rescan.
+        Call it after every rescan; with the same tuple as the last time it costs nothing.
+
+        Returns:
+            Whether a directory is watched now that was not watched before. Changes before this call are
+                in no hint, so the caller then scans once more, or leaves them to the next rescan.
         """
         if self._closed or not self._opened():
             return False
@@ -78,16 +76,16 @@ class DirectoryWatch:
         for path in sorted(wanted - self._watches.keys()):
             if not self._add(path):
                 break
-        # A set or list may be changed by its owner, and a watch that is missing is tried again each time.
+        # The owner of a set or list may change it, and a missing watch is tried again at each call.
         is_whole = isinstance(partition_paths, tuple) and len(self._watches) == len(wanted)
         self._followed = partition_paths if is_whole else None
         return len(self._watches) > before
 
     async def changes(self) -> Hint:
         """
-        Wait for a change and return all that happened since the last call.
+        Wait for a change and return all changes since the last call.
 
-        Waits without end when there is no inotify: give it the rescan interval as a timeout.
+        Without inotify this waits without end, so the caller must use the rescan interval as a timeout.
         Cancelling it loses nothing.
         """
         await self._has_news.wait()
@@ -98,7 +96,7 @@ class DirectoryWatch:
         return hint
 
     def close(self) -> None:
-        """Give the watches back; closing twice is allowed."""
+        """Remove the watches; closing twice is allowed."""
         self._closed = True
         self._watches.clear()
         if self._inotify is not None:
@@ -126,7 +124,7 @@ class DirectoryWatch:
             if error.errno in (errno.ENOSPC, errno.ENOMEM):
                 self._degrade("the system has no inotify watches left", error)
                 return False
-            # A directory that just went, or that we may not read: the next scan says so.
+            # The directory is gone, or may not be read: the next scan reports it.
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
                 self._degrade(f"{path} cannot be watched", error)
         return True
@@ -143,7 +141,7 @@ class DirectoryWatch:
                 raise
 
     def _degrade(self, reason: str, error: OSError) -> None:
-        """Say once that changes may be seen only by the rescans from here on."""
+        """Warn once that only the rescans may see changes from now on."""
         if not self._degraded:
             self._degraded = True
             log.warning(
@@ -154,7 +152,7 @@ class DirectoryWatch:
             )
 
     def _read(self) -> None:
-        """Take in the events that wait; the event loop calls this when there are some."""
+        """Process the waiting events; the event loop calls this when there are some."""
         if self._inotify is None:
             return
         for _ in range(_EVENTS_PER_TURN):
@@ -163,7 +161,7 @@ class DirectoryWatch:
                 break
             self._note(event)
         else:
-            # What is read from the descriptor already does not make it readable again.
+            # Events that the library has already read do not make the descriptor readable again.
             asyncio.get_running_loop().call_soon(self._read)
         if self._changed or self._rescan:
             self._has_news.set()
@@ -181,8 +179,8 @@ class DirectoryWatch:
                 del self._watches[directory]
                 self._followed = None
         elif event.mask & Mask.MOVE_SELF:
-            # A broker renames a partition's directory before it deletes it, and the same name
-            # may come again as another directory.
+            # A broker renames a partition's directory before it deletes it, and another directory may get
+            # the same name later.
             if self._watches.get(directory) is watch:
                 self._forget(directory)
             self._changed.add(directory)

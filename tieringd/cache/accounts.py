@@ -1,30 +1,28 @@
 """
-The accounts of the chunk cache: which files there are, how large, and when each was last read.
+The accounts of the chunk cache: which files exist, their sizes, and when each was last read.
 
-In memory, and only as true as its owner keeps them; `cache.directory` compares them with the disk.
-Methods may be called from several threads. Promises to puts under way (reservations) are counted
-beside the files, so that two puts are never given the same room.
+The accounts are in memory, and only as true as their owner keeps them; `cache.directory` compares them
+with the disk. Methods may be called from several threads. Reservations of puts under way are counted
+beside the files, so that two puts never get the same room.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from tieringd.formats.cache_names import FileKind, parse_cache_name
 from tieringd.policies.cache_trim import CachedFile, CacheUse
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Mapping
 
 Identity: TypeAlias = tuple[int, int, int, int]
 """A value that changes when a file's bytes may have changed: inode, size, times of write and of change."""
 
 
 def identity_of(found: os.stat_result) -> Identity:
-    """Return the identity that a look at a file gives."""
+    """Return the identity of a file, from its stat result."""
     return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
@@ -35,13 +33,13 @@ class _Account:
     kind: FileKind
     segment: str
     seen: int
-    """In which round of comparisons with the disk it was seen last."""
+    """The last comparison with the disk that saw the file."""
     checked: Identity | None = None
-    """What the file was when its batches were checked; None when nobody did since the start."""
+    """The file's identity when its batches were checked; None if this process has not checked them."""
 
 
 class Accounts:
-    """Counts files by name. Only names that parse are ever counted."""
+    """Counts files by name. Only names that parse are counted."""
 
     def __init__(self, *, buckets: int) -> None:
         self._buckets = buckets
@@ -53,7 +51,7 @@ class Accounts:
         self._round = 0
 
     def use(self) -> CacheUse:
-        """Return what is held and promised now."""
+        """Return what is held and reserved now."""
         with self._lock:
             return CacheUse(self._size_bytes, len(self._files), self._reserved_bytes, self._reserved_objects)
 
@@ -66,7 +64,7 @@ class Accounts:
             )
 
     def unchanged(self, files: Iterable[CachedFile]) -> tuple[CachedFile, ...]:
-        """Return those of *files* that are still there and were not read since."""
+        """Return those of *files* that still exist and were not read since."""
         with self._lock:
             return tuple(
                 file
@@ -84,46 +82,46 @@ class Accounts:
         return name in self._files
 
     def reserve(self, size_bytes: int) -> None:
-        """Promise room for one file more."""
+        """Reserve room for one more file."""
         with self._lock:
             self._reserved_bytes += size_bytes
             self._reserved_objects += 1
 
     def release(self, size_bytes: int) -> None:
-        """Take a promise back, or count it as kept."""
+        """End a reservation: the file was counted, or will not come."""
         with self._lock:
             self._reserved_bytes -= size_bytes
             self._reserved_objects -= 1
 
     def add(self, name: str, size_bytes: int, *, accessed_ms: int, checked: Identity | None = None) -> None:
-        """Count a file; one of the same name before it is gone."""
+        """Count a file. It replaces an older file of the same name."""
         with self._lock:
             self._add(name, size_bytes, accessed_ms, checked)
 
     def touch(self, name: str, *, accessed_ms: int) -> None:
-        """Note that a file is read now."""
+        """Record that a file is read now."""
         one = self._files.get(name)
         if one is not None:
             one.accessed_ms = accessed_ms
 
     def checked(self, name: str) -> Identity | None:
-        """Return what the file was when it was last checked."""
+        """Return the file's identity when it was last checked, or None."""
         one = self._files.get(name)
         return one.checked if one else None
 
     def set_checked(self, name: str, identity: Identity | None) -> None:
-        """Note that the bytes of a file as *identity* says are right; with None, that nobody knows."""
+        """Record that the bytes of a file with this *identity* are right; None: they are unchecked."""
         one = self._files.get(name)
         if one is not None:
             one.checked = identity
 
     def remove(self, name: str) -> int:
-        """Count a file no more; return its size, 0 when there was none."""
+        """Stop counting a file. Return its size, or 0 if it was not counted."""
         with self._lock:
             return self._remove(name)
 
     def begin_comparison(self) -> int:
-        """Begin a comparison with the disk; what is added from here on is not in question."""
+        """Begin a comparison with the disk. It will not remove files that are added from now on."""
         with self._lock:
             self._round += 1
             return self._round
@@ -132,9 +130,9 @@ class Accounts:
         self, round_number: int, found: Iterable[tuple[str, int, int]], times: Mapping[str, int]
     ) -> None:
         """
-        Take over what the disk holds: name, size and time of last write of each file.
+        Make the accounts match the disk. *found* has the name, size and time of last write of each file.
 
-        *times* are access times from before, for files that are new here.
+        *times* are saved access times, for files that are not counted yet.
         """
         with self._lock:
             for name, size_bytes, written_ms in found:
@@ -150,7 +148,7 @@ class Accounts:
         said = parse_cache_name(name, buckets=self._buckets)
         assert said is not None, "whoever adds a file has made or parsed its name"
         self._remove(name)
-        # What lies under another number of buckets will not be looked for again, so it goes first.
+        # A file named for another number of buckets is never read again, so it is the first to be evicted.
         since = accessed_ms if said.is_reachable else 0
         self._files[name] = _Account(size_bytes, since, said.kind, said.segment, self._round, checked)
         self._size_bytes += size_bytes

@@ -2,28 +2,28 @@
 The cache directory: crash-safe files under their objects' names.
 
     {name}                  a whole file, see `formats.cache_names`
-    incoming/*.part         a file that is being written; locked for as long as somebody writes it
+    incoming/*.part         a file that is being written; its writer holds a lock on it
     access_times            when each file was last read
 
-A file gets its name when it is whole and never changes afterwards, so a crash leaves parts, and
-parts are removed at the next start. What a name promises is not trusted: a file is handed out as
-checked only when its bytes were checked by this process and it was not touched since.
+A file gets its name when it is whole, and never changes afterwards. So a crash leaves only parts behind,
+which the next start removes. A name proves nothing about the bytes: a file counts as checked only if
+this process checked its bytes and the file was not changed since.
 
-Whatever is found and is not ours by its name is left alone. All methods block: call them in a thread.
-They may be called from several. Errors of the disk are `LocalFileError`; the caller does without.
+Files with names that are not the cache's are left alone. All methods block: call them in a thread. Several
+threads may call them. Errors of the disk are `LocalFileError`; the caller goes on without the cache.
 
-`Tree` is a directory tree that nothing leads out of. Every name is followed part by part from the root, and
-none of the parts may be a symbolic link: a link inside is an error of that name, never a way to a file
-elsewhere. The root itself may be one, as an operator chose it. `Tree` blocks, and raises `OSError`.
+`Tree` is a directory tree that no name leads out of. Every name is followed part by part from the root,
+and no part may be a symbolic link: a link inside is an error of that name, never a way to a file
+elsewhere. The root itself may be a link, as an operator chose it. `Tree` blocks, and raises `OSError`.
 
 A `PartFile` holds the bytes of a cached file until it is whole. All parts lie in one directory of the
-cache, so that leftovers are found without a walk. Each is locked by the process that writes it; the kernel
-lets go when that process ends, so a part without a lock is a leftover. A part is never read under any other
-name than its own.
+cache, so that leftovers are found without a walk. Each is locked by the process that writes it. The
+kernel releases the lock when that process ends, so a part without a lock is a leftover. A part is never
+read under any name but its own.
 
-`scan` walks over the directory at the start. Symbolic links are not followed, other filesystems not
-entered, and a file that vanishes meanwhile has not been there. Several threads walk at once where the
-operator allows it: one reading of a directory on a slow disk does not hold up the others then.
+`scan` walks over the directory at the start. It does not follow symbolic links, does not count files on
+other filesystems, and ignores a file that vanishes meanwhile. Several threads may walk at once, if the
+operator allows it: then reading one directory on a slow disk does not delay the others.
 """
 
 from __future__ import annotations
@@ -34,22 +34,18 @@ import os
 import secrets
 import stat
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from tieringd.cache.accounts import Accounts, Identity, identity_of
 from tieringd.cache.faults import located, translated
 from tieringd.errors import CorruptDataError
 from tieringd.formats.access_times import decode_access_times, encode_access_times
 from tieringd.formats.cache_names import parse_cache_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
-
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE_MODE, _DIRECTORY_MODE = 0o640, 0o750
@@ -59,25 +55,25 @@ INCOMING = "incoming"
 SUFFIX = ".part"
 
 _MAX_DEPTH = 12
-"""Deeper than any name of ours."""
+"""Deeper than any name of the cache."""
 _NS_PER_MS = 1_000_000
 
 _ACCESS_TIMES = "access_times"
 _NO_SUCH_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
-"""Also where something stands in the way that is not ours: it is not deleted, and not read."""
+"""Errors of a missing file, or of something else in its place, which is neither deleted nor read."""
 
 
 class Tree:
-    """Files below *root*, by names with slashes; safe for threads, as it has no state."""
+    """Files below *root*, by names with slashes. Stateless, and so safe for threads."""
 
     def __init__(self, root: str) -> None:
         self.root = root
 
     def open(self, name: str) -> int:
-        """Open a file for reading; anything but an ordinary file is an error."""
+        """Open a file for reading. Anything but a regular file is an error."""
         *above, last = name.split("/")
         with self._directory(above) as directory:
-            # Nobody waits here for the other end of a pipe.
+            # O_NONBLOCK: opening a named pipe must not wait for its other end.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
             fd = os.open(last, flags, dir_fd=directory)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -86,14 +82,14 @@ class Tree:
         return fd
 
     def create(self, name: str) -> int:
-        """Create a file for reading and writing that must not exist, and the directories that it takes."""
+        """Create a file that must not exist yet, for reading and writing, with its missing directories."""
         *above, last = name.split("/")
         with self._directory(above, create=True) as directory:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             return os.open(last, flags, _FILE_MODE, dir_fd=directory)
 
     def rename(self, name: str, new_name: str) -> None:
-        """Give a file another name in the tree; an ordinary file of that name is replaced, nothing else."""
+        """Rename a file within the tree. It may replace a regular file, and nothing else."""
         *above, last = name.split("/")
         *new_above, new_last = new_name.split("/")
         with self._directory(above) as source, self._directory(new_above, create=True) as target:
@@ -104,20 +100,20 @@ class Tree:
             os.rename(last, new_last, src_dir_fd=source, dst_dir_fd=target)
 
     def unlink(self, name: str) -> None:
-        """Delete an ordinary file, and the directories above it that are empty then."""
+        """Delete a regular file, and the directories above it that this leaves empty."""
         parts = name.split("/")
         with self._directory(parts[:-1]) as directory:
             found = os.stat(parts[-1], dir_fd=directory, follow_symlinks=False)
             if not stat.S_ISREG(found.st_mode):
                 raise FileNotFoundError(2, "it is no ordinary file", name)
             os.unlink(parts[-1], dir_fd=directory)
-        with suppress(OSError):  # The first one that is not empty, or gone.
+        with suppress(OSError):  # Stop at the first directory that is not empty, or is gone.
             for depth in range(len(parts) - 1, 0, -1):
                 with self._directory(parts[: depth - 1]) as directory:
                     os.rmdir(parts[depth - 1], dir_fd=directory)
 
     def free_bytes(self) -> int:
-        """Return how much of its filesystem may still be written."""
+        """Return how many bytes of its filesystem may still be written."""
         found = os.statvfs(self.root)
         return found.f_bavail * found.f_frsize
 
@@ -140,7 +136,7 @@ def _below(fd: int, part: str, *, create: bool) -> int:
         try:
             return os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
         except FileNotFoundError:
-            # Between the making and the opening, another process may find it empty and remove it.
+            # Another process may find the new directory empty and remove it before it is opened.
             if not create or attempt == _CREATE_ATTEMPTS - 1:
                 raise
             with suppress(FileExistsError):
@@ -150,10 +146,10 @@ def _below(fd: int, part: str, *, create: bool) -> int:
 
 class PartFile:
     """
-    A file that is being written, and not yet seen by anybody.
+    A file that is being written and has no final name yet.
 
-    Whoever has one ends it: with `rename` and `detach`, or with `abandon`, which may be called at any
-    time and more than once. All of it blocks and raises `OSError`.
+    Its owner ends it: with `rename` and `detach`, or with `abandon`, which may be called at any time and
+    more than once. All methods block and raise `OSError`.
     """
 
     def __init__(self, tree: Tree, part_name: str, fd: int, name: str, size_bytes: int) -> None:
@@ -161,12 +157,12 @@ class PartFile:
         self._part_name: str | None = part_name
         self._fd: int | None = fd
         self.name = name
-        """Which it gets once it is whole."""
+        """The name that the file gets once it is whole."""
         self.size_bytes = size_bytes
 
     @classmethod
     def create(cls, tree: Tree, name: str, size_bytes: int) -> PartFile:
-        """Make an empty part, and take its whole size from the disk."""
+        """Create an empty part, and allocate its whole size on the disk."""
         part_name = f"{INCOMING}/{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
         part = cls(tree, part_name, tree.create(part_name), name, size_bytes)
         try:
@@ -180,7 +176,7 @@ class PartFile:
 
     @property
     def fd(self) -> int:
-        """Return its descriptor, for reading what was written."""
+        """Return its descriptor, for reading the written bytes."""
         assert self._fd is not None, "a part that was ended is used"
         return self._fd
 
@@ -192,30 +188,30 @@ class PartFile:
             view, position = view[written:], position + written
 
     def rename(self) -> None:
-        """Give it its name."""
+        """Give the part its final name."""
         assert self._part_name is not None, "a part is renamed once"
         self._tree.rename(self._part_name, self.name)
         self._part_name = None
 
     def detach(self) -> int:
-        """Return the descriptor, which is the caller's from here on, without its lock."""
+        """Release the lock and return the descriptor, which belongs to the caller from then on."""
         fd, self._fd = self.fd, None
         fcntl.flock(fd, fcntl.LOCK_UN)
         return fd
 
     def abandon(self) -> None:
-        """Close it, and remove what has no name yet."""
+        """Close the part, and remove its file unless it was renamed."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
         if self._part_name is not None:
-            with suppress(OSError):  # On a disk that takes nothing any more, the next start removes it.
+            with suppress(OSError):  # On a disk that refuses writes, the next start removes it.
                 self._tree.unlink(self._part_name)
             self._part_name = None
 
 
 def remove_leftovers(tree: Tree) -> int:
-    """Remove the parts that nobody writes any more; return how many there were."""
+    """Remove the parts that no process writes any more. Return how many were removed."""
     removed = 0
     try:
         names = os.listdir(f"{tree.root}/{INCOMING}")  # noqa: PTH208 - paths are text in this layer
@@ -223,7 +219,7 @@ def remove_leftovers(tree: Tree) -> int:
         return 0
     for name in names:
         if name.endswith(SUFFIX):
-            with suppress(OSError):  # In use, not ours to delete, or on a disk that is read-only.
+            with suppress(OSError):  # In use, not deletable by this user, or on a read-only disk.
                 fd = tree.open(f"{INCOMING}/{name}")
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -236,17 +232,17 @@ def remove_leftovers(tree: Tree) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ScanReport:
-    """What one walk found."""
+    """The result of one walk."""
 
     files: tuple[tuple[str, int, int], ...]
-    """Name, size and time of last write in milliseconds of each file that is ours."""
+    """Name, size and time of last write in milliseconds of each file of the cache."""
     foreign: int
-    """Files and links that are not; they stay."""
+    """How many files and links are not the cache's. They stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """What one directory held."""
+    """The content of one directory."""
 
     files: Sequence[tuple[str, int, int]]
     below: Sequence[str]
@@ -255,7 +251,7 @@ class _Level:
 
 def scan(root: str, *, buckets: int, threads: int) -> ScanReport:
     """
-    Walk *root* with so many *threads*; this blocks.
+    Walk *root* with this many *threads*. This blocks.
 
     Raises:
         OSError: The root itself cannot be read.
@@ -277,7 +273,7 @@ def scan(root: str, *, buckets: int, threads: int) -> ScanReport:
 
 
 def _look_again(root: str, name: str, device: int, buckets: int) -> _Level:
-    """Look at one directory below the root; at none if it has gone or cannot be read."""
+    """Read one directory below the root. The result is empty if it is gone or cannot be read."""
     with suppress(OSError):
         return _look(root, name, device, buckets)
     return _Level((), (), 0)
@@ -297,7 +293,7 @@ def _look(root: str, name: str, device: int, buckets: int) -> _Level:
                 continue
             is_named = parse_cache_name(own_name, buckets=buckets) is not None
             if not (is_named and entry.is_file(follow_symlinks=False)):
-                foreign += bool(prefix)  # Directly in the root lie our own access times.
+                foreign += bool(prefix)  # The access times lie in the root.
                 continue
             with suppress(FileNotFoundError):
                 found = entry.stat(follow_symlinks=False)
@@ -308,28 +304,28 @@ def _look(root: str, name: str, device: int, buckets: int) -> _Level:
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A cached file that somebody reads; whoever has it closes *fd*."""
+    """A cached file that is open for reading. Its owner closes *fd*."""
 
     name: str
     fd: int
     size_bytes: int
     identity: Identity
     is_checked: bool
-    """Whether this process has checked its bytes, and it was not touched since."""
+    """Whether this process has checked its bytes, and it was not changed since."""
 
     @property
     def is_intact(self) -> bool:
-        """Say whether it is still what it was when it was opened, and still has a name."""
+        """Say whether the file is unchanged since it was opened, and still has a name."""
         found = os.fstat(self.fd)
         return bool(found.st_nlink) and identity_of(found) == self.identity
 
     def close(self) -> None:
-        """Close it; once."""
+        """Close the file. May be called only once."""
         os.close(self.fd)
 
 
 class CacheDirectory:
-    """One cache. Several processes may share it: what another one put is found when it is asked for."""
+    """One cache. Several processes may share it: each finds the others' files when it opens them by name."""
 
     def __init__(
         self, path: Path, *, now_ms: Callable[[], int], buckets: int = 0, walk_concurrency: int = 1
@@ -346,12 +342,12 @@ class CacheDirectory:
 
     def start(self) -> ScanReport:
         """
-        Remove what a crash has left, and count what there is.
+        Remove what a crash left behind, and count the files.
 
-        A directory that can only be read serves what it holds.
+        A read-only directory still serves the files that it holds.
 
         Raises:
-            LocalFileError: It is not there and cannot be made, or cannot be read.
+            LocalFileError: The directory is missing and cannot be made, or cannot be read.
         """
         with translated(self.path, "be used as the cache"):
             self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -360,7 +356,7 @@ class CacheDirectory:
 
     def compare(self, times: dict[str, int] | None = None) -> ScanReport:
         """
-        Compare the accounts with the disk, and take over what it holds.
+        Make the accounts match the disk.
 
         Raises:
             LocalFileError: The directory cannot be read.
@@ -373,22 +369,22 @@ class CacheDirectory:
 
     def free_bytes(self) -> int:
         """
-        Return how much of the directory's filesystem may still be written.
+        Return how many bytes of the directory's filesystem may still be written.
 
         Raises:
-            LocalFileError: It cannot be looked at.
+            LocalFileError: The filesystem cannot be inspected.
         """
         with translated(self.path, "be looked at"):
             return self._tree.free_bytes()
 
     def open(self, name: str, size_bytes: int) -> OpenFile | None:
         """
-        Open a file that is to have *size_bytes*; None when there is no such file.
+        Open a file of *size_bytes*, or return None if there is no such file.
 
-        One of another size is not what it should be, and is removed.
+        A file of another size is wrong, and is removed.
 
         Raises:
-            LocalFileError: It is there and cannot be read.
+            LocalFileError: The file exists and cannot be read.
         """
         with self._lock:
             try:
@@ -410,33 +406,33 @@ class CacheDirectory:
 
     def part(self, name: str, size_bytes: int) -> PartFile:
         """
-        Begin a file; the room for it has been reserved in the accounts.
+        Begin a file. The caller has reserved its room in the accounts.
 
-        Its size is taken from the disk at once, so that a full disk is noticed before the download.
+        Its size is allocated on the disk at once, so that a full disk is noticed before the download.
 
         Raises:
-            LocalFileError: The disk does not take it; nothing is left of it.
+            LocalFileError: The disk does not take it. Nothing is left of it.
         """
         with translated(self.path / name, "be cached"):
             return PartFile.create(self._tree, name, size_bytes)
 
     def publish(self, part: PartFile) -> OpenFile:
         """
-        Give a part, whose bytes were checked, its name; return it open. The part is used up.
+        Give a part, whose bytes were checked, its final name, and return it open. The part is used up.
 
         Raises:
-            LocalFileError: The disk does not take it; the caller abandons the part.
+            LocalFileError: The disk refuses. The caller abandons the part.
         """
         with self._lock, translated(self.path / part.name, "be cached"):
             part.rename()
             fd = part.detach()
-            # The renaming itself has changed it; from here on nobody does.
+            # The rename itself changed the identity. From here on nothing changes the file.
             identity = identity_of(os.fstat(fd))
             self.accounts.add(part.name, part.size_bytes, accessed_ms=self.now_ms(), checked=identity)
             return OpenFile(part.name, fd, part.size_bytes, identity, is_checked=True)
 
     def evict(self, names: Iterable[str]) -> int:
-        """Delete files; return the bytes that this freed. What cannot be deleted stays counted."""
+        """Delete files and return the bytes that this freed. A file that cannot be deleted stays counted."""
         evicted_bytes = 0
         for name in names:
             with self._lock:
@@ -444,7 +440,7 @@ class CacheDirectory:
         return evicted_bytes
 
     def discard(self, name: str) -> None:
-        """Delete a file whose bytes are not what they should be."""
+        """Delete a file whose bytes are wrong."""
         self.evict((name,))
 
     def save_access_times(self) -> None:
@@ -452,7 +448,7 @@ class CacheDirectory:
         Write the access times, if they changed.
 
         Raises:
-            LocalFileError: The disk does not take them; the old ones stay.
+            LocalFileError: The disk refuses them. The old ones stay.
         """
         times = self.accounts.access_times()
         if times == self._saved:
@@ -478,7 +474,7 @@ class CacheDirectory:
         return self.accounts.remove(name)
 
     def _load_access_times(self) -> dict[str, int]:
-        """Return the access times of before; none when they cannot be read, as they are only advice."""
+        """Return the saved access times, or none if they cannot be read: they are only advice."""
         try:
             fd = self._tree.open(_ACCESS_TIMES)
         except OSError:

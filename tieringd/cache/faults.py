@@ -1,17 +1,14 @@
-"""What the cache's disk refuses, in one wording: the file, what was tried, and what an operator can do."""
+"""Errors of the cache's disk in one wording: the file, what was tried, and what an operator can do."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tieringd.errors import LocalFileError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _HINTS = {
     errno.ENOSPC: "its disk is full",
@@ -25,7 +22,7 @@ _HINTS = {
 
 @contextmanager
 def translated(path: Path, tried: str) -> Iterator[None]:
-    """Raise what the system refuses as `LocalFileError`; *tried* follows on "cannot"."""
+    """Raise any `OSError` as `LocalFileError`. *tried* follows the word "cannot" in its message."""
     try:
         yield
     except OSError as error:
@@ -41,14 +38,14 @@ def located(path: Path | str, tried: str, error: OSError) -> LocalFileError:
 
 
 def reason_of(error: LocalFileError) -> str:
-    """Return why, in one word for a metric: the system's name of the error."""
+    """Return the system's name of the error, such as `enospc`, as a metric label."""
     cause = error.__cause__
     number = cause.errno if isinstance(cause, OSError) else None
     return errno.errorcode.get(number or 0, "other").lower()
 
 
 def read_exactly(fd: int, position: int, size_bytes: int) -> bytes:
-    """Return bytes of an open file; fewer only at its end."""
+    """Return *size_bytes* of an open file from *position* on; fewer only at its end."""
     data = os.pread(fd, size_bytes, position)
     if len(data) == size_bytes or not data:
         return data

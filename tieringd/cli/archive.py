@@ -1,18 +1,20 @@
 """
-`tieringd archive`: what the bucket holds, looked up in the bucket alone.
+`tieringd archive`: what the bucket holds. The commands read the bucket alone; no broker is needed.
 
-`init` makes a directory the archive of a file store. `delete` and `undelete` are an operator's word on the
-archive of a topic that is gone.
+`init` makes a directory the archive of a file store. With `delete` an operator orders the deletion of a
+deleted topic's archive; `undelete` takes the order back. `describe` also asks the daemon, if one answers.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from tieringd.archive.scrub.segment_look import PartitionReport
 from tieringd.cli.archive_move import copy, move
 from tieringd.cli.archive_scrub import quarantine_app, scrub
 from tieringd.cli.daemon_status import waiting
@@ -27,22 +29,15 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
-from tieringd.daemon.archive import opened_archive
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.file_archive import init_file_root
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import data_key
+from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.topic_lifecycle import ordered_to_go, taken_back
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.archive.scrub.segment_look import PartitionReport
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.model.manifest import PartitionManifest
-
 
 Topic = Annotated[str, typer.Argument(help="The topic's name.")]
 TopicId = Annotated[
@@ -92,7 +87,7 @@ def undelete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
 
 
 def lifecycle_remark(topic: TopicManifest) -> str | None:
-    """Return what there is to say of a topic's state; None for one that is simply live."""
+    """Return a remark for people on a topic's lifecycle: moved, deleted, purged; None for a live topic."""
     remarks = [f"moved to {topic.moved_to}"] if topic.moved_to else []
     if topic.deletion is not None:
         ended_ms = topic.deletion.purged_at_ms
@@ -106,7 +101,11 @@ def lifecycle_remark(topic: TopicManifest) -> str | None:
 
 
 async def _change(config: Config, topic: str, topic_id: str, change: Callable[..., TopicManifest]) -> None:
-    """Change a topic's manifest; *change* gets *now_ms*, by the store's clock where this host's is wrong."""
+    """
+    Apply *change* to a topic's manifest.
+
+    *change* is called with *now_ms* from the archive's clock: the store's time where this host's is wrong.
+    """
     async with opened_archive(config, Metrics()) as archive:
         found = await archive.catalog.incarnation(topic, topic_id)
         await archive.manifests.change_topic(found.key, partial(change, now_ms=archive.clock()))

@@ -1,12 +1,13 @@
-"""`tieringd archive copy` and `move`: an archive into another bucket, prefix or provider."""
+"""`tieringd archive copy` and `move`: bring an archive into another bucket, prefix or provider."""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -20,24 +21,17 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
-from tieringd.daemon.archive import opened_archive
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.errors import ConfigError
+from tieringd.formats.object_keys import TopicKey
+from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.housekeeping.topic_purge import TopicPurger
 from tieringd.metrics import Metrics
 from tieringd.policies import topic_lifecycle
-from tieringd.recovery.archive_mover import ArchiveMover, Site
-from tieringd.recovery.partition_mover import COPY_WRITER, ObjectCopier, PartitionMover
+from tieringd.recovery.archive_mover import ArchiveMover, Moved, Site
+from tieringd.recovery.partition_mover import COPY_WRITER, ObjectCopier, PartitionCopy, PartitionMover
 from tieringd.storage.opening import place_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.formats.object_keys import TopicKey
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.recovery.archive_mover import Moved
-    from tieringd.recovery.partition_mover import PartitionCopy
 
 _COLUMNS = (
     "topic",
@@ -176,12 +170,20 @@ async def _purge(
     source: Archive, topics: Sequence[TopicManifest], half_purged: Sequence[TopicManifest], by: str
 ) -> int:
     """
-    Delete what was moved from the source, and the rest of what an interrupted call left half deleted.
+    Delete moved topics from the source, and finish the purges that an interrupted call began.
 
-    Returns how many topics that was.
+    Args:
+        source: The archive that the topics were moved from.
+        topics: Topics whose archives were moved.
+        half_purged: Topics that an earlier call left partly deleted.
+        by: The writer id that takes the leases of the purges.
+
+    Returns:
+        How many topics were purged.
 
     Raises:
-        ConfigError: A topic that stays in the source goes on from one of them; or a daemon purges one.
+        ConfigError: A topic that stays in the source has one of *topics* as its history, or a daemon holds
+            the lease of one of *half_purged*.
     """
     going = {one.key for one in (*topics, *half_purged)}
     users = await source.history.users() if topics else {}
@@ -225,7 +227,7 @@ async def _purge(
 
 
 def _tell(step: str, copied: PartitionCopy) -> None:
-    """Say on standard error what a step has done, where it has done anything."""
+    """Print on standard error what a step has copied, if it copied anything or is the switch."""
     if copied.copied_objects or step == "switch":
         typer.echo(
             f"{step}: {copied.partition}: {copied.copied_objects} objects, "

@@ -1,14 +1,16 @@
-"""`tieringd archive scrub` and `archive quarantine`: faults and orphans of a bucket, and what is done."""
+"""`tieringd archive scrub` and `archive quarantine`: find a bucket's faults and orphans, and mend them."""
 
 from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from tieringd.archive.scrub.partition_scrub import ScrubStretch
 from tieringd.cli.human import time_text
 from tieringd.cli.options import (
     ConfigFile,
@@ -19,30 +21,22 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
-from tieringd.daemon.archive import opened_archive
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.scrubbing import LocalLogs, scrub_parts
 from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.formats.object_keys import owner_of
-from tieringd.housekeeping.bucket_quarantine import Expired
-from tieringd.housekeeping.scrub import WholeScrub
+from tieringd.housekeeping.bucket_quarantine import Expired, QuarantinedObject
+from tieringd.housekeeping.scrub import ScrubParts, ScrubReport, WholeScrub
 from tieringd.metrics import Metrics
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tieringd.archive.scrub.partition_scrub import ScrubStretch
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.housekeeping.bucket_quarantine import QuarantinedObject
-    from tieringd.housekeeping.scrub import ScrubParts, ScrubReport
-    from tieringd.policies.scrub import Finding, Orphan
+from tieringd.policies.scrub import Finding, Orphan
 
 quarantine_app = typer.Typer(
     help="Look at the objects that a scrub took out of the way, and put them back.", no_args_is_help=True
 )
 
 _PROGRESS_SEGMENTS = 1000
-"""A line for each so many segments of a partition."""
+"""Segments of a partition between two lines of progress."""
 
 Json = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 Keys = Annotated[list[str] | None, typer.Argument(help="Keys, as `list` prints them.")]
@@ -122,7 +116,7 @@ def purge(
 
 @asynccontextmanager
 async def _opened(config: Config) -> AsyncIterator[tuple[Archive, ScrubParts]]:
-    """Open the bucket, and this host's logs where there are some."""
+    """Open the bucket and the scrub's parts, which read this host's log directories if it has any."""
     writer_id = secrets.token_hex(8)
     async with opened_archive(config, Metrics(), writer_id=writer_id) as archive:
         logs = LocalLogs(config, archive.layout)
@@ -181,7 +175,12 @@ async def _purge(config: Config, keys: list[str] | None) -> Expired:
 
 
 def _wanted(keys: list[str] | None, *, everything: bool) -> list[str] | None:
-    """Return the keys that are meant; None for all."""
+    """
+    Return the keys that the command line names; None for all that is in quarantine.
+
+    Raises:
+        ConfigError: Neither keys nor --all were given, or both.
+    """
     if bool(keys) == everything:
         raise ConfigError("name the keys that are meant, or say --all")
     return None if everything else keys

@@ -1,24 +1,20 @@
-"""`tieringd config`: look at a configuration before it is used, and at what may be in one."""
+"""`tieringd config`: check and show a configuration before it is used; print its schema and reference."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tieringd.cli.options import Format, OutputFormat, loaded, print_json
-from tieringd.config.effective import effective_settings
+from tieringd.config import Config
+from tieringd.config.effective import Setting, effective_settings
 from tieringd.config.load import load_with_origins
 from tieringd.config.reference import json_schema, render
 from tieringd.config.yaml_source import dotted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.config import Config
-    from tieringd.config.effective import Setting
 
 config_app = typer.Typer(help="Check and explain a configuration file.", no_args_is_help=True)
 File = Annotated[Path, typer.Argument(help="The configuration file.")]

@@ -1,22 +1,20 @@
-"""What the daemon of a configuration says of itself, for commands that otherwise need only the bucket."""
+"""Ask the running daemon for its status, for commands that otherwise need only the bucket."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tieringd.config import Config
+from tieringd.config import Config
 
 _WAIT_SECONDS = 2.0
-_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what it listens on, and how to get there
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - from the listening address
 
 
 async def waiting(config: Config, topic: str) -> dict[int, str]:
     """
-    Return what each partition of *topic* waits for, as far as the daemon of *config* says.
+    Return what each partition of *topic* waits for, by partition number, as the daemon of *config* reports.
 
-    A partition that waits for nothing, or that this daemon does not archive, is not among them. A
-    daemon that does not answer is no error: the archive can be looked at without one.
+    A fault of the partition takes the place of what it waits for. Partitions that wait for nothing, or that
+    this daemon does not archive, are left out. If the daemon does not answer, the result is empty: commands
+    show the archive without a daemon as well.
     """
     if not config.admin.enabled or config.admin.port == 0:
         return {}
@@ -37,4 +35,4 @@ async def waiting(config: Config, topic: str) -> dict[int, str]:
             if one["topic"] == topic and (one["fault"] or one["waits_because"])
         }
     except (TimeoutError, ClientError, ValueError, KeyError, TypeError):
-        return {}  # Nobody is there, or somebody else.
+        return {}  # No daemon listens there, or another program does.

@@ -1,13 +1,14 @@
 """
 `tieringd topic describe-storage`: a topic's storage in the sections and fields of `rpk`.
 
-Offsets are as `rpk` has them: the last ones are inclusive. Two of its fields are not here: how many
-replicas there are, and whether a manifest waits to be uploaded, since ours is stored with each upload.
+As with `rpk`, last offsets are inclusive. Two of rpk's fields are left out: the number of replicas, and
+whether a manifest waits for its upload, since tieringd stores the manifest with each upload.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -24,13 +25,9 @@ from tieringd.cli.options import (
 )
 from tieringd.cli.topic_look import PartitionLook, TopicLook, look_at_topic
 from tieringd.clock import wall_clock_ms
+from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.limit_wording import span
 from tieringd.policies.total_retention import total_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.model.manifest import PartitionManifest
 
 _MODES = {
     (False, False): "disabled",
@@ -110,7 +107,7 @@ def describe_storage(
 
 
 def storage_row(one: PartitionLook, *, now_ms: int) -> dict[str, Any]:
-    """Return one partition by the field names of Redpanda's admin API; None is what nobody here knows."""
+    """Return one partition's fields, named as in Redpanda's admin API; None where a value is unknown."""
     log, bounds = one.log, one.bounds
     local_start = bounds.log_start_offset if bounds else log.first_offset if log else None
     local_last = None
@@ -142,7 +139,7 @@ def _cloud_fields(manifest: PartitionManifest | None, *, now_ms: int) -> dict[st
 
 
 def _total_bytes(one: PartitionLook, local_start: int) -> int:
-    """Return the bytes of both tiers, what is in both counted once."""
+    """Return the bytes of both tiers. Offsets that are in both count once."""
     if one.manifest is None:
         return one.log.size_bytes if one.log else 0
     if one.log is None:

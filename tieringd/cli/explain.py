@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -20,16 +21,12 @@ from tieringd.cli.options import (
 )
 from tieringd.cli.topic_look import PartitionLook, TopicLook, look_at_topic
 from tieringd.clock import wall_clock_ms
+from tieringd.config import Config
 from tieringd.daemon.assembly import upload_limits
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.explanation import Explanation, TopicFacts, explain, why_idle
 from tieringd.policies.segment_merge import MergingTerms, explain_merging
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tieringd.config import Config
 
 _COLUMNS = (
     "base_offset",
@@ -78,7 +75,7 @@ async def _explained(config: Config, topic: str, number: int) -> dict[str, Any]:
 
 
 def topic_facts(config: Config, look: TopicLook, one: PartitionLook) -> TopicFacts:
-    """Return what of the configuration decides about a partition's segments."""
+    """Return the settings and the state of a topic that decide about a partition's segments."""
     topic, limits = look.config, upload_limits(config)
     idle_because = why_idle(
         is_written=topic.remote_write, is_paused=look.is_paused, is_held=one.is_held, is_led=one.is_led

@@ -1,4 +1,4 @@
-"""`tieringd gateway --archive-only`: a bucket for Kafka clients, with no broker behind it."""
+"""`tieringd gateway --archive-only`: serve a bucket to Kafka clients, with no broker behind it."""
 
 from __future__ import annotations
 

@@ -1,19 +1,17 @@
-"""`tieringd generate`: files for the systems that watch tieringd, as the package carries them."""
+"""`tieringd generate`: print the package's files for the systems that watch tieringd."""
 
 from __future__ import annotations
 
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 import tieringd
 from tieringd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
 
 generate_app = typer.Typer(
     help="Print files for the systems that watch tieringd: alert rules, scrape configuration, dashboards.",
@@ -21,7 +19,7 @@ generate_app = typer.Typer(
 )
 
 RUNBOOK: Final = "file:///usr/share/doc/tieringd/runbook.md"
-"""Where the rules that are shipped say that the runbook is."""
+"""The runbook's URL in the shipped alert rules; `--runbook` replaces it."""
 _TARGET: Final = "localhost:9640"
 _RESOURCE: Final = """\
 apiVersion: monitoring.coreos.com/v1
@@ -92,7 +90,7 @@ def _text(*path: str) -> str:
 
 
 def _place(*path: str) -> Traversable:
-    """Return a file of `deploy/`: it is within an installed package, and beside it in a checkout."""
+    """Return a file of `deploy/`, which is inside an installed package and beside it in a checkout."""
     packaged = files(tieringd).joinpath("deploy")
     root = packaged if packaged.is_dir() else Path(tieringd.__file__).parents[1] / "deploy"
     return root.joinpath(*path)

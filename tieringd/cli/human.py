@@ -1,4 +1,4 @@
-"""Sizes as people read them, in the form that `rpk` prints; and times."""
+"""Sizes and times as text for people. Sizes have the form that `rpk` prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
 def human_size(size_bytes: int) -> str:
-    """Return a size in decimal units, with four digits at most: `1.5MB`."""
+    """Return a size in decimal units with at most four digits, such as `1.5MB`."""
     size = float(size_bytes)
     for unit in _UNITS[:-1]:
         if abs(size) < _STEP:
@@ -19,7 +19,11 @@ def human_size(size_bytes: int) -> str:
 
 
 def time_text(milliseconds: int) -> str:
-    """Return a time since the epoch in UTC; `-` where there is none."""
+    """
+    Return a time in milliseconds since the epoch as ISO 8601 in UTC.
+
+    A negative time means that there is none, and gives `-`. One beyond the calendar is given in ms.
+    """
     if milliseconds < 0:
         return "-"
     try:

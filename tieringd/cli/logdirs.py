@@ -1,16 +1,17 @@
 """
-`tieringd logdirs`: what lies in the log directories of every broker, and in the bucket.
+`tieringd logdirs`: the partitions and their sizes in every broker's log directories, and in the bucket.
 
-As with Redpanda, each broker that has a replica of an archived partition also shows what the bucket has
-of it, under `remote://<bucket>`. The objects are there once, however many brokers show them.
+As with Redpanda, each broker that has a replica of an archived partition also has a row for the partition's
+archived bytes, under `remote://<bucket>`. The objects exist once, however many brokers list them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -24,19 +25,14 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
+from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.beside import opened_broker
+from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.metrics import Metrics
-from tieringd.model.local_log import NO_BROKER
+from tieringd.model.local_log import NO_BROKER, LogDirSizes
+from tieringd.model.partition import TopicPartition
 from tieringd.storage.opening import bucket_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from tieringd.config import Config
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.model.local_log import LogDirSizes
-    from tieringd.model.partition import TopicPartition
 
 logdirs_app = typer.Typer(
     help="Look at the log directories of all brokers, and at the bucket as one of them.", no_args_is_help=True
@@ -53,10 +49,10 @@ class Aggregate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A partition in one place, or a sum; None is what a sum has not, or an error does not know."""
+    """A partition in one place, or a sum. Fields that a sum or an error row does not have are None."""
 
     broker: int
-    """NO_BROKER for what only the bucket has."""
+    """NO_BROKER for a partition that only the bucket has."""
     dir: str | None
     topic: str | None
     partition: int | None
@@ -112,7 +108,11 @@ def describe(
 
 
 def selected(rows: Iterable[Row], *, broker: int | None, topics: frozenset[str]) -> list[Row]:
-    """Return the rows of one broker and of some topics; errors stay, as they may hide any topic."""
+    """
+    Return the rows of one broker and of some topics; None and an empty set select all.
+
+    Error rows stay whatever the topics, as an error may hide any of them.
+    """
     return [
         row
         for row in rows
@@ -121,7 +121,7 @@ def selected(rows: Iterable[Row], *, broker: int | None, topics: frozenset[str])
 
 
 def aggregated(rows: Sequence[Row], into: Aggregate | None) -> list[Row]:
-    """Sum up *rows*, which are in order; one with an error stays by itself."""
+    """Sum up *rows*, which must be in the order of `_order`. A row with an error stays by itself."""
     if into is None:
         return list(rows)
 
@@ -162,7 +162,7 @@ async def _rows(config: Config) -> list[Row]:
 
 
 def _latest(topics: Iterable[TopicManifest]) -> dict[str, TopicManifest]:
-    """Return the latest incarnation of each topic: the brokers' directories are of that one."""
+    """Return the latest incarnation of each topic, which is the one in the brokers' directories."""
     ascending = sorted(topics, key=lambda topic: topic.created_at_ms)
     return {topic.key.topic: topic for topic in ascending}
 
@@ -170,7 +170,12 @@ def _latest(topics: Iterable[TopicManifest]) -> dict[str, TopicManifest]:
 def local_and_remote_rows(
     directories: Iterable[LogDirSizes], stored: Mapping[TopicPartition, int], *, bucket: str
 ) -> list[Row]:
-    """Return the rows of *directories*, and for each replica in them what is *stored*."""
+    """
+    Return a row for each replica and each error in *directories*, and rows for the archived bytes.
+
+    *stored* has the archived bytes by partition. A broker gets a remote row for each partition in *stored*
+    of which it has a replica.
+    """
     rows: list[Row] = []
     remote: set[Row] = set()
     for one in directories:
@@ -180,7 +185,7 @@ def local_and_remote_rows(
             name = replica.topic_partition
             rows.append(Row(one.broker, one.path, name.topic, name.partition, replica.size_bytes))
             if name in stored:
-                # Once, though a replica that moves is in two directories of its broker.
+                # A set: a replica that moves is in two directories of its broker, and counts once.
                 remote.add(Row(one.broker, bucket, name.topic, name.partition, stored[name]))
     return [*rows, *remote]
 

@@ -11,6 +11,7 @@ import structlog
 if TYPE_CHECKING:
     from structlog.typing import EventDict
 
+    # An ordinary import would load pydantic and xxhash into processes that do not need them.
     from tieringd.config.model import LogConfig
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -18,9 +19,10 @@ _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 class _Threshold:
     """
-    Drop what is less important than the level that holds now.
+    Drop events below the current level.
 
-    A logger that was bound long ago would keep the level of that time, if the level were its own.
+    The level is here and not in the loggers: a bound logger would keep the level of the time it was bound,
+    and miss a reload of the configuration.
     """
 
     def __init__(self) -> None:
@@ -36,7 +38,7 @@ _threshold = _Threshold()
 
 
 def set_level(config: LogConfig) -> None:
-    """Let *config* decide from now on what is written."""
+    """Set the level below which events are dropped from now on."""
     _threshold.level = _LEVELS[config.level]
 
 
@@ -46,7 +48,7 @@ def configure_logging(config: LogConfig) -> None:
     renderer: structlog.typing.Processor
     if config.format == "json":
         renderer = structlog.processors.JSONRenderer()
-        # Without local variables: among them may be a secret.
+        # Tracebacks leave out local variables, which may hold a secret.
         tracebacks: structlog.typing.Processor = structlog.processors.ExceptionRenderer(
             structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         )
@@ -67,6 +69,6 @@ def configure_logging(config: LogConfig) -> None:
         cache_logger_on_first_use=False,
     )
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
-    # These log each lost connection; the errors that reach us say it once, with what to do.
+    # These libraries log each lost connection. Our own errors report a loss once, and what to do.
     for chatty in ("aiokafka", "botocore", "aiobotocore"):
         logging.getLogger(chatty).setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""The `tieringd` command: its groups, and how errors become exit codes.
+"""The `tieringd` command: its groups, and the exit codes of its errors.
 
 Exit codes: 0 all went well; 1 something failed or is wrong, and standard error says what;
 2 the command line or the configuration is wrong.
@@ -21,7 +21,7 @@ from tieringd.errors import ConfigError, TieringError
 
 
 class CommandPlace(NamedTuple):
-    """Where a command is defined, and its line in the list of commands."""
+    """The module that defines a command, and the command's line in the list of commands."""
 
     module: str
     attribute: str
@@ -114,7 +114,7 @@ def loaded_command(name: str) -> Any:
     from tieringd.cli.logging import configure_logging  # noqa: PLC0415 imports structlog
     from tieringd.config.model import LogConfig  # noqa: PLC0415 imports pydantic
 
-    # Standard output is for data. `run` puts its configuration's own log settings in this one's place.
+    # Standard output is for data. `run` and `gateway` replace this by their configuration's log settings.
     configure_logging(LogConfig(format="console", level="warning"))
     place = COMMANDS[name]
     found = getattr(import_module(place.module), place.attribute)
@@ -175,7 +175,7 @@ def main() -> None:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
     except BrokenPipeError:
-        # The reader of our output is gone, as with `| head`. Python would complain again at exit.
+        # The reader of our output has closed the pipe, as `| head` does. Python would fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

@@ -5,22 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable, Coroutine, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from tieringd.config import load_config
-from tieringd.config.units import parse_quantity
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-
-    from tieringd.config import Config
-    from tieringd.config.units import Quantity
+from tieringd.config import Config, load_config
+from tieringd.config.units import Quantity, parse_quantity
 
 T = TypeVar("T")
 
@@ -30,7 +25,7 @@ class OutputFormat(StrEnum):
 
     TEXT = "text"
     TABLE = "table"
-    """The same, as other tools call it."""
+    """Another name for TEXT, which other tools use."""
     JSON = "json"
 
 
@@ -41,7 +36,7 @@ Format = Annotated[OutputFormat, typer.Option("--format", "-f", help="Print a ta
 
 
 def amount(quantity: Quantity) -> Callable[[str], int]:
-    """Return what reads an option that is a size or a duration, in bytes or milliseconds."""
+    """Return a parser for a size or duration option. It gives bytes or milliseconds, never negative."""
 
     def parse(text: str) -> int:
         try:
@@ -56,7 +51,7 @@ def amount(quantity: Quantity) -> Callable[[str], int]:
 
 
 def loaded(path: Path, *, needs_broker: bool = True) -> Config:
-    """Return the configuration in *path*, with ${NAME} taken from the environment."""
+    """Return the configuration in *path*; ${NAME} is replaced from the environment."""
     return load_config(path, environ=os.environ, needs_broker=needs_broker)
 
 
@@ -71,7 +66,7 @@ def print_json(document: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print *rows* under *columns*; numbers to the right. Never cut when piped."""
+    """Print *rows* under *columns*, numbers flush right. Piped output is never cut to a width."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for position, column in enumerate(columns):
         is_number = all(isinstance(row[position], int) for row in rows) and bool(rows)
@@ -84,7 +79,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def print_fields(fields: Sequence[tuple[str, object]]) -> None:
-    """Print names and values in two columns."""
+    """Print names and values in two columns; None prints as `-`."""
     width = max((len(name) for name, _ in fields), default=0)
     for name, value in fields:
         typer.echo(f"{name:<{width}}  {'-' if value is None else value}")

@@ -1,7 +1,7 @@
 """
-`tieringd read`: a partition's records as JSON, one a line, from the archive and then from the broker.
+`tieringd read`: print a partition's records, one a line, from the archive and then from the broker.
 
-`ReadProgress` tells how far a long read is, on standard error: a line every few seconds.
+`ReadProgress` prints the progress of a long read on standard error, a line every few seconds.
 """
 
 from __future__ import annotations
@@ -10,35 +10,31 @@ import base64
 import json
 import sys
 import time
+from collections.abc import Callable
 from contextlib import aclosing
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tieringd.cli.human import human_size
 from tieringd.cli.options import ConfigFile, loaded, run_async
 from tieringd.cli.reading import PartitionReading
+from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
+from tieringd.formats.records import Record
 from tieringd.metrics import Metrics
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.config import Config
-    from tieringd.formats.records import Record
-    from tieringd.model.manifest_parts import Gap
-
+from tieringd.model.manifest_parts import Gap
 
 SECONDS_BETWEEN = 2.0
 _LOOK_EVERY = 256
-"""Records between two looks at the clock."""
+"""Records between two reads of the clock."""
 
 _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 
 
 class ReadProgress:
-    """Count records and say so. Quiet unless *is_told*, and for a read that is over at once."""
+    """Count records and print progress. Silent unless *is_told*, and for reads of less than 2 seconds."""
 
     def __init__(self, *, is_told: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._is_told = is_told
@@ -48,10 +44,14 @@ class ReadProgress:
         self._has_said = False
         self.records = 0
         self.size_bytes = 0
-        """Of keys and values."""
+        """Bytes of keys and values."""
 
     def note(self, record: Record, *, end_offset: int | None) -> None:
-        """Count a record, and say how far it is of *end_offset* when that was not said for a while."""
+        """
+        Count a record, and print a line if the last one is SECONDS_BETWEEN old.
+
+        *end_offset* is exclusive, and gives the share and the time left; None where the end is unknown.
+        """
         if not self._is_told:
             return
         if self._first_offset is None:
@@ -67,7 +67,7 @@ class ReadProgress:
             typer.echo(self._line(record.offset, end_offset, now - self._began), err=True)
 
     def end(self) -> None:
-        """Say what was read in all, if anything was said before."""
+        """Print the totals, if any progress was printed before."""
         if self._has_said:
             seconds = max(1e-3, self._clock() - self._began)
             read = f"{self.records} records, {human_size(self.size_bytes)}"

@@ -1,39 +1,35 @@
 """
-A partition as one log: what is archived, and behind it what only the broker has.
+A partition as one log: the archived records, and after them the ones that only the broker has.
 
-The archive is read first. Where it ends the cluster goes on, if there is one and it answers: reading
-a bucket on a host without a broker works as well, and says so.
+The archive is read first. Where it ends the cluster continues, if there is one and it answers. On a host
+without a broker the reading ends with the archive; if a broker is configured, a message says so.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import typer
 
 from tieringd.broker.kafka import KafkaBroker
 from tieringd.broker.kafka_tail import KafkaTail
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive
 from tieringd.daemon.beside import kafka_settings
 from tieringd.errors import BrokerDenied, BrokerUnavailable
+from tieringd.formats.records import Record
+from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import TopicIdPartition
 from tieringd.reading.history import LogReader
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.formats.records import Record
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
 
 _NOT_COPIED = "the broker removed these offsets before they were copied"
 
 
 class PartitionReading:
-    """One reading of one partition, by offset or by time, to its end or for ever."""
+    """One reading of one partition, from an offset or a time, to its end or endlessly."""
 
     def __init__(
         self,
@@ -45,7 +41,7 @@ class PartitionReading:
         on_gap: Callable[[Gap], None],
         archive_only: bool,
     ) -> None:
-        """Take the parts; *archive_only* leaves the broker alone."""
+        """With *archive_only* the reading never connects to the broker."""
         self._config = config
         self._archive = archive
         self._partition = partition
@@ -55,12 +51,20 @@ class PartitionReading:
         self._interval_seconds = config.cloud_storage_reconciliation_interval_ms / 1000
         self.next_offset = 0
         self.end_offset: int | None = None
-        """Where this reading will end, as far as that is known."""
+        """The end of this reading, exclusive, as far as it is known."""
 
     async def records(
         self, *, offset: int | None, timestamp_ms: int | None, follow: bool
     ) -> AsyncGenerator[Record]:
-        """Yield the records from *offset*, *timestamp_ms* or the archive's start; with *follow* for ever."""
+        """
+        Yield the records from *offset*, from *timestamp_ms*, or from the archive's start if both are None.
+
+        With *follow* the reading does not end: it waits for new records, of the broker or of the archive.
+
+        Raises:
+            BrokerUnavailable: With *follow*, the broker does not answer. Without it, a message says so.
+            BrokerDenied: With *follow*, the broker refuses the reading.
+        """
         manifest = (await self._archive.manifests.load(self._partition)).existing
         self.end_offset = manifest.next_offset
         parts = await self._archive.history.parts(self._partition, start_offset=manifest.start_offset)
@@ -93,7 +97,7 @@ class PartitionReading:
             await asyncio.sleep(self._interval_seconds)
 
     async def _offset_for_time(self, manifests: Sequence[PartitionManifest], timestamp_ms: int) -> int:
-        """Return the first offset of a time in any of these; the end of the last where none is as late."""
+        """Return the offset of the first record at or after a time; the last one's end if none is as late."""
         for manifest in manifests:
             record = await self._archive.records.first_record_at(manifest, timestamp_ms)
             if record is not None:
@@ -103,7 +107,11 @@ class PartitionReading:
     async def _tail(
         self, from_offset: int, timestamp_ms: int | None, *, follow: bool
     ) -> AsyncGenerator[Record]:
-        """Yield what the cluster has from *from_offset* on, or from *timestamp_ms* where that is later."""
+        """
+        Yield the cluster's records from *from_offset* on, or from *timestamp_ms* where that is later.
+
+        A topic that was created again under the same name ends the reading, with a message.
+        """
         name = self._partition.topic_partition
         try:
             if await self._is_another_topic():
@@ -134,7 +142,7 @@ class PartitionReading:
             typer.echo(f"the archive ends at offset {from_offset}, and {error}", err=True)
 
     async def _is_another_topic(self) -> bool:
-        """Say whether the name is that of a topic which was created after the archived one was deleted."""
+        """Return whether the cluster's topic of this name is another one, created after the archived one."""
         broker = KafkaBroker(kafka_settings(self._config))
         try:
             found = await broker.topic_id(self._partition.topic)

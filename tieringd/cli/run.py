@@ -1,21 +1,18 @@
-"""`tieringd run`: the daemon, or one pass of it."""
+"""`tieringd run`: the daemon, or with `--once` a single pass of it."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Coroutine
+from typing import Annotated, Any
 
 import typer
 import uvloop
 
+from tieringd.archiving.reconciler import PassResult
 from tieringd.cli.logging import configure_logging, set_level
 from tieringd.cli.options import ConfigFile, loaded
 from tieringd.daemon.app import run_daemon, run_once
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
-    from tieringd.archiving.reconciler import PassResult
 
 
 def run(
@@ -43,7 +40,7 @@ def run(
 
 
 def _report(result: PassResult) -> bool:
-    """Say what a pass did and what it left; return whether it left nothing."""
+    """Print on standard error what a pass did and what it left; return whether it left nothing."""
     statuses = result.statuses
     failed = {one: status for one, status in statuses.items() if status.fault or status.pending_segments}
     uploaded = sum(status.uploaded for status in statuses.values())

@@ -1,12 +1,13 @@
 """
-`tieringd space`: the disks beside the broker, and what can be given up when one is full.
+`tieringd space`: the use of the broker's disks, and what can be removed when one is full.
 
-`plan` prints what would be let go for space, phase by phase, and why the rest stays.
+`plan` prints what the space manager would remove, phase by phase, and why the rest stays. `ballast` has the
+commands of the ballast file.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -20,16 +21,13 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
+from tieringd.config import Config
 from tieringd.config.units import format_size
 from tieringd.daemon.disks import ballast_of
 from tieringd.daemon.space_look import plan_space_once
 from tieringd.metrics import Metrics
-
-if TYPE_CHECKING:
-    from tieringd.config import Config
-    from tieringd.space.ballast import Ballast, BallastStatus
-    from tieringd.space.space_manager import SpaceReport
-
+from tieringd.space.ballast import Ballast, BallastStatus
+from tieringd.space.space_manager import SpaceReport
 
 space_app = typer.Typer(help="Disk space: what takes it, and the ballast file.", no_args_is_help=True)
 ballast_app = typer.Typer(help="The file that can be deleted when the disk is full.", no_args_is_help=True)

@@ -1,12 +1,14 @@
-"""`tieringd topic`: what an operator decides of one topic, kept in the bucket for every daemon."""
+"""`tieringd topic`: an operator's decisions about one topic, stored in the bucket for every daemon."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from tieringd.archive.catalog import ArchivedTopic
 from tieringd.broker.log_dir import read_local_log, scan_log_dirs
 from tieringd.cli.describe_storage import describe_storage
 from tieringd.cli.options import (
@@ -19,19 +21,13 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
+from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.beside import opened_broker
 from tieringd.errors import ConfigError, LocalFileError
-from tieringd.formats.topic_manifest import Archiving
+from tieringd.formats.topic_manifest import Archiving, TopicManifest
 from tieringd.metrics import Metrics
 from tieringd.topics.retention_manager import release as release_retention
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.archive.catalog import ArchivedTopic
-    from tieringd.config import Config
-    from tieringd.formats.topic_manifest import TopicManifest
 
 topic_app = typer.Typer(
     help="Look at a topic, pause and resume it, and give its retention back.", no_args_is_help=True
@@ -123,14 +119,19 @@ async def _release(config: Config, topic: str) -> None:
         found = (await archive.catalog.topic(topic)).topic
         if found.original_retention is None:
             raise ConfigError(f"the retention of topic {topic} is not managed: there is nothing to release")
-        # First nobody takes it over again; then it goes back; then what it was is forgotten.
+        # The order lets a call that is interrupted be repeated. First no daemon may manage the retention
+        # again; then the broker gets it back; then the original values are removed from the manifest.
         await archive.manifests.change_topic(found.key, lambda known: replace(known, retention_released=True))
         await release_retention(broker, topic, found.original_retention)
         await archive.manifests.change_topic(found.key, lambda known: replace(known, original_retention=None))
 
 
 def _coverage(config: Config, found: ArchivedTopic) -> list[dict[str, Any]]:
-    """Compare the archive's ends with what is on this host's disks; None where nothing is."""
+    """
+    Return one row for each partition: the archive's end, the local log's start, and the offsets between.
+
+    Values are None where the archive or this host's disks do not have the partition.
+    """
     ends = {one.partition.partition: one.next_offset for one in found.partitions}
     rows: list[dict[str, Any]] = []
     for local in scan_log_dirs([str(path) for path in config.broker.log_dirs]).partitions:

@@ -1,67 +1,60 @@
 """
-One look at one topic, for commands: what the broker beside us, its disk and the bucket have of it.
+One snapshot of one topic, for commands: what the broker on this host, its disks and the bucket have of it.
 
-The daemon's own look (`archiving.observer`) is at everything, over and over, and remembers. This one
-is for a person who asks once. Nothing is changed.
+The daemon's own scan (`archiving.observer`) covers everything, repeats, and keeps state. This snapshot is
+for a person who asks once. Nothing is changed.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from tieringd.daemon.archive import opened_archive
+from tieringd.broker.base import Broker
+from tieringd.config import Config, TopicConfig
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.beside import opened_broker
 from tieringd.errors import CorruptDataError, LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey
-from tieringd.formats.topic_manifest import Archiving
+from tieringd.formats.topic_manifest import Archiving, TopicManifest
 from tieringd.metrics import Metrics
-from tieringd.model.partition import LogBounds, TopicIdPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tieringd.broker.base import Broker
-    from tieringd.config import Config, TopicConfig
-    from tieringd.daemon.archive import Archive
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import ClusterView
+from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import ClusterView, LogBounds, TopicIdPartition
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLook:
-    """One partition, as far as it is known here."""
+    """A snapshot of one partition, as far as this host knows it."""
 
     partition: TopicIdPartition
     manifest: PartitionManifest | None
     log: LocalLog | None
     """None where this broker has no replica, or its files could not be read."""
     bounds: LogBounds | None
-    """None where this broker does not lead the partition, or did not tell."""
+    """None where this broker does not lead the partition, or did not report bounds."""
     is_held: bool
     is_led: bool
     problem: str = ""
-    """Why *log* or *bounds* are not known although they should be."""
+    """Why *log* or *bounds* are unknown although this broker should have them; empty if they are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicLook:
-    """A topic, and each of its partitions in order."""
+    """A snapshot of a topic and of its partitions, in order of their numbers."""
 
     key: TopicKey
     config: TopicConfig
     is_paused: bool
     partitions: tuple[PartitionLook, ...]
     clock_doubt: str = ""
-    """Why nothing is deleted by age on this host; empty when ages are certain."""
+    """Why this host deletes nothing by age; empty when its clock can be trusted."""
 
 
 async def look_at_topic(config: Config, topic: str, *, number: int | None = None) -> TopicLook:
     """
-    Look at *topic*, or only at its partition *number*.
+    Return a snapshot of *topic*, with all its partitions or only partition *number*.
 
     Raises:
         ObjectNotFound: Neither this broker nor the bucket has the topic, or it has no such partition.
@@ -75,9 +68,9 @@ async def look_with(
     config: Config, archive: Archive, broker: Broker, topic: str, *, number: int | None = None
 ) -> TopicLook:
     """
-    Look as `look_at_topic` does, at an archive and a broker that are open already.
+    Return a snapshot as `look_at_topic` does, from an archive and a broker that are open already.
 
-    The manifest of one partition comes with what of it is spilled.
+    With *number*, the partition's manifest includes its spilled segments.
     """
     held, view = await _held(config, archive, broker, topic)
     key, known = await _identified(archive, await broker.cluster_id(), topic, held)
@@ -102,7 +95,11 @@ async def look_with(
 async def _held(
     config: Config, archive: Archive, broker: Broker, topic: str
 ) -> tuple[dict[int, LocalPartition], ClusterView]:
-    """Return the replicas on this host by number; directories of an earlier incarnation are none."""
+    """
+    Return the replicas on this host by partition number, and the broker's view of the cluster.
+
+    Directories of an earlier incarnation of the topic do not count as replicas.
+    """
     scan = await asyncio.to_thread(archive.layout.scan, [str(path) for path in config.broker.log_dirs])
     found = [one for one in scan.partitions if one.topic_partition.topic == topic]
     view = await broker.replicas(found)
@@ -117,7 +114,12 @@ async def _held(
 async def _identified(
     archive: Archive, cluster: str, topic: str, held: Mapping[int, LocalPartition]
 ) -> tuple[TopicKey, TopicManifest | None]:
-    """Return which incarnation of *topic* to look at: the broker's, else the latest in the bucket."""
+    """
+    Return the key and manifest of the incarnation of *topic* that this broker has, else the bucket's latest.
+
+    Raises:
+        ObjectNotFound: Neither this broker nor the bucket has a topic of that name.
+    """
     for one in held.values():
         key = TopicKey(cluster, topic, one.topic_id)
         return key, await archive.manifests.load_topic(key)

@@ -1,14 +1,15 @@
 """
-Where the archive is and how to get in: the properties of the object store itself.
+Where the archive is and how to reach it: the properties of the object store.
 
-What is not written down is inferred here, and only here: the backend, the store that speaks to
-it, its address. Which of these properties belong together is in `config.store_checks`.
+Properties that the file does not set are inferred here, and only here: the backend, the store client for
+it, its address. `config.store_checks` has the rules between these properties.
 """
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 pydantic reads the annotations
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, SecretStr
 
@@ -23,9 +24,6 @@ from tieringd.config.fields import (
     size,
 )
 from tieringd.config.properties import STRICT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Backend: TypeAlias = Literal["file", "aws", "google", "azure", "plugin"]
 StoreKind: TypeAlias = Literal["file", "s3", "gcs", "azure", "plugin"]
@@ -51,7 +49,7 @@ _CONTAINER = r"\$root|[a-z0-9](?:-?[a-z0-9]){2,62}"
 
 
 class StoreAccess(BaseModel):
-    """Where the archive is, and as whom to reach it."""
+    """Where the archive is, and the credentials to reach it."""
 
     model_config = STRICT
 
@@ -149,17 +147,17 @@ class StoreAccess(BaseModel):
 
     @property
     def backend(self) -> Backend | None:
-        """Return the object store to use, inferred when it is not named; None when nothing says."""
+        """Return the object store to use, inferred if it is not named; None if nothing implies one."""
         return self.cloud_storage_backend or self._inferred_backend()[0]
 
     @property
     def backend_inferred_from(self) -> tuple[str, ...]:
-        """Return the properties that the backend follows from; none when it is named."""
+        """Return the properties that the backend is inferred from; none if it is named."""
         return () if self.cloud_storage_backend is not None else self._inferred_backend()[1]
 
     @property
     def store_kind(self) -> StoreKind | None:
-        """Return which store speaks to the backend: GCS with HMAC keys is reached as S3 is."""
+        """Return the kind of store client for the backend. GCS with HMAC keys is accessed like S3."""
         match self.backend:
             case "aws":
                 return "s3"
@@ -170,7 +168,7 @@ class StoreAccess(BaseModel):
 
     @property
     def uses_hmac_keys(self) -> bool:
-        """Say whether the keys of this file open the store."""
+        """Say whether the keys of this file give access to the store."""
         return (
             self.cloud_storage_credentials_source == "config_file"
             and self.cloud_storage_gcs_credentials_file is None
@@ -178,7 +176,7 @@ class StoreAccess(BaseModel):
 
     @property
     def url_style(self) -> Literal["virtual_host", "path"]:
-        """Return where requests name the bucket, or Azure's account."""
+        """Return where requests name the bucket or the Azure account."""
         if self.cloud_storage_url_style is not None:
             return self.cloud_storage_url_style
         is_azure = self.backend == "azure"
@@ -190,7 +188,7 @@ class StoreAccess(BaseModel):
 
     @property
     def endpoint_url(self) -> str | None:
-        """Return the URL of the store's host; None where its client knows it by itself."""
+        """Return the URL of the store's host, or None if the store client knows it by itself."""
         host = self.cloud_storage_api_endpoint
         if host is None and self.backend == "google" and self.uses_hmac_keys:
             host = GCS_ENDPOINT
@@ -199,9 +197,9 @@ class StoreAccess(BaseModel):
     @property
     def azure_account_url(self) -> str:
         """
-        Return the URL of the storage account; the container follows on it.
+        Return the URL of the storage account. The container's name follows it.
 
-        A host for hierarchical namespaces stands in for the account's where no other is set.
+        The host for hierarchical namespaces is used if no other host is set.
         """
         account = self.cloud_storage_azure_storage_account
         url, host = self.endpoint_url, self.cloud_storage_azure_adls_endpoint

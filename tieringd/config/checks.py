@@ -1,8 +1,8 @@
 """
-The rules between properties: what is missing, what contradicts, and what is hardly meant.
+The rules between properties: missing values, contradictions, and settings that are probably a mistake.
 
-Each rule sees a configuration whose single values are all valid and names the places it looked
-at. `config.load` drops a finding that rests on a place with a fault of its own.
+Each rule gets a configuration whose single values are all valid, and names the places that it examined.
+`config.load` drops a finding that depends on a place with a fault of its own.
 
 The rules are grouped by subject: cache, disk space, retention, gateway. Those of the object store are in
 `config.store_checks`.
@@ -10,22 +10,16 @@ The rules are grouped by subject: cache, disk space, retention, gateway. Those o
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from os.path import realpath
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tieringd.config.fields import UNLIMITED
 from tieringd.config.finding import Finding
-from tieringd.config.properties import Cache, GatewayConfig, Space
+from tieringd.config.model import Config
+from tieringd.config.properties import Cache, GatewayConfig, Space, TopicProperties
 from tieringd.config.store_checks import find_store_contradictions, find_store_doubts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from tieringd.config.model import Config
-    from tieringd.config.properties import TopicProperties
-    from tieringd.config.yaml_source import Place
-
+from tieringd.config.yaml_source import Place
 
 _WHOLE_PERCENT = 100
 _SIZE: Place = ("cloud_storage_cache_size",)
@@ -37,7 +31,7 @@ _ENABLED: Place = ("gateway", "enabled")
 
 
 def find_cache_contradictions(config: Config) -> Iterator[Finding]:
-    """Yield what keeps the cache from holding anything."""
+    """Yield the settings that keep the cache from holding anything."""
     directory = config.cloud_storage_cache_directory
     if directory is not None:
         for place, other in (
@@ -59,7 +53,7 @@ def find_cache_contradictions(config: Config) -> Iterator[Finding]:
 
 
 def find_cache_doubts(config: Config) -> Iterator[Finding]:
-    """Yield what has no effect as things are, and what leaves less than it says."""
+    """Yield cache settings without effect, and those that get less room than they say."""
     if not config.cloud_storage_enabled:
         for name in Cache.model_fields:
             if _is_cache_changed(config, name):
@@ -85,7 +79,7 @@ def find_cache_doubts(config: Config) -> Iterator[Finding]:
 
 
 def _areas(config: Config) -> Iterator[Finding]:
-    """Yield where the cache's percentage cannot be had, because the log's area comes first."""
+    """Yield a finding if the cache's percentage is not available, because the log's area comes first."""
     log_place: Place = ("retention_local_target_capacity_percent",)
     reserved, log = config.disk_reservation_percent, config.retention_local_target_capacity_percent or 0
     left, wanted = max(0.0, _WHOLE_PERCENT - reserved - log), config.cloud_storage_cache_size_percent
@@ -98,17 +92,17 @@ def _areas(config: Config) -> Iterator[Finding]:
 
 
 def _is_cache_changed(config: Config, name: str) -> bool:
-    """Say whether the file sets something else than the default."""
+    """Say whether the file sets another value than the default."""
     return bool(getattr(config, name) != Cache.model_fields[name].default)
 
 
 def find_gateway_contradictions(config: Config) -> Iterator[Finding]:
-    """Yield what keeps the gateway from being started."""
+    """Yield the settings that keep the gateway from starting."""
     gateway = config.gateway
     yield from _certificate(gateway)
     if gateway.advertised is not None and not 0 < int(gateway.advertised.rpartition(":")[2]) <= _LAST_PORT:
         yield Finding((("gateway", "advertised"),), "must have a port from 1 to 65535")
-    # Without a broker section the bucket is served alone, whatever the file says of a broker's gateway.
+    # Without a broker section the bucket is served alone, so the gateway's broker settings do not matter.
     if not gateway.enabled or not config.has_broker_section:
         return
     if config.broker.kind == "none":
@@ -140,7 +134,7 @@ def _certificate(gateway: GatewayConfig) -> Iterator[Finding]:
 
 
 def find_gateway_doubts(config: Config) -> Iterator[Finding]:
-    """Yield what has no effect as things are."""
+    """Yield gateway settings without effect."""
     gateway = config.gateway
     if not config.has_broker_section:
         return
@@ -162,7 +156,7 @@ def find_gateway_doubts(config: Config) -> Iterator[Finding]:
 
 
 def find_retention_doubts(config: Config) -> Iterator[Finding]:
-    """Yield what is allowed and most likely not meant."""
+    """Yield retention settings that are allowed but probably a mistake."""
     yield from _unlimited(config)
     for names in (_cluster_ms(config), _cluster_bytes(config)):
         yield from _shadowed((), names)
@@ -185,7 +179,7 @@ def _unlimited(config: Config) -> Iterator[Finding]:
 
 
 def _said_by_the_broker(config: Config, names: Sequence[tuple[str, int | None]]) -> Iterator[Finding]:
-    """Yield limits of the cluster that no topic comes to, as a Kafka broker has its own for every topic."""
+    """Yield cluster limits that no topic uses, because a Kafka broker has its own for every topic."""
     if config.broker.kind == "none":
         return
     for name, value in names:
@@ -198,7 +192,7 @@ def _said_by_the_broker(config: Config, names: Sequence[tuple[str, int | None]])
 
 
 def _shadowed(section: Place, names: Sequence[tuple[str, int | None]]) -> Iterator[Finding]:
-    """Yield what stands beside another name of the same thing; the first name in *names* holds."""
+    """Yield settings that another name of the same setting overrides. The first set name in *names* wins."""
     known = [name for name, value in names if value is not None]
     for name in known[1:]:
         yield Finding(
@@ -223,7 +217,7 @@ def _cluster_bytes(config: Config) -> list[tuple[str, int | None]]:
 
 
 def _topic_names(properties: TopicProperties) -> list[list[tuple[str, int | None]]]:
-    """Return the families of names that say the same of a topic."""
+    """Return the groups of names that mean the same for a topic, the name that wins first."""
     return [
         [
             ("local.retention.ms", properties.local_retention_ms),
@@ -245,7 +239,7 @@ def _topic_names(properties: TopicProperties) -> list[list[tuple[str, int | None
 
 
 def find_space_contradictions(config: Config) -> Iterator[Finding]:
-    """Yield what keeps the areas of a disk from being divided."""
+    """Yield the settings with which the areas do not fit on a disk."""
     reserved, log = config.disk_reservation_percent, config.retention_local_target_capacity_percent or 0
     if reserved + log > _WHOLE_PERCENT:
         yield Finding(
@@ -255,7 +249,7 @@ def find_space_contradictions(config: Config) -> Iterator[Finding]:
 
 
 def find_space_doubts(config: Config) -> Iterator[Finding]:
-    """Yield what has no effect as things are."""
+    """Yield disk space settings without effect."""
     if not config.tune_ballast_file:
         switch: Place = ("tune_ballast_file",)
         for name in ("ballast_file_path", "ballast_file_size", "ballast_release_when_degraded"):
@@ -276,12 +270,12 @@ def find_space_doubts(config: Config) -> Iterator[Finding]:
 
 
 def _is_space_changed(config: Config, name: str) -> bool:
-    """Say whether the file sets something else than the default."""
+    """Say whether the file sets another value than the default."""
     return bool(getattr(config, name) != Space.model_fields[name].default)
 
 
 def find_contradictions(config: Config) -> Iterator[Finding]:
-    """Yield what keeps *config* from being usable."""
+    """Yield the faults that make *config* unusable."""
     yield from _broker(config)
     yield from _security(config)
     yield from _directories(config)
@@ -295,7 +289,7 @@ def find_contradictions(config: Config) -> Iterator[Finding]:
 
 
 def find_doubts(config: Config) -> Iterator[Finding]:
-    """Yield what is allowed and most likely not meant."""
+    """Yield settings that are allowed but probably a mistake."""
     yield from _pins(config)
     yield from find_retention_doubts(config)
     yield from find_space_doubts(config)
@@ -425,7 +419,7 @@ def _directories(config: Config) -> Iterator[Finding]:
 
 
 def _holds(outer: Path, inner: Path) -> bool:
-    """Say whether *inner* is *outer* or below it, symbolic links followed."""
+    """Say whether *inner* is *outer* or below it, following symbolic links."""
     outer_path, inner_path = realpath(outer), realpath(inner)
     return inner_path == outer_path or inner_path.startswith(outer_path.rstrip("/") + "/")
 
@@ -460,7 +454,7 @@ def _read_replica(topic: str, properties: TopicProperties) -> Iterator[Finding]:
 
 
 def _deletes(config: Config) -> Iterator[Finding]:
-    """Yield where a topic's objects are to be deleted with it, which takes more than is set."""
+    """Yield topics whose objects should be deleted with them, without the settings that this requires."""
     for topic, properties in config.topics.items():
         if not properties.remote_delete:
             continue

@@ -1,28 +1,26 @@
 """
-What the classes say of each property: its kinds, its default, its meaning, how it is shown.
+What the classes declare of each property: its kinds, its default, its meaning, how it is shown.
 
-The reference page, the JSON schema, `config show` and the comparison of a reload read it here,
-so that they cannot disagree with what reads the file.
+The reference page, the JSON schema, `config show` and the comparison of a reload use this module, so
+that they cannot disagree with the code that reads the file.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from pydantic import BaseModel
 
 from tieringd.config.fields import LIVE, NEVER_CLEARED, Choice, Kind, SecretText
+from tieringd.config.model import Config
 from tieringd.config.naming import SECTIONS
 from tieringd.config.properties import TopicProperties
+from tieringd.config.yaml_source import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pydantic.fields import FieldInfo
-
-    from tieringd.config.model import Config
-    from tieringd.config.yaml_source import Place
 
 SECRET = "(secret)"  # noqa: S105 what is shown in a secret's place
 TOPICS: Place = ("topics", "NAME")
@@ -35,7 +33,7 @@ class Property:
     attribute: str
     field: FieldInfo
     kinds: tuple[tuple[Kind, Any], ...]
-    """The kinds in its type with the types they describe, the outermost first."""
+    """The kinds in its type, outermost first, each with the type that it describes."""
     is_section: bool
     is_list: bool
 
@@ -46,12 +44,12 @@ class Property:
 
     @property
     def meaning(self) -> str:
-        """Return what it is for."""
+        """Return its purpose, in words."""
         return f"{self.field.description}"
 
     @property
     def is_live(self) -> bool:
-        """Say whether a running daemon takes over a new value."""
+        """Say whether a running daemon applies a new value."""
         return LIVE in self.field.metadata
 
     @property
@@ -61,7 +59,7 @@ class Property:
 
     @property
     def is_never_cleared(self) -> bool:
-        """Say whether an empty value is refused where others take it for the default."""
+        """Say whether an empty value is refused instead of meaning the default."""
         return NEVER_CLEARED in self.field.metadata
 
     @property
@@ -71,12 +69,12 @@ class Property:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the words it must be one of; none when it is no choice."""
+        """Return the words it must be one of; empty if it is not a choice."""
         kind, source = self.kinds[0]
         return get_args(source) if isinstance(kind, Choice) else ()
 
     def show(self, value: Any) -> str:
-        """Return a value as an operator would write it, or what stands for a secret."""
+        """Return a value as an operator would write it, or the placeholder of a secret."""
         if value is None:
             return "not set" if self.is_never_cleared else "null"
         if self.is_secret:
@@ -85,7 +83,7 @@ class Property:
         return ", ".join(kind.show(one) for one in value) if self.is_list else kind.show(value)
 
     def plain(self, value: Any) -> Any:
-        """Return a value as JSON holds it, or what stands for a secret."""
+        """Return a value as JSON holds it, or the placeholder of a secret."""
         if self.is_secret and value is not None:
             return SECRET
         if self.is_list:
@@ -99,7 +97,7 @@ def properties_of(model: type[BaseModel]) -> tuple[Property, ...]:
 
 
 def values_of(config: Config) -> Iterator[tuple[Place, Property, Any]]:
-    """Yield each property that holds a single value or a list, with its value; of topics what is set."""
+    """Yield each property that is not a section, with its value. For topics, only set ones are included."""
     for section, model in SECTIONS.items():
         if model is TopicProperties:
             continue

@@ -1,24 +1,21 @@
 """
-The configuration in effect: each property with its value and where that came from.
+The configuration in effect: each property with its value and the origin of the value.
 
-A value comes from a line of the file, from the environment by way of such a line, from other
-properties that imply it, or from the default. Secrets are never part of it.
+A value comes from a line of the file, from the environment through such a line, from other properties
+that imply it, or from the default. Secrets are never shown.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from tieringd.config.access import GCS_ENDPOINT
 from tieringd.config.describe import values_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from tieringd.config.load import Loaded, Origin
-    from tieringd.config.model import Config
-    from tieringd.config.yaml_source import Place
+from tieringd.config.load import Loaded, Origin
+from tieringd.config.model import Config
+from tieringd.config.yaml_source import Place
 
 Source: TypeAlias = Literal["file", "environment", "inferred", "default"]
 
@@ -29,9 +26,9 @@ class Setting:
 
     place: Place
     value: Any
-    """As JSON holds it."""
+    """The value as JSON holds it."""
     shown: str
-    """As an operator would write it."""
+    """The value as an operator would write it."""
     source: Source
     line: int | None = None
     variables: tuple[str, ...] = ()
@@ -39,7 +36,7 @@ class Setting:
 
     @property
     def origin(self) -> str:
-        """Return in words where the value came from."""
+        """Return the origin of the value, in words."""
         match self.source:
             case "file":
                 return f"line {self.line}"
@@ -69,7 +66,7 @@ def effective_settings(loaded: Loaded) -> Iterator[Setting]:
 
 
 def _written(place: Place, origins: Mapping[Place, Origin]) -> Origin | None:
-    """Return where a property is written, with the variables of a list's items."""
+    """Return the line of a property, with all variables in it, also those in the items of a list."""
     own = origins.get(place)
     if own is None:
         return None
@@ -79,7 +76,7 @@ def _written(place: Place, origins: Mapping[Place, Origin]) -> Origin | None:
 
 
 def _inferred(config: Config) -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
-    """Yield what follows from other properties, with their names."""
+    """Yield each inferred property, with its value and the properties that imply it."""
     backend = config.backend
     if backend is None:
         return

@@ -1,9 +1,9 @@
 """
 The kinds of values that properties hold: one class each, used as `Annotated[type, Kind(...)]`.
 
-A kind reads what YAML gave, says what is wrong in words that follow on the property's name,
-and names itself for the reference page. What a message may quote is decided in one place,
-`quoted`: nothing that came out of the environment, and a secret never.
+A kind parses the value that YAML gave, describes a fault in words that follow the property's name, and
+names itself for the reference page. `quoted` decides what a message may quote: never a value from the
+environment, and never a secret.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from os.path import normpath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 from tieringd.config.units import (
@@ -30,9 +30,6 @@ from tieringd.config.units import (
 )
 from tieringd.config.yaml_source import EnvironmentText, resolve_plain
 
-if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler
-
 MAX_INT64 = 2**63 - 1
 UNLIMITED = -1
 AS_TOTAL = -2
@@ -42,7 +39,7 @@ _MOST_QUOTED_CHARACTERS = 60
 
 
 def described(value: object) -> str:
-    """Return the kind of thing that YAML gave, without its content."""
+    """Return the kind of value that YAML gave, without its content."""
     names: dict[type, str] = {
         type(None): "null",
         bool: "true or false",
@@ -55,7 +52,7 @@ def described(value: object) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return *value* for a message; a value from the environment is not repeated."""
+    """Return *value* for a message. A value from the environment is not repeated."""
     if isinstance(value, EnvironmentText):
         return "the value from the environment"
     if isinstance(value, str) and len(value) <= _MOST_QUOTED_CHARACTERS:
@@ -64,20 +61,20 @@ def quoted(value: object) -> str:
 
 
 class Kind(ABC):
-    """A kind of value. Its `read` runs before pydantic's own strict check of the type."""
+    """A kind of value. Its `read` runs before pydantic's own strict type check."""
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """Return what the reference page calls this kind."""
+        """Return the name of this kind on the reference page."""
 
     @abstractmethod
     def read(self, value: Any) -> object:
         """
-        Return what the property holds for *value*.
+        Return the value that the property holds, parsed from *value*.
 
         Raises:
-            ValueError: With the message for the operator.
+            ValueError: The value is not of this kind. The message is for the operator.
         """
 
     def show(self, value: Any) -> str:
@@ -95,7 +92,7 @@ class Flag(Kind):
 
     @property
     def label(self) -> str:
-        """Return what the reference page calls this kind."""
+        """Return the name of this kind on the reference page."""
         return "true or false"
 
     def read(self, value: Any) -> object:
@@ -119,7 +116,7 @@ class Number(Kind):
 
     @property
     def label(self) -> str:
-        """Return what the reference page calls this kind."""
+        """Return the name of this kind on the reference page."""
         return f"number, {self.low} to {self.high}"
 
     def read(self, value: Any) -> object:
@@ -141,7 +138,7 @@ class Decimal(Kind):
 
     @property
     def label(self) -> str:
-        """Return what the reference page calls this kind."""
+        """Return the name of this kind on the reference page."""
         return f"decimal number, {self.low:g} to {self.high:g}"
 
     def read(self, value: Any) -> object:
@@ -154,7 +151,7 @@ class Decimal(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Amount(Kind):
-    """A duration or a size; *special* are the negative numbers with a meaning of their own."""
+    """A duration or a size. *special* are negative numbers with a meaning of their own."""
 
     quantity: Quantity
     low: int
@@ -163,7 +160,7 @@ class Amount(Kind):
 
     @property
     def label(self) -> str:
-        """Return what the reference page calls this kind."""
+        """Return the name of this kind on the reference page."""
         return f"{self.quantity.noun}, {self._bounds}"
 
     def read(self, value: Any) -> object:
@@ -218,7 +215,7 @@ def size(low: int, high: int, *special: int) -> Amount:
 
 @dataclass(frozen=True, slots=True)
 class Text(Kind):
-    """Text; *pattern* must match all of it, and *rule* says so in words."""
+    """Text that *pattern* must match as a whole. *rule* describes the pattern in words."""
 
     name: str = "text"
     pattern: str = r"(?s).+"
@@ -226,7 +223,7 @@ class Text(Kind):
 
     @property
     def label(self) -> str:
-        """Return what the reference page calls this kind."""
+        """Return the name of this kind on the reference page."""
         return self.name
 
     def read(self, value: Any) -> object:
@@ -240,20 +237,20 @@ class Text(Kind):
         return str(value)
 
     def show(self, value: Any) -> str:
-        """Return the text; an empty one as YAML writes it."""
+        """Return the text. An empty one is written as in YAML."""
         return value or '""'
 
 
 class SecretText(Kind):
-    """A secret. No message, dump or repr holds it."""
+    """A secret. No message, dump or repr contains it."""
 
     @property
     def label(self) -> str:
-        """Return what the reference page calls this kind."""
+        """Return the name of this kind on the reference page."""
         return "secret text"
 
     def read(self, value: Any) -> object:
-        """Return the str, which pydantic wraps."""
+        """Return the str. pydantic wraps it in a `SecretStr`."""
         if not isinstance(value, str):
             raise ValueError(  # noqa: TRY004 pydantic's signal
                 f"must be text, not {described(value)}; put it in quotes"
@@ -268,7 +265,7 @@ class AbsolutePath(Kind):
 
     @property
     def label(self) -> str:
-        """Return what the reference page calls this kind."""
+        """Return the name of this kind on the reference page."""
         return "absolute path"
 
     def read(self, value: Any) -> object:
@@ -288,7 +285,7 @@ class Choice(Kind):
 
     @property
     def label(self) -> str:
-        """Return what the reference page calls this kind; the words come from the Literal."""
+        """Return the name of this kind on the reference page. The words come from the Literal."""
         return "one of"
 
     def read(self, value: Any) -> object:
@@ -319,12 +316,12 @@ NEVER_CLEARED = BeforeValidator(_refuse_cleared)
 """
 Refuses an empty text and null, which other tools take for "back to the default".
 
-It goes around a property's own kind; a property that is not in the file stays unset.
+It runs before the property's own kind. A property that is not in the file stays unset.
 """
 
 
 class Live:
-    """Marks a property whose new value a running daemon takes over; all others need a restart."""
+    """Marks a property whose new value a running daemon applies. All others need a restart."""
 
 
 LIVE = Live()

@@ -1,39 +1,36 @@
 """
 From a file to a `Config`, or to one error with every fault in it.
 
-Three looks, in this order: the text (`yaml_source`), each value by itself (the classes of
-`model`), and the rules between values (`checks`). A fault found in one look does not end it
-and does not hide what the next ones find elsewhere; values that are at fault are left out of
-the next look, and so is every finding that rests on them.
+There are three passes, in this order: the text (`yaml_source`), each value by itself (the classes of
+`model`), and the rules between values (`checks`). A fault in one pass does not stop it, and does not
+hide faults elsewhere in later passes. Faulty values are left out of the next pass, and so is every
+finding that depends on them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import ValidationError
 
 from tieringd.config.checks import find_contradictions, find_doubts
 from tieringd.config.fields import described
+from tieringd.config.finding import Finding
 from tieringd.config.model import WITHOUT_BROKER, Config
 from tieringd.config.naming import explain_unknown, nearest_place, why_not_applicable
-from tieringd.config.yaml_source import Problem, read_document
+from tieringd.config.yaml_source import Document, Place, Problem, read_document
 from tieringd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
     from pydantic_core import ErrorDetails
-
-    from tieringd.config.finding import Finding
-    from tieringd.config.yaml_source import Document, Place
 
 _Data: TypeAlias = dict[str, Any]
 _SMALLEST: _Data = {"broker": {"kind": "none", "log_dirs": ("/",)}, "state_directory": "/"}
-"""Stands in for required values that are at fault. No finding that rests on them is shown."""
+"""Stands in for required values that are faulty. No finding that depends on them is shown."""
 
 _MESSAGES = {
     "missing": "is required",
@@ -41,7 +38,7 @@ _MESSAGES = {
     "model_type": "must be a section with properties below it, not {given}",
     "dict_type": "must be a section with properties below it, not {given}",
 }
-"""By pydantic's name of the fault; a single value's faults come from its kind, in words."""
+"""By pydantic's name of the fault. Faults of single values are worded by their kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +51,18 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration, and where what is in it was written."""
+    """A configuration, and where each of its values was written."""
 
     config: Config
     origins: Mapping[Place, Origin]
-    """By place in the file; what is not here was not written down."""
+    """By place in the file. Values that the file does not set are not included."""
 
 
 def load_config(path: Path, *, environ: Mapping[str, str], needs_broker: bool = True) -> Config:
     """
-    Return the configuration in the file *path*; one for the bucket alone *needs_broker* not at all.
+    Return the configuration in the file *path*.
+
+    Without *needs_broker* the broker section may be missing, for commands that use only the bucket.
 
     Raises:
         ConfigError: The file cannot be read, or anything in it is wrong.
@@ -95,10 +94,10 @@ def load_with_origins(path: Path, *, environ: Mapping[str, str], needs_broker: b
 
 def parse_config(text: str, *, source: str, environ: Mapping[str, str], needs_broker: bool = True) -> Config:
     """
-    Return the configuration that *text* holds; *source* names it in messages.
+    Return the configuration in *text*. *source* names it in messages.
 
     Raises:
-        ConfigError: Anything is wrong; all faults are in `problems`, in the order of the lines.
+        ConfigError: Anything is wrong. All faults are in `problems`, in the order of the lines.
     """
     return parse_with_origins(text, source=source, environ=environ, needs_broker=needs_broker).config
 
@@ -107,7 +106,7 @@ def parse_with_origins(
     text: str, *, source: str, environ: Mapping[str, str], needs_broker: bool = True
 ) -> Loaded:
     """
-    Return the configuration that *text* holds, and where each of its values was written.
+    Return the configuration in *text*, and where each of its values was written.
 
     Raises:
         ConfigError: As with `parse_config`.
@@ -136,7 +135,7 @@ def _origin(document: Document, place: Place) -> Origin:
 
 
 def _applicable(document: Document, data: _Data) -> tuple[_Data, list[Problem]]:
-    """Return *data* without what only the broker can act on, and a note on each that was left out."""
+    """Return *data* without properties that only the broker can act on, and a note on each of these."""
     kept = dict(data)
     places: list[Place] = [(name,) for name in data]
     topics = data.get("topics")
@@ -161,7 +160,7 @@ def _applicable(document: Document, data: _Data) -> tuple[_Data, list[Problem]]:
 
 
 def _read_values(document: Document, data: _Data) -> tuple[list[Problem], set[Place]]:
-    """Read each value by itself; return what is wrong, and where."""
+    """Read each value by itself. Return the faults and their places."""
     try:
         Config.model_validate(data)
     except ValidationError as error:
@@ -182,7 +181,7 @@ def _place(detail: ErrorDetails) -> Place:
 
 
 def _message(detail: ErrorDetails, place: Place) -> str:
-    """Return pydantic's finding in our words, which never repeat the value."""
+    """Return pydantic's finding in plain words, which never repeat the value."""
     given = described(detail["input"])
     match detail["type"]:
         case "value_error":
@@ -195,7 +194,7 @@ def _message(detail: ErrorDetails, place: Place) -> str:
 
 
 def _without(data: _Data, places: Iterable[Place]) -> Config:
-    """Return the configuration of *data* with what is at fault left out, and required values filled in."""
+    """Return the configuration of *data* without faulty values, and with required values filled in."""
     kept = deepcopy(data)
     for place in places:
         _remove(kept, place)
@@ -206,7 +205,7 @@ def _without(data: _Data, places: Iterable[Place]) -> Config:
 
 
 def _remove(data: _Data, place: Place) -> None:
-    """Remove the innermost property around *place*: half a list would be another value."""
+    """Remove the innermost property around *place*, because half a list would be another value."""
     section = data
     for step in place[:-1]:
         inner = section.get(str(step))
@@ -226,7 +225,7 @@ def _problems(findings: Iterable[Finding], document: Document, suspects: set[Pla
 
 
 def _rests_on(places: Iterable[Place], suspects: set[Place]) -> bool:
-    """Say whether one of *places* is, holds or lies in one of *suspects*."""
+    """Say whether one of *places* is, contains or lies in one of *suspects*."""
     return any(
         place[: len(suspect)] == suspect or suspect[: len(place)] == place
         for place in places

@@ -1,15 +1,15 @@
 """
-The configuration: one frozen tree, under the names of the systems we implement.
+The configuration: one frozen tree, under the property names of Redpanda and Kafka.
 
-Every default stands here and nowhere else; the reference page and the check of `full.yaml`
-read it from these classes. Each property takes effect in this release. Rules between
-properties are in `config.checks`.
+Every default is here and nowhere else; the reference page and the check of `full.yaml` read it from these
+classes. Each property takes effect in this release. Rules between properties are in `config.checks`.
 """
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 pydantic reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PrivateAttr, SecretStr
 
@@ -41,15 +41,10 @@ from tieringd.config.properties import (
     Transfers,
 )
 from tieringd.config.topic import ClusterDefaults, TopicConfig, is_pattern, keeps_deleted, resolve_topic
-from tieringd.formats.topic_manifest import TieringDefaults
+from tieringd.formats.topic_manifest import TieringDefaults, TopicManifest
 from tieringd.policies.housekeeping import HousekeepingLimits
 from tieringd.policies.local_retention import ClusterLocalTarget
 from tieringd.policies.total_retention import RetentionPace
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tieringd.formats.topic_manifest import TopicManifest
 
 _SECOND_MS, _HOUR_MS, _DAY_MS = 1_000, 3_600_000, 86_400_000
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9])"
@@ -59,12 +54,12 @@ _LONGEST_TOPIC_NAME = 249
 
 
 def _empty_section(value: Any) -> Any:
-    """Let a section whose lines are all commented out hold its defaults."""
+    """Let a section whose lines are all commented out have its defaults."""
     return {} if value is None else value
 
 
 def _limit(value: int | None) -> int | None:
-    """Hold -1 as None: one value for "no limit" is enough for whoever reads it."""
+    """Hold -1 as None, so that readers have to check only one value for "no limit"."""
     return None if value == UNLIMITED else value
 
 
@@ -131,7 +126,7 @@ class BrokerConfig(BaseModel):
 
 
 WITHOUT_BROKER = BrokerConfig.model_construct(kind="none", log_dirs=())
-"""Stands where a file has no section for a broker, and is not meant for a daemon beside one."""
+"""Stands in for a missing broker section, in files that are used without a broker."""
 
 
 class AdminConfig(BaseModel):
@@ -141,7 +136,7 @@ class AdminConfig(BaseModel):
 
     enabled: Annotated[bool, Flag()] = True
     """Serve the admin page."""
-    # It has no login of its own, so it stays on this host until an operator decides otherwise.
+    # The page has no login of its own, so it stays on this host until an operator decides otherwise.
     host: Annotated[str, Text("host", r"[A-Za-z0-9:._-]{1,253}", "must be a host name or an address")] = (
         "127.0.0.1"
     )
@@ -186,7 +181,7 @@ class Daemon(BaseModel):
     """Serve reads from the archive for the topics that do not say otherwise."""
 
 
-# The last of the bases has its properties first, and this class last.
+# The properties of the last base class come first, and those of this class last.
 class Config(
     Scrubbing,
     CompactedReuploads,
@@ -202,7 +197,7 @@ class Config(
     """
     The whole configuration, valid in every part and as a whole.
 
-    Built by `config.load`, never changed; a reload builds another one.
+    Built by `config.load` and never changed. A reload builds another one.
     """
 
     model_config = STRICT
@@ -237,33 +232,33 @@ class Config(
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return what is allowed but hardly meant, one line each, for the log at start."""
+        """Return settings that are allowed but probably a mistake, one line each, for the log at start."""
         return self._warnings
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what is in the file and not applicable here, one line with the reason each."""
+        """Return properties of the file that do not apply here, one line each with the reason."""
         return self._notes
 
     def with_remarks(self, *, warnings: tuple[str, ...], notes: tuple[str, ...]) -> Config:
-        """Return this configuration with what there is to say of it."""
+        """Return this configuration with *warnings* and *notes*."""
         copy = self.model_copy()
         copy._warnings, copy._notes = warnings, notes  # noqa: SLF001 its own class
         return copy
 
     @property
     def has_broker_section(self) -> bool:
-        """Return whether the file says anything of a broker; without it only the bucket can be used."""
+        """Return whether the file has a broker section. Without one only the bucket can be used."""
         return bool(self.broker.log_dirs)
 
     @property
     def cache_directory(self) -> Path:
-        """Return where archived chunks are cached; never a log directory."""
+        """Return the directory that caches archived chunks; never a log directory."""
         return self.cloud_storage_cache_directory or self.state_directory / "cloud_storage_cache"
 
     @property
     def housekeeping_limits(self) -> HousekeepingLimits:
-        """Return when housekeeping has its time."""
+        """Return when housekeeping may run."""
         return HousekeepingLimits(
             window_seconds=self.cloud_storage_idle_timeout_ms / _SECOND_MS,
             threshold_rps=self.cloud_storage_idle_threshold_rps,
@@ -272,18 +267,18 @@ class Config(
 
     @property
     def tiering_defaults(self) -> TieringDefaults:
-        """Return what a topic gets now that says nothing itself."""
+        """Return the settings of a topic that sets nothing itself."""
         return TieringDefaults(self.cloud_storage_enable_remote_write, self.cloud_storage_enable_remote_read)
 
     def topic(
         self, name: str, broker_properties: Mapping[str, str], recorded: TopicManifest | None = None
     ) -> TopicConfig:
         """
-        Return what holds for a topic, given what the broker itself has set on it.
+        Return the settings of a topic, given the broker's own configuration of it.
 
-        *recorded* has what it began with when it was first seen: a later change of the cluster's
-        values for write and read is for new topics only. It has the retention as well that is not on
-        the broker any more because we manage it.
+        *recorded* has the cluster's defaults from when the topic was first seen: a later change of the
+        cluster's values for write and read applies only to new topics. It also has the topic's original
+        retention, which the broker no longer has if tieringd manages it.
         """
         defaults = (recorded.defaults if recorded else None) or self.tiering_defaults
         return resolve_topic(
@@ -313,10 +308,10 @@ class Config(
         )
 
     def keeps_deleted(self, name: str) -> bool:
-        """Say whether this file wants the archives of deleted topics of this name to stay."""
+        """Say whether this file keeps the archives of deleted topics of this name."""
         return keeps_deleted(name, self.topics)
 
 
 def _recorded(value: int | None, default: int | None) -> int | None:
-    """Return a recorded limit, where none is -1; without a record the cluster's."""
+    """Return a recorded limit, with None for -1. Without a record, return the cluster's."""
     return default if value is None else _limit(value)

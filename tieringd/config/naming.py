@@ -1,29 +1,26 @@
 """
-Which names are valid where, and what to say of a name that is not.
+Which names are valid where, and how to explain a name that is not.
 
-A wrong name is one of three things: a property in the wrong section, a typing error near a valid
-name, or nothing we know.
+A wrong name is one of three things: a property in the wrong section, a typing error near a valid name,
+or an unknown name.
 
-`NOT_APPLICABLE` holds names of tiered storage that only the broker can act on. They are accepted, so that a
-cluster's properties can be kept in one place, and reported with the reason.
+`NOT_APPLICABLE` holds names of tiered storage that only the broker can act on. They are accepted and
+reported with the reason, so that a cluster's properties can be kept in one file.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tieringd.config.model import AdminConfig, BrokerConfig, Config, LogConfig, Security
 from tieringd.config.properties import GatewayConfig, TopicProperties
-from tieringd.config.yaml_source import dotted
+from tieringd.config.yaml_source import Place, dotted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pydantic import BaseModel
-
-    from tieringd.config.yaml_source import Place
 
 
 _ROLLING = "the broker rolls its segments; set it there"
@@ -54,7 +51,7 @@ NOT_APPLICABLE: Mapping[str, str] = MappingProxyType(
 NOT_APPLICABLE_TO_TOPICS: Mapping[str, str] = MappingProxyType(
     {"redpanda.remote.recovery": _RECOVERY, "segment.bytes": _ROLLING, "segment.ms": _ROLLING}
 )
-"""The same for topic properties under `topics`."""
+"""Topic properties under `topics` that only the broker can act on, and why."""
 
 SECTIONS_OF_OTHERS: Mapping[str, str] = MappingProxyType(
     {
@@ -76,11 +73,11 @@ SECTIONS: dict[Place, type[BaseModel]] = {
     ("log",): LogConfig,
     ("topics", "NAME"): TopicProperties,
 }
-"""Every section, in the order of the reference page; NAME is a topic's name or pattern."""
+"""Every section, in the order of the reference page. NAME is a topic's name or pattern."""
 
 _TOPIC: Place = ("topics", "NAME")
 _FEW_NAMES = 8
-"""A section with no more names than this lists them all when none is near."""
+"""A section with at most this many names lists them all if none is near."""
 
 
 def property_names(model: type[BaseModel]) -> tuple[str, ...]:
@@ -89,7 +86,7 @@ def property_names(model: type[BaseModel]) -> tuple[str, ...]:
 
 
 def why_not_applicable(place: Place) -> str | None:
-    """Return why a name, which is valid at *place*, says nothing to us; None for any other name."""
+    """Return why a valid name at *place* has no effect here, or None for any other name."""
     if len(place) == 1:
         return NOT_APPLICABLE.get(str(place[0]))
     is_topics = place[0] == "topics" and len(place) == len(_TOPIC) + 1
@@ -97,7 +94,7 @@ def why_not_applicable(place: Place) -> str | None:
 
 
 def explain_unknown(place: Place) -> str:
-    """Return what to say of a name that its section does not have."""
+    """Return the explanation of a name that its section does not have."""
     section, name = _section(place), str(place[-1])
     if not section and name in SECTIONS_OF_OTHERS:
         return SECTIONS_OF_OTHERS[name]
@@ -114,7 +111,7 @@ def explain_unknown(place: Place) -> str:
 
 
 def nearest_place(place: Place) -> Place:
-    """Return the place that an unknown name most likely means; a valid one is its own nearest."""
+    """Return the place that an unknown name most likely means. A valid place is returned unchanged."""
     if not place or _section(place) not in SECTIONS:
         return place
     near = get_close_matches(str(place[-1]), property_names(SECTIONS[_section(place)]), n=1)

@@ -1,13 +1,13 @@
 """
-The properties of the file, a class for each subject; `config.model` puts them together.
+The properties of the file, a class for each subject. `config.model` combines them.
 
-Only the properties themselves, with their defaults and limits. Which of them belong together is in
-`config.checks`. `TopicProperties` is what the file may set for a topic: the properties below `topics`.
+The classes hold only the properties, with their defaults and limits. `config.checks` has the rules
+between them. `TopicProperties` has the properties of a topic: those below `topics`.
 """
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 pydantic reads the annotations
+from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -43,7 +43,7 @@ STRICT = ConfigDict(
     hide_input_in_errors=True,
     use_attribute_docstrings=True,
 )
-"""How every section is read. Inputs stay out of errors: one of them may be a secret."""
+"""How every section is read. Inputs stay out of errors, because one of them may be a secret."""
 
 DegradedAction: TypeAlias = Literal["refuse_writes", "throttle_producers", "alert"]
 

@@ -1,18 +1,19 @@
 """
 The reference page of the configuration, made from the classes themselves.
 
-`docs/configuration.md` is what `render` returns; a test keeps the two the same.
+`docs/configuration.md` is the result of `render`; a test keeps the two equal.
 
-`json_schema` makes a JSON schema of the file, for editors that complete and check while one types. It says
-less than the classes: rules between properties, and what stands behind `${NAME}`, are known only to
-`tieringd config check`.
+`json_schema` makes a JSON schema of the file, for editors that complete and check while the user types.
+It checks less than the classes: only `tieringd config check` knows the rules between properties, and the
+values of `${NAME}`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from tieringd.config.describe import TOPICS, properties_of
+from tieringd.config.describe import TOPICS, Property, properties_of
 from tieringd.config.fields import (
     MAX_INT64,
     AbsolutePath,
@@ -20,21 +21,14 @@ from tieringd.config.fields import (
     Choice,
     Decimal,
     Flag,
+    Kind,
     Number,
     SecretText,
     Text,
 )
 from tieringd.config.naming import NOT_APPLICABLE, NOT_APPLICABLE_TO_TOPICS, SECTIONS
-from tieringd.config.yaml_source import dotted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tieringd.config.describe import Property
-    from tieringd.config.fields import Kind
-    from tieringd.config.units import Quantity
-    from tieringd.config.yaml_source import Place
-
+from tieringd.config.units import Quantity
+from tieringd.config.yaml_source import Place, dotted
 
 _Schema = dict[str, Any]
 _VARIABLE: _Schema = {"$ref": "#/$defs/variable"}
@@ -98,7 +92,7 @@ kept in one file.
 
 
 def json_schema() -> _Schema:
-    """Return the schema, in the draft of 2020-12."""
+    """Return the schema, in the draft 2020-12."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Configuration of tieringd",
@@ -162,7 +156,7 @@ def _value(one: Property) -> _Schema:
 
 
 def _forms(kind: Kind, words: tuple[str, ...]) -> list[_Schema]:
-    """Return the ways in which a value of *kind* may be written."""
+    """Return the forms in which a value of *kind* may be written."""
     match kind:
         case Number(low, high):
             form: _Schema = {"type": "integer", "minimum": low, "maximum": high}
@@ -202,7 +196,7 @@ def _amount(quantity: Quantity, low: int, high: int, special: tuple[int, ...]) -
 
 
 def _pattern(pattern: str) -> _Schema:
-    """Return a pattern of ours as JSON schema has it: that of JavaScript, and found anywhere in the text."""
+    """Return a Python pattern for JSON schema, whose patterns are JavaScript's and match anywhere."""
     if pattern == Text().pattern:
         return {"minLength": 1}
     inner = pattern.replace(r"\Z", "$")

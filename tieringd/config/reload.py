@@ -1,36 +1,32 @@
 """
-What a reload would change: which properties differ, and which of them a running daemon takes over.
+The effect of a reload: which properties differ, and which of them a running daemon applies.
 
-It compares two configurations and does nothing else. Which property can change while the daemon
-runs is declared beside the property itself, with `LIVE`.
+It only compares two configurations. `LIVE`, beside a property, declares that it can change while the
+daemon runs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tieringd.config.describe import TOPICS, properties_of, values_of
+from tieringd.config.describe import TOPICS, Property, properties_of, values_of
+from tieringd.config.model import Config
 from tieringd.config.naming import SECTIONS
-from tieringd.config.yaml_source import dotted
-
-if TYPE_CHECKING:
-    from tieringd.config.describe import Property
-    from tieringd.config.model import Config
-    from tieringd.config.yaml_source import Place
+from tieringd.config.yaml_source import Place, dotted
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A property with another value than before."""
+    """A property whose value differs from before."""
 
     name: str
-    """With its section, as messages write it."""
+    """The name with its section, as messages write it."""
     old: str
-    """As an operator would write it; never a secret."""
+    """The value as an operator would write it; never a secret."""
     new: str
     is_live: bool
-    """Whether a running daemon takes it over."""
+    """Whether a running daemon applies it."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.old} -> {self.new}" if self.old != self.new else f"{self.name}: changed"
@@ -42,21 +38,21 @@ class Reload:
 
     changes: tuple[Change, ...]
     config: Config
-    """What to run with until a restart: the old configuration with what can be taken over of the new."""
+    """The configuration until a restart: the old one with the live properties of the new one."""
 
     @property
     def applied(self) -> tuple[Change, ...]:
-        """Return what takes effect now."""
+        """Return the changes that take effect now."""
         return tuple(change for change in self.changes if change.is_live)
 
     @property
     def needs_restart(self) -> tuple[Change, ...]:
-        """Return what waits for a restart."""
+        """Return the changes that need a restart."""
         return tuple(change for change in self.changes if not change.is_live)
 
 
 def compare_configs(old: Config, new: Config) -> Reload:
-    """Return what changes when *new* is loaded while *old* is in use. Both are valid."""
+    """Return the changes when *new* is loaded while *old* is in use. Both are valid."""
     before = {place: (one, value) for place, one, value in values_of(old)}
     after = {place: (one, value) for place, one, value in values_of(new)}
     changes = [
@@ -68,7 +64,7 @@ def compare_configs(old: Config, new: Config) -> Reload:
 
 
 _ABSENT: tuple[None, object] = (None, object())
-"""Differs from every value, null included."""
+"""Differs from every value, including null."""
 
 
 def _change(place: Place, old: tuple[Property, Any] | None, new: tuple[Property, Any] | None) -> Change:

@@ -1,23 +1,19 @@
 """
-The rules between the properties of the object store: what each way in needs, and what it cannot use.
+The rules between the properties of the object store: what each kind of access needs and cannot use.
 
-They are tables by backend and by source of credentials. A property of another backend has no
-effect, which is hardly meant; a source of another cloud cannot be meant at all.
+They are tables by backend and by source of credentials. A property of another backend has no effect,
+which is probably a mistake. A credentials source of another cloud is an error.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Iterator
+from typing import get_args
 
-from tieringd.config.access import GCS_ENDPOINT, HTTPS_PORT, CredentialsSource
+from tieringd.config.access import GCS_ENDPOINT, HTTPS_PORT, Backend, CredentialsSource
 from tieringd.config.finding import Finding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tieringd.config.access import Backend
-    from tieringd.config.model import Config
-    from tieringd.config.yaml_source import Place
+from tieringd.config.model import Config
+from tieringd.config.yaml_source import Place
 
 _AZURE = "cloud_storage_azure_"
 _PLUGIN = "cloud_storage_plugin"
@@ -67,7 +63,7 @@ _WITHOUT_EFFECT: dict[Backend, tuple[str, ...]] = {
     "aws": (_PLUGIN, "cloud_storage_file_root", _GOOGLE_FILE, *_ALL_AZURE),
     "google": (_PLUGIN, "cloud_storage_file_root", *_ALL_AZURE),
     "azure": (_PLUGIN, "cloud_storage_file_root", *_BUCKET_NAMES, *_KEYS, _GOOGLE_FILE),
-    # What a plug-in reads of the configuration, nobody knows but itself.
+    # Only the plug-in knows which properties it reads.
     "plugin": (),
     "file": (_PLUGIN, *_BUCKET_NAMES, *_KEYS, _GOOGLE_FILE, *_ALL_AZURE, *_NETWORK),
 }
@@ -75,18 +71,18 @@ _CREDENTIALS: dict[str, tuple[str, ...]] = {
     "config_file": (*_KEYS, _GOOGLE_FILE, _AZURE_KEY),
     "azure_vm_instance_metadata": (_AZURE_IDENTITY,),
 }
-"""The properties that a source of credentials reads; the others have no effect beside it."""
+"""The properties that a source of credentials reads. With another source they have no effect."""
 _AZURE_PUT_MIB, _AZURE_BLOCK_MIB = 5000, 4000
 _UNREADABLE_CLASSES = frozenset(["GLACIER", "DEEP_ARCHIVE", "ARCHIVE"])
 _CLASSES: dict[Backend, tuple[str, ...]] = {
     "google": ("STANDARD", "NEARLINE", "COLDLINE", "ARCHIVE"),
     "azure": ("Hot", "Cool", "Cold"),
 }
-"""S3 has no such list: a compatible server names its classes as it likes."""
+"""S3 has no such list: a compatible server names its classes freely."""
 
 
 def find_store_contradictions(config: Config) -> Iterator[Finding]:
-    """Yield what keeps the object store from being opened."""
+    """Yield the faults that keep the object store from being opened."""
     backend = config.backend
     if backend is None:
         yield Finding(
@@ -95,7 +91,7 @@ def find_store_contradictions(config: Config) -> Iterator[Finding]:
             "storage account would say it as well)",
         )
         return
-    # What does not belong to the backend says more than what the backend would need.
+    # A source of another cloud is reported alone: it explains more than the properties that are missing.
     if config.cloud_storage_credentials_source not in _SOURCES[backend] and backend != "file":
         yield Finding(
             (_SOURCE, _BACKEND, *_INFERRED_FROM),
@@ -113,7 +109,7 @@ def find_store_contradictions(config: Config) -> Iterator[Finding]:
 
 
 def find_store_doubts(config: Config) -> Iterator[Finding]:
-    """Yield what is set for the object store and has no effect, or hardly the one that is meant."""
+    """Yield settings of the object store that have no effect, or probably an unintended one."""
     backend = config.backend
     if backend is None:
         return
@@ -170,7 +166,7 @@ def _idle_adls_settings(config: Config) -> Iterator[Finding]:
 
 
 def _required(config: Config, backend: Backend) -> Iterator[tuple[str, str]]:
-    """Yield each property that must be set, with what it is required for."""
+    """Yield each property that must be set, with the reason."""
     what = f"the {backend} backend"
     from_file = config.cloud_storage_credentials_source == "config_file"
     match backend:

@@ -1,60 +1,61 @@
 """
-What holds for one topic: the file's overrides, then the broker's configuration, then the cluster's.
+The settings of one topic: the file's overrides, then the broker's configuration, then the cluster's.
 
-Each setting is looked up by itself. The first place that sets it decides: the topic's own name
-in the file, the patterns that match it (longest first, then in the order of the file), the
-broker's topic configuration, the cluster's value. At one place Kafka's name goes before
-Redpanda's. `remote.storage.enable` stands for write and read.
+Each setting is looked up separately. The first place that sets it decides: the topic's own name in the
+file, the patterns that match it (longest first, then in the order of the file), the broker's topic
+configuration, the cluster's value. At one place Kafka's name goes before Redpanda's.
+`remote.storage.enable` stands for write and read.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tieringd.config.fields import AS_TOTAL, MAX_INT64, UNLIMITED
+from tieringd.config.properties import TopicProperties
+from tieringd.formats.topic_manifest import OriginalRetention
 from tieringd.policies.local_hint import HintShape, StorageMode
-from tieringd.policies.local_retention import LocalSettings, resolve_local_target
-from tieringd.policies.segment_merge import MergeSettings
+from tieringd.policies.local_retention import (
+    ClusterLocalTarget,
+    LocalRetentionTarget,
+    LocalSettings,
+    LocalTarget,
+    resolve_local_target,
+)
+from tieringd.policies.segment_merge import MergeLimits, MergeSettings
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.policies.trim_target import why_never_trimmed
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tieringd.config.properties import TopicProperties
-    from tieringd.formats.topic_manifest import OriginalRetention
-    from tieringd.policies.local_retention import ClusterLocalTarget, LocalRetentionTarget, LocalTarget
-    from tieringd.policies.segment_merge import MergeLimits
 
 _T = TypeVar("_T", bool, int, str)
 _WILDCARDS = frozenset("*?[")
 _MINUTE_MS = 60_000
-_INTERNAL_PREFIX = "__"  # Of the topics that Kafka keeps for itself.
+_INTERNAL_PREFIX = "__"  # The prefix of Kafka's internal topics.
 _PACE = RetentionPace(interval_ms=300_000, delete_delay_ms=3_600_000)
 TARGET_MANIFEST_BYTES = 64 << 10
 _NO_MERGING = MergeSettings(is_enabled=False)
 DEFAULT_SEGMENT_BYTES = 1 << 30
-"""Kafka's default for `segment.bytes`, where the topic itself says nothing."""
+"""Kafka's default for `segment.bytes`, for topics that do not set it."""
 _NO_LIMIT = TotalRetention(limit_ms=None, limit_bytes=None)
 _STORAGE_MODES = tuple(mode.value for mode in StorageMode)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterDefaults:
-    """What holds where neither the file nor the broker says anything of a topic."""
+    """The settings of a topic that neither the file nor the broker configures."""
 
     enabled: bool
-    """False turns tiering off whatever a topic says."""
+    """False turns tiering off for every topic."""
     remote_write: bool
     remote_read: bool
     local_target: ClusterLocalTarget
     is_kafka: bool = False
     """Whether the broker is Apache Kafka, which refuses to trim some topics."""
     total_ms: int | None = None
-    """Total retention where neither the file nor the broker says; None and -1 are without limit."""
+    """Default of total retention. None and -1 mean no limit."""
     total_bytes: int | None = None
     pace: RetentionPace = _PACE
     target_manifest_bytes: int = TARGET_MANIFEST_BYTES
@@ -64,54 +65,58 @@ class ClusterDefaults:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """What holds for one topic."""
+    """The resolved settings of one topic."""
 
     remote_write: bool
     remote_read: bool
     local_target: LocalTarget
     storage_mode: StorageMode = StorageMode.TIERED_CLOUD
     is_compacted: bool = False
-    """Whether `cleanup.policy` has compact in it."""
+    """Whether `cleanup.policy` contains compact."""
     is_compact_only: bool = False
     never_trimmed_because: str = ""
-    """Why its local log is never trimmed by us; empty when it may be."""
+    """Why tieringd never trims its local log; empty if it may."""
     segment_bytes: int | None = None
-    """The size at which the broker closes the topic's segments; None where only the broker's default says."""
+    """The size at which the broker closes the topic's segments; None if the topic does not set it."""
     broker_retention_ms: int | None = None
-    """How long the broker itself keeps records; None is without limit, or not known."""
+    """How long the broker itself keeps records; None means no limit, or unknown."""
     broker_retention_bytes: int | None = None
     managed_retention: bool = False
-    """Whether tieringd is to take over the topic's retention from the broker."""
+    """Whether tieringd takes over the topic's retention from the broker."""
     total: TotalRetention = _NO_LIMIT
-    """How much is kept in both tiers together."""
+    """How much both tiers keep together."""
     retention_pace: RetentionPace = _PACE
     target_manifest_bytes: int = TARGET_MANIFEST_BYTES
     """A larger manifest spills its oldest segments."""
     merging: MergeSettings = _NO_MERGING
     reuploads_compacted: bool = False
-    """Whether what compaction leaves of a segment takes the place of what was archived of it."""
+    """Whether the compacted remainder of a segment replaces its archived records."""
     may_elect_uncleanly: bool = False
-    """Whether the broker elects a replica that is not in sync where no other is left."""
+    """Whether the broker may elect a replica that is not in sync if no other replica is left."""
     remote_delete: bool = False
-    """Whether deleting the topic deletes its objects: only with write and read, and of no read replica."""
+    """
+    Whether deleting the topic deletes its objects.
+
+    True only with write and read, never for a read replica.
+    """
     problems: tuple[str, ...] = ()
-    """What in the topic's configuration cannot be read, contradicts or has no effect."""
+    """Topic settings that cannot be read, contradict each other, or have no effect."""
 
     @property
     def local_retention_target(self) -> LocalRetentionTarget:
-        """Return what local retention trims to."""
+        """Return the target that local retention trims to."""
         return self.local_target.enforced
 
     @property
     def merge_limits(self) -> MergeLimits | None:
-        """Return by which sizes its archived segments are merged; None where they are not."""
+        """Return the size limits for merging its archived segments, or None if they are not merged."""
         if not self.merging.is_enabled or not self.remote_write or self.is_compacted:
             return None
         return self.merging.limits(segment_bytes=self.segment_bytes or DEFAULT_SEGMENT_BYTES)
 
     @property
     def hint_shape(self) -> HintShape:
-        """Return what the local retention hint rests on."""
+        """Return the settings that the local retention hint depends on."""
         return HintShape(
             self.storage_mode, self.is_compacted, self.local_target.enforced, self.never_trimmed_because
         )
@@ -119,7 +124,7 @@ class TopicConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What one place sets; None where it says nothing. Limits keep their negative numbers."""
+    """The settings of one place; None for each that is not set. Limits keep their negative numbers."""
 
     remote_write: bool | None
     remote_read: bool | None
@@ -141,9 +146,10 @@ def resolve_topic(
     original: OriginalRetention | None = None,
 ) -> TopicConfig:
     """
-    Return what holds for the topic *name*.
+    Return the settings of the topic *name*.
 
-    *original* is the retention that the broker had before it was managed: total retention since.
+    *original* is the retention that the broker had before tieringd managed it. It is the total retention
+    then.
     """
     broker, problems = _broker_settings(name, broker_properties, original)
     places = [*(_file_settings(one) for one in _matching(name, overrides)), broker]
@@ -206,7 +212,11 @@ def resolve_topic(
 
 
 def keeps_deleted(name: str, overrides: Mapping[str, TopicProperties]) -> bool:
-    """Say whether the file has `redpanda.remote.delete: false` for *name*, whatever a broker says."""
+    """
+    Say whether the file has `redpanda.remote.delete: false` for *name*.
+
+    The broker's value does not matter.
+    """
     return _first([one.remote_delete for one in _matching(name, overrides)]) is False
 
 
@@ -226,7 +236,7 @@ def is_pattern(name: str) -> bool:
 
 
 def _matching(name: str, overrides: Mapping[str, TopicProperties]) -> list[TopicProperties]:
-    """Return what the file sets for *name*, the most specific entry first."""
+    """Return the file's entries for *name*, the most specific entry first."""
     patterns = [one for one in overrides if is_pattern(one) and fnmatchcase(name, one)]
     exact = [overrides[name]] if name in overrides else []
     return [*exact, *(overrides[one] for one in sorted(patterns, key=len, reverse=True))]
@@ -255,7 +265,11 @@ def _file_settings(properties: TopicProperties) -> _Settings:
 def _broker_settings(
     topic: str, properties: Mapping[str, str], original: OriginalRetention | None
 ) -> tuple[_Settings, tuple[str, ...]]:
-    """Read the broker's topic configuration, which we did not write: a bad value is left out, not fatal."""
+    """
+    Read the broker's topic configuration.
+
+    A bad value is ignored and reported. It is not fatal, because tieringd did not write it.
+    """
     problems: list[str] = []
 
     def flag(name: str) -> bool | None:
@@ -316,13 +330,13 @@ def _broker_settings(
 
 
 def _bucket(text: str) -> str | None:
-    """Return the bucket of a read replica; Redpanda also writes an empty text or `false` for none."""
+    """Return the bucket of a read replica. Redpanda also writes an empty text or `false` for none."""
     text = text.strip()
     return None if text.lower() in ("", "false", "null") else text
 
 
 def _retention(properties: Mapping[str, str], name: str) -> int | None:
-    """Return one of the broker's own retention limits; it has checked them."""
+    """Return one of the broker's own retention limits, which the broker has checked."""
     text = properties.get(name, "").strip()
     if "delete" not in properties.get("cleanup.policy", "delete") or not re.fullmatch(r"[0-9]{1,19}", text):
         return None
@@ -336,12 +350,12 @@ def _size(properties: Mapping[str, str], name: str) -> int | None:
 
 
 def _unless_managed(found: int | None, original: int | None) -> int | None:
-    """Return a limit of the broker's; where it has none because we manage it, the one before that."""
+    """Return a limit of the broker. If it has none because tieringd manages it, return *original*."""
     return found if original is None or found not in {None, UNLIMITED} else original
 
 
 def _limited(values: Sequence[int | None]) -> int | None:
-    """Return the first limit that is set, with None for one that says there is none."""
+    """Return the first limit that is set, with None for a limit of -1."""
     found = _first(values)
     return None if found == UNLIMITED else found
 

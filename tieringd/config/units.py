@@ -1,9 +1,9 @@
 """
-Sizes and durations as an operator writes them, and back.
+Parse sizes and durations as an operator writes them, and format them.
 
-A size becomes bytes and a duration milliseconds, or seconds for a `_sec` property, always as an
-int: "1.5GiB" is fine, "0.1B" is not. A bare number is in the property's own unit. A unit of the
-other kind is a fault of its own, because "10MiB" for a timeout is a mix-up and not a typing error.
+A size becomes bytes and a duration milliseconds, or seconds for a `_sec` property, always as an int:
+"1.5GiB" is valid, "0.1B" is not. A bare number is in the property's own unit. A unit of the other kind
+gets a message of its own, because "10MiB" for a timeout is a mix-up and not a typing error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Quantity:
     example: str
     units: dict[str, int]
     may_be_compound: bool
-    """Whether "1h30m" has a meaning."""
+    """Whether several units may be combined, as in "1h30m"."""
 
 
 DURATION = Quantity(
@@ -66,7 +66,7 @@ def parse_quantity(text: str, quantity: Quantity) -> int:
     Return *text* in the smallest unit of *quantity*.
 
     Raises:
-        ValueError: With a message for the operator, which follows on the property's name.
+        ValueError: The text is not valid. The message is for the operator, and follows the property's name.
     """
     text = text.strip()
     if _WHOLE_NUMBER.fullmatch(text):

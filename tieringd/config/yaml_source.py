@@ -1,22 +1,20 @@
 """
 A YAML text as plain values, with the line of every key and every fault of the text itself.
 
-The YAML here is the plain part of it: mappings, lists and scalars. Words are read as YAML 1.2
-reads them, so `no` is text and `0123` is not an octal number. Anchors, aliases and tags are
-refused. `${NAME}` in a value is taken from the environment after YAML has found where the
-value ends, so what a variable holds can never change the structure, and stays text.
+Only a plain subset of YAML is accepted: mappings, lists and scalars. Words are read as in YAML 1.2, so
+`no` is text and `0123` is not an octal number. Anchors, aliases and tags are refused. `${NAME}` in a
+value is replaced after YAML has found the end of the value. So the content of a variable can never
+change the structure, and stays text.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Place: TypeAlias = tuple[str | int, ...]
 """The keys and list positions that lead to a value, from the root."""
@@ -41,7 +39,7 @@ class EnvironmentText(str):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One fault: where, and what to do about it."""
+    """One fault: its place, and how to mend it."""
 
     line: int | None
     place: Place
@@ -59,17 +57,17 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a text holds: *data*, the line of each place in it, and the faults found so far."""
+    """The content of a text: *data*, the line of each place in it, and the faults found so far."""
 
     data: dict[str, Any] | None
-    """None when the text is not even a mapping; then there is nothing to look at."""
+    """None if the text is not a mapping. Then there is nothing to check."""
     lines: Mapping[Place, int]
     problems: tuple[Problem, ...]
     variables: Mapping[Place, tuple[str, ...]] = field(default_factory=dict)
     """The environment variables in the value of each place that has any."""
 
     def line_of(self, place: Place) -> int:
-        """Return the line of *place*, or of the nearest section around it that is written down."""
+        """Return the line of *place*, or of the nearest section around it that is in the file."""
         while place and place not in self.lines:
             place = place[:-1]
         return self.lines.get(place, 1)
@@ -87,7 +85,7 @@ def dotted(place: Place) -> str:
 
 
 def resolve_plain(value: Any) -> Any:
-    """Return what YAML would read for text from the environment; anything else as it is."""
+    """Return text from the environment as YAML would read it, and any other value unchanged."""
     if not isinstance(value, EnvironmentText):
         return value
     for tag in (_BOOL, _INT, _FLOAT):
@@ -97,7 +95,7 @@ def resolve_plain(value: Any) -> Any:
 
 
 def read_document(text: str, environ: Mapping[str, str]) -> Document:
-    """Read *text*; a fault of syntax leaves a document without data and with one problem."""
+    """Read *text*. A syntax error gives a document without data and with one problem."""
     try:
         root = yaml.compose(text, Loader=_Loader)
         reader = _NodeReader(environ)
@@ -122,7 +120,7 @@ def read_document(text: str, environ: Mapping[str, str]) -> Document:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without aliases, and with the scalars of this page only."""
+    """SafeLoader without aliases, and with only the scalars of this module."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -138,7 +136,7 @@ for _tag, _pattern in _PATTERNS.items():
 
 @dataclass(slots=True)
 class _NodeReader:
-    """Turns nodes into values, and notes lines and faults on the way."""
+    """Turns nodes into values, and records lines and faults."""
 
     environ: Mapping[str, str]
     lines: dict[Place, int] = field(default_factory=dict)
@@ -217,7 +215,7 @@ def _resolved(tag: str, text: str) -> float | bool | None:
 
 
 def _explained(error: yaml.MarkedYAMLError) -> str:
-    """Return the fault in words; never the text around it, which may be a secret."""
+    """Return the fault in words. The text around it is left out, as it may be a secret."""
     problem = error.problem or "unreadable"
     context = error.context or ""
     if "alias" in problem or "alias" in context:

@@ -1,14 +1,15 @@
 """
 The only place that builds and starts things: the daemon, the archive endpoint, and the parts of commands.
 
-In: a configuration. Out: opened parts, given to each other, and closed in the reverse order.
+In: a configuration. Out: opened parts that are given to each other, and closed in the reverse order.
 
 Read in this order:
 
 * `app`: the daemon's life, from its start to its stop; `reload` takes over a changed configuration.
-* `assembly`: a daemon's parts. `beside` opens the broker, `archive` the bucket, `file_archive` a directory
-  in the place of a bucket.
+* `assembly`: a daemon's parts. `beside` opens the broker, `archive` the bucket, `file_archive` a
+  directory that replaces a bucket.
 * `gateway`, `disks`, `housekeeping`, `scrubbing`: one builder for each room.
 * `archive_endpoint`: the endpoint without a broker, built and run.
-* `admin`, `certificates`: what both show to operators. `space_look`: one plan for the disks, for a command.
+* `admin`, `certificates`: what daemon and endpoint show to operators. `space_look`: one plan for the
+  disks, for a command.
 """

@@ -1,39 +1,35 @@
 """
 The admin page: /metrics, /healthz, /readyz and /status over HTTP.
 
-Healthy means that the event loop answers. Ready means that the last round of reconciliation
-went well, that each log directory could be read, and that the object store took what was brought to it last.
-`tieringd_ready{reason}` says the same as a metric. What serves an archive without a broker has no rounds and
-no status: it is ready. The page shows and changes nothing, and has no
-login: it listens on this host by default.
+Healthy means that the event loop answers. Ready means that the last round of reconciliation succeeded,
+that each log directory could be read, and that the object store accepted the last requests.
+`tieringd_ready{reason}` shows the same as a metric. An archive endpoint without a broker has no rounds
+and no status: it is always ready. The page changes nothing, and has no login: it listens on this host by
+default.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import structlog
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from tieringd.archiving.reconciler import Reconciler
+from tieringd.archiving.upload_gate import UploadGate
+from tieringd.config.model import AdminConfig
 from tieringd.errors import ConfigError
+from tieringd.metrics import Metrics
+from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.upload_control import held_because
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tieringd.archiving.reconciler import Reconciler
-    from tieringd.archiving.upload_gate import UploadGate
-    from tieringd.config.model import AdminConfig
-    from tieringd.metrics import Metrics
-    from tieringd.model.partition import TopicIdPartition
 
 log = structlog.get_logger(__name__)
 
 
 class AdminPage:
-    """The handlers, over the parts they show."""
+    """The HTTP handlers and the parts that they show."""
 
     def __init__(
         self, metrics: Metrics, reconciler: Reconciler | None, gate: UploadGate | None = None
@@ -43,7 +39,7 @@ class AdminPage:
         self._gate = gate
 
     def application(self) -> web.Application:
-        """Return the routes."""
+        """Return the application with its routes."""
         application = web.Application()
         application.add_routes(
             [
@@ -67,13 +63,13 @@ class AdminPage:
         return web.Response(text="ok\n")
 
     async def readyz(self, _request: web.Request) -> web.Response:
-        """Say whether rounds go well, and if not, why."""
+        """Say whether the daemon is ready, and if not, why."""
         if self._reconciler is not None and self._reconciler.fault:
             return web.Response(status=503, text=f"{self._reconciler.fault}\n")
         return web.Response(text="ok\n")
 
     async def status(self, _request: web.Request) -> web.Response:
-        """Serve what each archiver does, as JSON."""
+        """Serve the status of each archiver, as JSON."""
         reconciler = self._reconciler
         assert reconciler is not None, "there is no such page without one"
         partitions = [
@@ -106,10 +102,10 @@ class AdminPage:
 
 
 class _AlwaysReady:
-    """What serves an archive without a broker, which listens only when it is ready."""
+    """Readiness of an archive endpoint without a broker, which listens only when it is ready."""
 
     def readiness(self) -> dict[str, str]:
-        """Return that nothing stands in the way."""
+        """Return that nothing prevents readiness."""
         return {"starting": ""}
 
 

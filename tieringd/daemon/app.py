@@ -1,18 +1,19 @@
 """
 The daemon's life, readable from top to bottom: open, serve, run until told to stop, close.
 
-SIGTERM and SIGINT ask it to stop: uploads in hand are finished and committed, within
-`shutdown_timeout_ms`. A second signal does not wait. Whatever is cut off then is at most an
-object that no manifest names. SIGHUP reads the configuration again (`daemon.reload`).
+SIGTERM and SIGINT ask it to stop: the uploads under way are finished and committed, within
+`shutdown_timeout_ms`. A second signal cuts them off, which leaves at most objects that no manifest names.
+SIGHUP reads the configuration again (`daemon.reload`).
 
-`keep_arenas_few` limits the heaps of threads. glibc gives threads heaps of their own, up to eight for each
-processor, and returns little of them. Uploads run in many threads, one after the other in each of those
-heaps: at its worst a daemon held 20 MiB without use. Two heaps are enough: large blocks do not come from
-them.
+`keep_arenas_few` limits the heaps of threads. glibc gives threads heaps of their own, up to eight for
+each processor, and returns little of them. Uploads run in many threads, one after the other in each of
+those heaps: at its worst a daemon held 20 MiB without use. Two heaps are enough: large blocks do not come
+from them.
 
 `startup_objects_spared` keeps garbage collections from stopping the loop. The start leaves some 170,000
-objects, most of them of the cloud's SDK. They stay as long as the daemon does, and a full collection walks
-over all of them: the loop stands still for a fifth of a second, every few minutes. So they are left out.
+objects, most of them of the cloud's SDK. They stay as long as the daemon does, and a full collection
+walks over all of them: the loop stands still for a fifth of a second, every few minutes. So they are
+excluded from collections.
 """
 
 from __future__ import annotations
@@ -21,26 +22,20 @@ import asyncio
 import ctypes
 import gc
 import signal
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archiving.reconciler import PassResult
 from tieringd.broker.watch import DirectoryWatch
+from tieringd.config import Config
 from tieringd.daemon.admin import serving
-from tieringd.daemon.assembly import assembled
+from tieringd.daemon.assembly import DaemonParts, assembled
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.reload import Reloader
 from tieringd.errors import StorageUnavailable
 from tieringd.metrics import Metrics
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    from tieringd.archiving.reconciler import PassResult
-    from tieringd.config import Config
-    from tieringd.daemon.assembly import DaemonParts
-
 
 log = structlog.get_logger(__name__)
 
@@ -48,18 +43,18 @@ _M_ARENA_MAX = -8  # From malloc.h.
 _ARENAS = 2
 
 _HINT_PAUSE_SECONDS = 0.2
-"""Directory events come in bursts: a roll makes four files. One round answers for all of them."""
+"""Directory events come in bursts: a roll makes four files. One round handles all of them."""
 
 
 def keep_arenas_few() -> bool:
-    """Bound the heaps, before threads have made their own; return whether this C library can."""
+    """Limit the number of heaps, before threads have made their own; return whether the C library can."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and mallopt(_M_ARENA_MAX, _ARENAS) == 1
 
 
 @contextmanager
 def startup_objects_spared() -> Iterator[None]:
-    """Leave the objects that are there now out of collections, for the time of the context."""
+    """Exclude the existing objects from garbage collections, for the time of the context."""
     gc.collect()
     gc.freeze()
     try:
@@ -77,7 +72,7 @@ async def run_daemon(
     """
     Run until a signal asks to stop.
 
-    On SIGHUP the configuration is read again by *load*; *on_change* hears of the one in use then.
+    On SIGHUP *load* reads the configuration again, and *on_change* gets the one in use after that.
 
     Raises:
         ConfigError: The configuration cannot be used on this host.
@@ -86,7 +81,8 @@ async def run_daemon(
     keep_arenas_few()
     metrics = Metrics()
     stop, hurry, hangup = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    # The start takes long where a store is silent, and SIGHUP ends a process that has no handler for it.
+    # The start takes long where a store does not answer, and SIGHUP ends a process that has no handler
+    # for it.
     async with (
         _on_hangup(hangup.set),
         assembled(config, metrics) as parts,
@@ -106,13 +102,13 @@ async def run_daemon(
 
 async def run_once(config: Config) -> PassResult:
     """
-    Upload all that is eligible, trim what may go, and return how each partition stands.
+    Upload all that is eligible, trim what may be trimmed, and return the status of each partition.
 
-    A signal ends the work after the segments in hand. Raises as `run_daemon` does, and the
-    error of a round that could not look at the broker or the log directories.
+    A signal ends the work after the uploads under way. Raises as `run_daemon` does, and the error of a
+    round that could not read the broker or the log directories.
     """
     metrics = Metrics()
-    # A pass ends soon, and begins with the configuration as it is then.
+    # A pass ends soon and uses the configuration of its start, so SIGHUP does nothing.
     async with _on_hangup(lambda: None), assembled(config, metrics) as parts:
         _report_start(config, parts)
         await parts.archive.store.list_page("meta/", limit=1)
@@ -153,7 +149,7 @@ async def _run_until_stopped(
         await asyncio.wait({reconciling, *helpers}, return_when=asyncio.FIRST_COMPLETED)
         for helper in helpers:
             if helper.done():
-                # A helper that failed ends the daemon: without it we would only look alive.
+                # A failed helper ends the daemon: without the helper the daemon would only look alive.
                 await helper
         if not reconciling.done():
             await _finish(reloader.config, reconciling, hurry)
@@ -167,7 +163,7 @@ async def _run_until_stopped(
 
 
 async def _finish(config: Config, reconciling: asyncio.Task[None], hurry: asyncio.Event) -> None:
-    """Give the uploads in hand their time; then, or on a second signal, cut them off."""
+    """Give the uploads under way their time; then, or on a second signal, cut them off."""
     log.info("stopping: finishing the uploads in hand", deadline_ms=config.shutdown_timeout_ms)
     hurrying = asyncio.create_task(hurry.wait())
     await asyncio.wait(
@@ -189,29 +185,29 @@ async def _stop_on(stop: asyncio.Event, parts: DaemonParts) -> None:
 
 
 async def _pass_hints(watch: DirectoryWatch, parts: DaemonParts) -> None:
-    """Bring the next round forward when something changes in a directory that is followed."""
+    """Bring the next round forward when something changes in a watched directory."""
     while True:
         hint = await watch.changes()
         await asyncio.sleep(_HINT_PAUSE_SECONDS)
         if not hint.rescan and await parts.reconciler.look_again(hint.paths):
             continue
         parts.reconciler.hint()
-        # Where topics come and go all the time, rounds would follow each other without end: looking
-        # takes this time once, and the broker beside us has the machine as long.
+        # Where topics come and go all the time, rounds would follow each other without end. After one
+        # scan the broker gets the machine for twice that time.
         await asyncio.sleep(2 * parts.reconciler.look_seconds)
 
 
 async def _follow(watch: DirectoryWatch, parts: DaemonParts) -> None:
-    """Follow the directories of archived partitions, as of each look at them."""
+    """Watch the directories of archived partitions, updated after each scan."""
     while True:
         await parts.reconciler.next_look()
         if watch.follow(parts.reconciler.paths()):
-            # A segment that was closed since the look is in no hint.
+            # No event reports a segment that was closed since the scan.
             parts.reconciler.hint()
 
 
 async def _check_store(parts: DaemonParts) -> None:
-    """Fail at once where an operator must act; a store that is away now may come back."""
+    """Fail at once where an operator must act; a store that is unavailable now may come back."""
     try:
         await parts.archive.store.list_page("meta/", limit=1)
         await parts.archive.check_store()
@@ -245,7 +241,7 @@ def _measure_oldest_upload(metrics: Metrics, parts: DaemonParts) -> None:
 
 @contextmanager
 def _stopped_by_signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
-    """Let signals that ask to stop set events for the time of the context."""
+    """Let SIGTERM and SIGINT set *stop*, and a later one *hurry*, for the time of the context."""
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:

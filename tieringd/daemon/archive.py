@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import ArchiveReader
 from tieringd.archive.catalog import Catalog
@@ -14,20 +14,16 @@ from tieringd.archive.record_reader import RecordReader
 from tieringd.archive.scrub.segment_look import Verifier
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.archiving.upload_gate import UploadGate
+from tieringd.broker.layout import Layout
+from tieringd.config import Config
 from tieringd.daemon.beside import layout_of
+from tieringd.metrics import Metrics
 from tieringd.policies.upload_control import UploadPace
 from tieringd.processors import usable_processors
 from tieringd.reading.history import History
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.opening import StoreCheck, max_connections, opened_store
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from tieringd.broker.layout import Layout
-    from tieringd.config import Config
-    from tieringd.metrics import Metrics
-    from tieringd.storage.resilient import ResilientStore
+from tieringd.storage.resilient import ResilientStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +57,7 @@ def _full_pace(config: Config) -> UploadPace:
 
 @asynccontextmanager
 async def opened_archive(config: Config, metrics: Metrics, *, writer_id: str = "0") -> AsyncIterator[Archive]:
-    """Open the bucket for the time of the context; *writer_id* matters only to those who write."""
+    """Open the bucket for the time of the context; *writer_id* matters only to writers."""
     clock = ArchiveClock(metrics=metrics)
     async with opened_store(config, metrics) as store:
         clock.listen_to(store.backend)

@@ -1,22 +1,25 @@
 """
 The archive endpoint: a bucket served to Kafka clients, with no broker behind it, from start to end.
 
-It reads and never writes. Nobody is asked who he is and no ACL of a broker is known here, so whoever
-reaches the port reads everything; unless told otherwise it listens on this host only.
+It reads and never writes. There is no authentication, and a broker's ACLs are not known here, so every
+client that reaches the port can read everything. By default it listens on this host only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
+from tieringd.config import Config
 from tieringd.daemon.admin import serving
-from tieringd.daemon.archive import opened_archive
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.assembly import sole_owner
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
@@ -30,20 +33,13 @@ from tieringd.endpoint.refusals import Refusals
 from tieringd.endpoint.served import ServedPartitions, ServedTopics
 from tieringd.endpoint.settings import EndpointSettings
 from tieringd.errors import ConfigError
+from tieringd.gateway.connection import Shared
 from tieringd.gateway.opening import GatewaySettings
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
 from tieringd.reading.partition_reader import PartitionReader
 from tieringd.storage.opening import bucket_name
 from tieringd.topics.topic_registry import TopicRegistry
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.gateway.connection import Shared
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +49,7 @@ _EVERYWHERE: Final = frozenset({"0.0.0.0", "::", "0", "*", ""})  # noqa: S104 th
 
 @dataclass(frozen=True, slots=True)
 class ArchiveEndpoint:
-    """What serves clients."""
+    """The parts that serve clients."""
 
     cache: ReadCache
     server: GatewayServer
@@ -102,7 +98,7 @@ async def run_archive_endpoint(config: Config, *, from_cluster: str | None) -> N
 async def archive_endpoint_of(
     config: Config, archive: Archive, metrics: Metrics, *, from_cluster: str | None
 ) -> AsyncIterator[ArchiveEndpoint]:
-    """Build the endpoint and let it listen; close it at the end."""
+    """Build the endpoint and start listening; close it at the end."""
     if not config.cloud_storage_enabled:
         raise ConfigError(
             "there is no archive to serve while cloud_storage_enabled is false",
@@ -131,7 +127,7 @@ async def archive_endpoint_of(
     metrics.watch_gateway(server)
     try:
         await server.start()
-        # Only now it is known which port the system has picked. No client is met before the next await.
+        # The port that the system chose is known only now. No client connects before the next await.
         own = EndpointSettings(
             host, port or server.port, bucket_name(config), sync_interval_seconds=interval_seconds
         )
@@ -160,12 +156,12 @@ async def archive_endpoint_of(
 
 
 def listening_host(config: Config) -> str:
-    """Return the address to listen on: this host only, unless the file says another."""
+    """Return the address to listen on: this host only, unless the configuration names another."""
     return config.gateway.host if "host" in config.gateway.model_fields_set else _THIS_HOST
 
 
 def _advertised(config: Config) -> tuple[str, int]:
-    """Return where clients are sent; port 0 is the one that is listened on."""
+    """Return the address that clients are sent to; port 0 stands for the listening port."""
     advertised, host = config.gateway.advertised, listening_host(config)
     if advertised is None:
         if host in _EVERYWHERE:
@@ -194,7 +190,7 @@ def _listener_settings(config: Config) -> GatewaySettings:
 
 @contextmanager
 def _signals(stop: asyncio.Event) -> Iterator[None]:
-    """Let SIGTERM and SIGINT set *stop* for the time of the context; there is nothing to read again."""
+    """Let SIGTERM and SIGINT set *stop* for the time of the context; there is no reload."""
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)
     for number in numbers:

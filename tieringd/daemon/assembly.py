@@ -1,8 +1,8 @@
 """
 Assembly: the one place where a daemon's parts are built and given to each other.
 
-Everything is a context manager, so that whatever was opened is closed in the reverse order,
-whichever way the daemon ends.
+Everything is a context manager, so that all opened parts are closed in the reverse order, whichever way
+the daemon ends.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import asyncio
 import fcntl
 import os
 import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import structlog
@@ -24,9 +24,11 @@ from tieringd.archiving.observer import Observer
 from tieringd.archiving.pinner import Pinner
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.archiving.upload_controller import UploadController
+from tieringd.broker.base import Broker
 from tieringd.broker.host_load import HostLoadReader
 from tieringd.broker.pins import PinDirectory, pin_root
 from tieringd.clock import wall_clock_ms
+from tieringd.config import Config
 from tieringd.daemon.archive import Archive, max_uploads, opened_archive
 from tieringd.daemon.beside import opened_broker
 from tieringd.daemon.disks import DiskParts, disk_parts
@@ -35,29 +37,22 @@ from tieringd.daemon.gateway import Gateway, ReadCache, gateway_of
 from tieringd.daemon.housekeeping import HousekeepingParts, housekeeping_of
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import parse_data_key
+from tieringd.metrics import Metrics
+from tieringd.model.partition import Leadership
 from tieringd.policies.upload import UploadLimits
 from tieringd.policies.upload_control import ControllerLimits, PaceLimits
 from tieringd.storage.opening import store_limits
+from tieringd.storage.resilient import ResilientStore
 from tieringd.storage.s3.store import S3Store
 from tieringd.topics.first_sight import FirstSight
 from tieringd.topics.retention_manager import RetentionManager
 from tieringd.topics.topic_registry import TopicRegistry
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-
-    from tieringd.broker.base import Broker
-    from tieringd.config import Config
-    from tieringd.metrics import Metrics
-    from tieringd.model.partition import Leadership
-    from tieringd.storage.resilient import ResilientStore
-
-
 log = structlog.get_logger(__name__)
 
 
 class ArchiverFactory:
-    """Make the archivers of one daemon, with the upload limits that hold at the time."""
+    """Make the archivers of one daemon, with the upload limits in force at the time."""
 
     def __init__(
         self, config: Config, metrics: Metrics, archive: Archive, broker: Broker, follower: Follower
@@ -69,7 +64,7 @@ class ArchiverFactory:
         self._follower = follower
 
     def __call__(self, leadership: Leadership) -> Archiver:
-        """Return an archiver that knows what this daemon learned of the partition while it followed."""
+        """Return an archiver that starts with the last manifest that this daemon read as a follower."""
         return Archiver(
             leadership,
             broker=self._broker,
@@ -96,13 +91,13 @@ class DaemonParts:
     writer_id: str
     housekeeping: HousekeepingParts
     gateway: Gateway | None = None
-    """Only where it is enabled."""
+    """None unless it is enabled."""
 
 
 @asynccontextmanager
 async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonParts]:
     """Build a daemon's parts; nothing runs yet."""
-    # A new id for each process: what a killed daemon left behind is never written over.
+    # Each process has a new id, so objects that a killed daemon left behind are never overwritten.
     writer_id = secrets.token_hex(8)
     await asyncio.to_thread(note_first_start, config)
     with sole_owner(config), _opened_load() as load:
@@ -155,7 +150,7 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
 
 
 def apply_config(config: Config, parts: DaemonParts) -> None:
-    """Let running parts work by *config*, as far as it can change while they run."""
+    """Let running parts use *config*, as far as it can change while they run."""
     parts.archive.store.set_limits(store_limits(config))
     parts.archivers.limits = upload_limits(config)
     parts.reconciler.set_config(config, parts.archivers.limits)
@@ -167,11 +162,11 @@ def apply_config(config: Config, parts: DaemonParts) -> None:
 
 
 def upload_limits(config: Config) -> UploadLimits:
-    """Return how much an archiver takes on at once, and how long a record may wait."""
+    """Return how much an archiver uploads at once, and how long a record may wait."""
     interval_sec = config.cloud_storage_segment_max_upload_interval_sec
     return UploadLimits(
         max_interval_ms=None if interval_sec is None else interval_sec * 1000,
-        # Redpanda's segments are re-framed whole, so parts of one are not uploaded.
+        # Redpanda's segments are re-framed as a whole, so parts of one are not uploaded.
         cuts_segments=config.broker.kind != "redpanda",
     )
 
@@ -218,7 +213,7 @@ def _reconciler(
 
 
 def _clean_up(store: ResilientStore) -> Callable[[], Awaitable[int]] | None:
-    """Return how to remove uploads in parts that nobody will finish; other stores drop them themselves."""
+    """Return a function that removes abandoned multipart uploads; None for stores that do so themselves."""
     backend = store.backend
     if not isinstance(backend, S3Store):
         return None
@@ -227,7 +222,7 @@ def _clean_up(store: ResilientStore) -> Callable[[], Awaitable[int]] | None:
 
 @contextmanager
 def _opened_load() -> Iterator[HostLoadReader]:
-    """Open what tells the machine's load, for the time of the context."""
+    """Open the reader of the machine's load, for the time of the context."""
     with closing(HostLoadReader()) as load:
         if not load.has_pressure:
             log.info(
@@ -269,7 +264,7 @@ def _pace_limits(config: Config) -> PaceLimits:
 
 
 def _pin_directories(config: Config) -> dict[str, PinDirectory]:
-    """Return where each log directory's segments are pinned; without a broker nobody else deletes them."""
+    """Return the pin directory of each log directory. Without a broker no other process deletes segments."""
     directories: dict[str, PinDirectory] = {}
     if config.broker.kind != "kafka" or not config.pin_segments:
         return directories
@@ -298,9 +293,12 @@ def _pin_directories(config: Config) -> dict[str, PinDirectory]:
 @contextmanager
 def sole_owner(config: Config) -> Iterator[None]:
     """
-    Hold the state directory's lock, so that no second daemon starts on the same configuration.
+    Hold the state directory's lock, so that no second daemon starts with the same configuration.
 
-    The kernel lets go of it when the process ends, however it ends.
+    The kernel releases the lock when the process ends, however it ends.
+
+    Raises:
+        ConfigError: Another daemon holds the lock, or the state directory cannot be used.
     """
     path = config.state_directory / "lock"
     try:

@@ -1,27 +1,27 @@
-"""What is beside the daemon, opened by its configuration: the broker, its files, its topics' tails."""
+"""The broker of this daemon and its files' layout, opened by the configuration."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from tieringd.broker.base import Broker
 from tieringd.broker.directory import DirectoryBroker
 from tieringd.broker.layout import KafkaLayout, Layout, RedpandaLayout
+from tieringd.broker.log_dir import LogDirScan
+from tieringd.config import Config
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tieringd.broker.base import Broker
+    # An ordinary import would load aiokafka into processes that do not need it.
     from tieringd.broker.kafka_protocol import KafkaSettings
-    from tieringd.broker.log_dir import LogDirScan
-    from tieringd.config import Config
 
 
 @asynccontextmanager
 async def opened_broker(config: Config) -> AsyncIterator[Broker]:
-    """Open the way to the broker beside us, or to the directory where there is none."""
+    """Open the connection to the local broker, or the directory that replaces one."""
     broker = await _broker(config)
     try:
         yield broker
@@ -30,14 +30,14 @@ async def opened_broker(config: Config) -> AsyncIterator[Broker]:
 
 
 def layout_of(config: Config) -> Layout:
-    """Return how the broker lays out its files."""
+    """Return the layout of the broker's files."""
     if config.broker.kind == "redpanda":
         return RedpandaLayout(str(config.state_directory / "spool"))
     return KafkaLayout()
 
 
 def kafka_settings(config: Config, *, node_id: int | None = None) -> KafkaSettings:
-    """Return how to reach the broker; *node_id* is what its files say of it."""
+    """Return how to reach the broker; *node_id* is the id that its files show."""
     # The protocol's schema takes a fifth of a second to import, and a directory without a broker needs none.
     from tieringd.broker.kafka_protocol import KafkaSettings  # noqa: PLC0415
 
@@ -58,10 +58,10 @@ def kafka_settings(config: Config, *, node_id: int | None = None) -> KafkaSettin
 
 
 def known_cluster_id(config: Config, scan: LogDirScan) -> str | None:
-    """Return the cluster's id as far as it is known without asking a broker; None where only that tells."""
+    """Return the cluster's id as far as it is known without a broker; None where only the broker knows it."""
     if config.broker.kind != "none":
         return scan.cluster_id
-    # Files that a broker left keep the cluster's own id, so that its archive goes on.
+    # A broker's leftover files keep the cluster's own id, so that its archive continues.
     is_named = "cluster_id" in config.model_fields_set
     return config.cluster_id if is_named else scan.cluster_id or config.cluster_id
 

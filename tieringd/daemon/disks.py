@@ -1,54 +1,54 @@
-"""What looks after the disks: the monitor, degraded mode, the ballast file and the space manager."""
+"""The parts for the local disks: the monitor, degraded mode, the ballast keeper and the space manager."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tieringd.broker.base import Broker
 from tieringd.broker.disk_use import LocalFilesystems
+from tieringd.config import Config
+from tieringd.metrics import Metrics
 from tieringd.space.ballast import Ballast, BallastSettings
 from tieringd.space.degraded_mode import DegradedMode, DegradedParts, DegradedSettings, DiskStateBoard
 from tieringd.space.disk_monitor import DiskMonitor
 from tieringd.space.producer_brake import ProducerBrake
 from tieringd.space.space_manager import SpaceManager
+from tieringd.storage.archive_clock import ArchiveClock
+from tieringd.storage.base import ObjectStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    # An ordinary import would load the archiver into commands that do not need it.
     from tieringd.archiving.reconciler import Reconciler
-    from tieringd.broker.base import Broker
-    from tieringd.config import Config
-    from tieringd.metrics import Metrics
-    from tieringd.storage.archive_clock import ArchiveClock
-    from tieringd.storage.base import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
 class DiskParts:
-    """The parts that look after the disks of one broker."""
+    """The parts that manage the disks of one broker."""
 
     monitor: DiskMonitor
     degraded: DegradedMode | None
-    """Only beside a Kafka broker: Redpanda refuses writes itself, and without a broker there are none."""
+    """Only with a Kafka broker: Redpanda refuses writes itself, and without a broker there are none."""
     ballast: Ballast | None
-    """Only when it is wanted."""
+    """None unless it is configured."""
     space: SpaceManager
 
     def start(self) -> list[asyncio.Task[object]]:
         """
-        Return the tasks that run until they are cancelled.
+        Start the tasks of the parts and return them; they run until they are cancelled.
 
-        Their order says nothing. Who acts on the monitor's state does nothing before there is one,
-        and is told of it; the space manager needs none of the others.
+        Their order does not matter. Parts that act on the monitor's state do nothing before there is one,
+        and get a hint when it changes. The space manager needs none of the others.
         """
         parts = (self.monitor, self.degraded, self.ballast, self.space)
         return [asyncio.create_task(part.run()) for part in parts if part is not None]
 
     def set_config(self, config: Config) -> None:
-        """Let running parts work by *config*, as far as it can change while they run."""
+        """Let running parts use *config*, as far as it can change while they run."""
         self.monitor.set_settings(config.disk_alerts)
         self.space.set_config(config)
         if self.degraded is not None:
@@ -67,7 +67,7 @@ def disk_parts(
     clock: ArchiveClock,
     tell_cache: Callable[[int | None], None] = lambda _: None,
 ) -> DiskParts:
-    """Build them; nothing runs yet. *tell_cache* hears how many bytes the chunk cache may hold."""
+    """Build the parts; nothing runs yet. *tell_cache* gets the bytes that the chunk cache may hold."""
     monitor = DiskMonitor(
         LocalFilesystems(),
         log_dirs=[str(path) for path in config.broker.log_dirs],
@@ -90,10 +90,10 @@ def disk_parts(
 
 
 def _made_cache_directory(config: Config) -> str | None:
-    """Return the chunk cache's directory, made so that its disk can be watched; None without a cache."""
+    """Return the chunk cache's directory, created so that its disk can be watched; None without a cache."""
     if not config.cloud_storage_enabled:
         return None
-    with suppress(OSError):  # The monitor says of a directory that is not there that it is not watched.
+    with suppress(OSError):  # The monitor logs that a missing directory is not watched.
         config.cache_directory.mkdir(mode=0o750, parents=True, exist_ok=True)
     return str(config.cache_directory)
 
@@ -139,7 +139,7 @@ def _degraded(
 
 
 def _degraded_settings(config: Config) -> DegradedSettings:
-    # Until there is a gateway that refuses, refusing is the same as throttling.
+    # `refuse_writes` lowers quotas as well: without a gateway nothing refuses the writes.
     return DegradedSettings(
         holds_back=config.storage_degraded_action != "alert",
         rate=config.storage_degraded_producer_byte_rate,

@@ -1,16 +1,17 @@
 """
-Whether the directory that stands in for a bucket holds the archive of this daemon.
+Whether the directory that replaces a bucket holds the archive of this daemon.
 
-It is found out once, at the start, and noted in the state directory. From then on the file store
-itself compares the marker with the note, at each operation (`storage.file_root`).
+The check is made once, at the start, and noted in the state directory. From then on the file store itself
+compares the directory's marker with the note, at each operation (`storage.file_root`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import structlog
 
+from tieringd.config import Config
 from tieringd.daemon.beside import known_cluster_id, layout_of
 from tieringd.errors import BucketNotFound, ConfigError, StorageUnavailable
 from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, parse_topic_manifest_key
@@ -23,11 +24,6 @@ from tieringd.storage.file_root import (
 )
 from tieringd.storage.known_roots import KnownRoots
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tieringd.config import Config
-
 log = structlog.get_logger(__name__)
 
 
@@ -35,7 +31,7 @@ def note_first_start(config: Config) -> None:
     """
     Note that this is the first start, if the state directory is empty. Blocks.
 
-    To be called before anything else is put there, the daemon's lock included.
+    Must be called before anything else is stored there, including the daemon's lock.
 
     Raises:
         ConfigError: The state directory cannot be used.
@@ -46,15 +42,15 @@ def note_first_start(config: Config) -> None:
 
 def claim_file_root(config: Config, *, only_reads: bool = False) -> None:
     """
-    See that the file store's directory is the archive of this daemon, and note its id. Blocks.
+    Check that the file store's directory is the archive of this daemon, and note its id. Blocks.
 
-    An archive is begun only by a daemon's first start. One from a release without markers is adopted, where
-    its manifests are of our cluster. What *only_reads* does neither, and takes a directory without a marker
-    as it is, unless there was a marker before.
+    Only a daemon's first start begins an archive. An archive from a release without markers is adopted,
+    if one of its manifests belongs to this cluster. With *only_reads* neither happens, and a directory
+    without a marker is accepted, unless there was a marker before.
 
     Raises:
-        BucketNotFound: It is not: the disk is not mounted, or the archive was never begun.
-        StorageDenied: The directory may not be read, or a new archive not be begun there.
+        BucketNotFound: It is not the archive: the disk is not mounted, or the archive was never begun.
+        StorageDenied: The directory may not be read, or a new archive cannot be begun there.
         StorageUnavailable: The filesystem does not answer, and nothing is known of the archive yet.
         ConfigError: The state directory cannot be used.
     """
@@ -70,7 +66,7 @@ def claim_file_root(config: Config, *, only_reads: bool = False) -> None:
     except StorageUnavailable as error:
         if expected is None:
             raise
-        # It may come back. Until then no operation of the store goes past the marker.
+        # The filesystem may come back. Until then no operation of the store gets past the marker.
         log.warning("the archive's marker cannot be read yet", root=str(root), error=str(error))
         return
     if expected is not None:
@@ -88,8 +84,8 @@ def init_file_root(config: Config) -> tuple[str, str | None]:
     """
     Begin an archive in the file store's directory, or accept the one that is there. Blocks.
 
-    The directory is created if the one that it lies in exists. Where this host has a state directory, the
-    archive's id is noted there; a daemon that runs reads the note at its next start.
+    The directory is created if its parent exists. Where this host has a state directory, the archive's id
+    is noted there; a running daemon reads the note at its next start.
 
     Returns:
         The archive's id, and the one that was noted before.
@@ -121,7 +117,7 @@ def _adopted(config: Config, root: Path) -> str:
     Give the archive at *root* a marker, and return its id.
 
     Raises:
-        BucketNotFound: Nothing there shows that it is ours.
+        BucketNotFound: No manifest there belongs to this daemon's cluster.
         StorageDenied: It may only be read.
     """
     if not _holds_our_manifests(config, root):
@@ -135,9 +131,10 @@ def _adopted(config: Config, root: Path) -> str:
 
 def _holds_our_manifests(config: Config, root: Path) -> bool:
     """
-    Say whether a topic's manifest is of our cluster.
+    Say whether a topic's manifest belongs to this cluster.
 
-    Redpanda's files do not tell the cluster; there it is a manifest of a topic that we have.
+    Redpanda's files do not name the cluster; for them it is enough that a manifest is of a topic on this
+    host.
     """
     scan = layout_of(config).scan([str(path) for path in config.broker.log_dirs])
     cluster = known_cluster_id(config, scan)

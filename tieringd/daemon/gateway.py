@@ -1,8 +1,7 @@
 """
-The read gateway beside the daemon: its cache, its reader and its listener, built and run together.
+The read gateway of a daemon: its cache, its reader and its listener, built and run together.
 
-`keeper_settings` and `hydration_limits` turn the configuration into the settings of the chunk cache's
-parts.
+`keeper_settings` and `hydration_limits` turn the configuration into the settings of the chunk cache's parts.
 """
 
 from __future__ import annotations
@@ -11,17 +10,22 @@ import asyncio
 import os
 import ssl
 import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from tieringd.archiving.reconciler import Reconciler
 from tieringd.cache.directory import CacheDirectory
 from tieringd.clock import wall_clock_ms
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive
 from tieringd.errors import ConfigError
 from tieringd.gateway.opening import GatewaySettings
 from tieringd.gateway.readable_partitions import ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
 from tieringd.gateway.server import GatewayServer
+from tieringd.metrics import Metrics
 from tieringd.policies.cache_trim import TrimLimits
 from tieringd.policies.disk_areas import divide_disk
 from tieringd.reading.cache_keeper import CacheKeeper, KeeperSettings, OpenChunks
@@ -31,22 +35,13 @@ from tieringd.reading.partition_reader import PartitionReader
 from tieringd.space.space_manager import area_settings
 from tieringd.storage.opening import bucket_name
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from tieringd.archiving.reconciler import Reconciler
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.metrics import Metrics
-
 
 def keeper_settings(config: Config, *, disk_bytes: int, has_logs: bool) -> KeeperSettings:
     """
-    Return how large the cache may be on a disk of *disk_bytes*, and how often that is looked at.
+    Return how large the cache may be on a disk of *disk_bytes*, and how often that is checked.
 
-    *has_logs* says whether log directories are on the same disk. What they use of the cache's area is
-    told by the space manager, while that is enabled.
+    *has_logs* says whether log directories are on the same disk. While space management is enabled, the
+    space manager subtracts what the logs have taken of the cache's area.
     """
     areas = divide_disk(disk_bytes, area_settings(config), has_logs=has_logs, has_cache=True)
     return KeeperSettings(
@@ -63,14 +58,14 @@ def keeper_settings(config: Config, *, disk_bytes: int, has_logs: bool) -> Keepe
 
 
 def hydration_limits(config: Config) -> HydrationLimits:
-    """Return how segments are cut and fetched."""
+    """Return how segments are cut into chunks and fetched."""
     return HydrationLimits(
         chunk_bytes=config.cloud_storage_cache_chunk_size, is_whole=config.cloud_storage_disable_chunk_reads
     )
 
 
 class ReadCache:
-    """The chunk cache and what fills it."""
+    """The chunk cache and the parts that fill it."""
 
     def __init__(self, config: Config, archive: Archive, metrics: Metrics) -> None:
         self._config = config
@@ -90,7 +85,7 @@ class ReadCache:
         archive.manifests.spillovers.use_files(CachedFiles(self.keeper))
 
     def set_config(self, config: Config) -> None:
-        """Keep by *config* from now on, as far as it can change."""
+        """Use *config* from now on, as far as it can change."""
         self.keeper.set_settings(self._settings(config))
         self.keeper.open_chunks.limits = config.chunk_eviction
         self.keeper.directory.walk_concurrency = config.cloud_storage_cache_trim_walk_concurrency
@@ -103,7 +98,7 @@ class ReadCache:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """What serves clients."""
+    """The parts that serve clients."""
 
     cache: ReadCache
     server: GatewayServer
@@ -153,7 +148,7 @@ async def gateway_of(
 
 def gateway_settings(config: Config) -> GatewaySettings:
     """
-    Return what the listener is told.
+    Return the listener's settings.
 
     Raises:
         ConfigError: A TLS file cannot be used.
@@ -177,7 +172,7 @@ def gateway_settings(config: Config) -> GatewaySettings:
 
 def client_tls(config: Config) -> ssl.SSLContext | None:
     """
-    Return what clients meet; None is plain.
+    Return the TLS context for clients; None means plain text.
 
     Raises:
         ConfigError: The files cannot be used.
@@ -209,7 +204,7 @@ def _broker_tls(config: Config) -> ssl.SSLContext | None:
 
 
 def _existing(path: Path) -> Path:
-    """Return *path*, or the nearest directory above it that is there."""
+    """Return *path*, or the nearest existing directory above it."""
     return next(one for one in (path, *path.parents) if one.exists())
 
 

@@ -1,43 +1,36 @@
 """
 Work on the archive that waits for an idle object store, and the service that gives it turns.
 
-`topic_purge_job` makes the job that purges the archives of deleted topics from a daemon's parts.
+`topic_purge_job` builds the job that purges the archives of deleted topics from a daemon's parts.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tieringd.archive.object_joiner import ObjectJoiner
-from tieringd.archiving.claim import ended
+from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.claim import ManifestChange, ended
+from tieringd.archiving.observer import Observation
+from tieringd.archiving.reconciler import Reconciler
+from tieringd.archiving.remote_log import RemoteLog
+from tieringd.broker.base import Broker
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive
 from tieringd.daemon.scrubbing import scrub_job
+from tieringd.housekeeping.job import HousekeepingJob
 from tieringd.housekeeping.merging import MergeJob, MergePartition, SegmentMerger
 from tieringd.housekeeping.reupload import ArchivedPartition, CompactedReuploadJob
+from tieringd.housekeeping.scrub import ScrubJob
 from tieringd.housekeeping.service import Housekeeping, TrafficWatch
 from tieringd.housekeeping.topic_purge import TopicPurge, TopicPurger
-from tieringd.model.partition import Leadership
+from tieringd.metrics import Metrics
+from tieringd.model.partition import Leadership, TopicIdPartition
+from tieringd.storage.resilient import ResilientStore
 from tieringd.topics.topic_registry import TopicRegistry
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from tieringd.archiving.archiver import Archiver
-    from tieringd.archiving.claim import ManifestChange
-    from tieringd.archiving.observer import Observation
-    from tieringd.archiving.reconciler import Reconciler
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.broker.base import Broker
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.housekeeping.job import HousekeepingJob
-    from tieringd.housekeeping.scrub import ScrubJob
-    from tieringd.metrics import Metrics
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.storage.resilient import ResilientStore
-
 
 P = TypeVar("P")
 
@@ -50,7 +43,7 @@ def topic_purge_job(
     *,
     writer_id: str,
 ) -> TopicPurge:
-    """Return the job; it has a topic registry of its own, as one task at a time changes one."""
+    """Return the job, with a topic registry of its own, because only one task at a time may change one."""
     return TopicPurge(
         broker=broker,
         registry=TopicRegistry(archive.store, archive.manifests),
@@ -73,7 +66,7 @@ class HousekeepingParts:
     purge: TopicPurge
 
     def set_config(self, config: Config) -> None:
-        """Work by *config* from now on."""
+        """Use *config* from now on."""
         self.service.set_limits(config.housekeeping_limits)
         self.scrub.set_pace(config.scrub_pace)
         self.purge.grace_ms = config.cloud_storage_topic_purge_grace_period_ms
@@ -81,12 +74,12 @@ class HousekeepingParts:
 
 
 class ArchivedPartitions(Mapping[Leadership, P]):
-    """The partitions that a daemon archives, as they are when one asks for them: no list is made before."""
+    """The partitions that a daemon currently archives, looked up in the reconciler at each access."""
 
     def __init__(
         self, reconciler: Reconciler, make: Callable[[Leadership, Archiver, Observation], P]
     ) -> None:
-        """Take what knows them; *make* makes the form in which they are given."""
+        """Take the reconciler; *make* builds the value for each partition."""
         self._reconciler = reconciler
         self._make = make
 
@@ -115,7 +108,7 @@ def housekeeping_of(
     reconciler: Reconciler,
     writer_id: str,
 ) -> HousekeepingParts:
-    """Return the service with its jobs; nothing runs yet, but the store's traffic is watched from now on."""
+    """Return the service with its jobs; nothing runs yet, but the store's traffic is counted from now on."""
     limits, loop_time = config.housekeeping_limits, asyncio.get_running_loop().time
     traffic = TrafficWatch(window_seconds=limits.window_seconds, now=loop_time)
     archive.store.listen(traffic.note)
@@ -154,7 +147,7 @@ def merge_job(
     writer_id: str,
     now_ms: Callable[[], int],
 ) -> MergeJob:
-    """Return what merges the segments of the partitions that are archived."""
+    """Return the job that merges the segments of the archived partitions."""
     joiner = ObjectJoiner(store, work_directory=config.state_directory)
 
     def make_merger(leadership: Leadership) -> SegmentMerger:
@@ -172,7 +165,7 @@ def merge_job(
 def reupload_job(
     metrics: Metrics, remote_log: RemoteLog, *, reconciler: Reconciler, now_ms: Callable[[], int]
 ) -> CompactedReuploadJob:
-    """Return what puts compacted segments in the place of their originals."""
+    """Return the job that replaces archived segments by their compacted forms."""
 
     def partition(leadership: Leadership, archiver: Archiver, seen: Observation) -> ArchivedPartition:
         return ArchivedPartition(leadership, archiver.manifest, seen, archiver.offer)

@@ -1,33 +1,28 @@
 """
 SIGHUP: read the configuration again, and take over what can change while the daemon runs.
 
-A configuration that is wrong changes nothing: the one in use stays. What a running daemon cannot
-take over is said, and waits for a restart. Which is which is declared with the properties.
+An invalid configuration changes nothing: the one in use stays. Changes that a running daemon cannot take
+over are logged, and wait for a restart. The declarations of the properties say which is which.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import structlog
 
+from tieringd.config import Config
 from tieringd.config.reload import compare_configs
-from tieringd.daemon.assembly import apply_config
+from tieringd.daemon.assembly import DaemonParts, apply_config
 from tieringd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.config import Config
-    from tieringd.daemon.assembly import DaemonParts
-    from tieringd.metrics import Metrics
+from tieringd.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
 
 class Reloader:
-    """Hold the configuration in use, and change it when asked to."""
+    """Hold the configuration in use, and change it on request."""
 
     def __init__(
         self,
@@ -38,7 +33,7 @@ class Reloader:
         on_change: Callable[[Config], None],
         metrics: Metrics,
     ) -> None:
-        """Take the parts; *load* reads the file again, and *on_change* hears of what is in use then."""
+        """Take the collaborators; *load* reads the file again, *on_change* gets the configuration in use."""
         self.config = config
         self._parts = parts
         self._load = load
@@ -53,7 +48,7 @@ class Reloader:
             await self.reload()
 
     async def reload(self) -> None:
-        """Read the configuration again; what is in use changes only if all of it is right."""
+        """Read the configuration again; the one in use changes only if all of the new one is valid."""
         try:
             found = await asyncio.to_thread(self._load)
         except ConfigError as error:

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tieringd.archive.scrub.orphan_search import OrphanSearch, Owners
-from tieringd.archive.scrub.partition_scrub import PartitionScrubber
+from tieringd.archive.scrub.partition_scrub import PartitionScrubber, ScrubStretch
+from tieringd.archiving.claim import ManifestChange
+from tieringd.broker.layout import Layout
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine, QuarantineExpiry
 from tieringd.housekeeping.healer import Healer
 from tieringd.housekeeping.scrub import ScrubJob, ScrubParts
+from tieringd.metrics import Metrics
+from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.model.partition import TopicIdPartition, TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from tieringd.archive.scrub.partition_scrub import ScrubStretch
-    from tieringd.archiving.claim import ManifestChange
+    # An ordinary import would load the archiver into commands that do not need it.
     from tieringd.archiving.observer import Observation
     from tieringd.archiving.reconciler import Reconciler
-    from tieringd.broker.layout import Layout
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.metrics import Metrics
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.partition import TopicIdPartition, TopicPartition
 
 
 def scrub_parts(
@@ -38,7 +37,7 @@ def scrub_parts(
     offer: Callable[[TopicIdPartition, ManifestChange], Awaitable[None]] | None = None,
     on_segment: Callable[[ScrubStretch], None] = lambda _: None,
 ) -> ScrubParts:
-    """Return what scrubs the bucket; *local_log* gives what is on this host of a partition."""
+    """Return the parts that scrub the bucket; *local_log* returns a partition's log on this host."""
     store, manifests = archive.store, archive.manifests
     work_directory = config.state_directory
     if not work_directory.is_dir():
@@ -77,7 +76,7 @@ def scrub_job(
     offer: Callable[[TopicIdPartition, ManifestChange], Awaitable[None]] | None = None,
 ) -> ScrubJob:
     """
-    Return the housekeeping job that scrubs what this daemon leads.
+    Return the housekeeping job that scrubs the partitions that this daemon leads.
 
     *offer* hands a change to the archiver of a partition, and waits until it was committed or given up.
     """
@@ -102,7 +101,7 @@ def scrub_job(
 
 
 class LocalLogs:
-    """The logs in the configured directories, read when they are asked for. Blocks."""
+    """The logs in the configured directories, read on request. Blocks."""
 
     def __init__(self, config: Config, layout: Layout) -> None:
         self._directories = [str(path) for path in config.broker.log_dirs]
@@ -110,7 +109,7 @@ class LocalLogs:
         self._found: dict[TopicPartition, LocalPartition] | None = None
 
     def __call__(self, partition: TopicIdPartition) -> LocalLog | None:
-        """Return what is on this host of a partition; None where nothing is, or it cannot be read."""
+        """Return the log of a partition on this host; None where there is none, or it cannot be read."""
         if self._found is None:
             scan = self._layout.scan(self._directories)
             self._found = {one.topic_partition: one for one in scan.partitions}

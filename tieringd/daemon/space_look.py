@@ -1,33 +1,28 @@
 """
-One plan for the disks, made for a person who asks: nothing is trimmed, and no daemon need run.
+One plan for the disks, on an operator's request: nothing is trimmed, and no daemon needs to run.
 
-It is made by the same policies as the daemon's own, from what the disks, the broker and the
-bucket say now. Only the turn (which partition gives first) is the running daemon's secret.
+It is made by the same policies as the daemon's own, from the current state of the disks, the broker and
+the bucket. Only the cursor (which partition gives first) is known to the running daemon alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
-from tieringd.archiving.observer import Observer
+from tieringd.archiving.observer import Observer, World
 from tieringd.archiving.pinner import Pinner
 from tieringd.broker.disk_use import directory_uses
 from tieringd.clock import wall_clock_ms
-from tieringd.daemon.archive import opened_archive
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.beside import opened_broker
 from tieringd.errors import LocalFileError
 from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership
 from tieringd.policies.disk_areas import plan_spaces
 from tieringd.space.space_manager import SpaceReport, area_settings, measured_cache, plan_for
 from tieringd.topics.topic_registry import TopicRegistry
-
-if TYPE_CHECKING:
-    from tieringd.archiving.observer import World
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership
 
 _LOADS_AT_ONCE = 16
 

@@ -1,7 +1,7 @@
 """
-Kafka's protocol over a bucket alone: a cluster of one node for readers, with no broker behind it.
+Kafka's protocol over a bucket alone: a cluster of one node for readers, without a broker behind it.
 
-In: requests of Kafka clients, manifests and segments of the bucket. Out: answers; nothing is ever written.
+In: requests of Kafka clients, manifests and segments of the bucket. Out: responses. Nothing is ever written.
 
 Read in this order:
 
@@ -10,5 +10,5 @@ Read in this order:
 * `served`: the topic and partition manifests, each read again when it is too old.
 * `cluster`, `offsets`: metadata, configurations and offsets.
 * `fetch`: records, from the cache's files to the socket.
-* `refusals`: final errors for requests that want to write.
+* `refusals`: final errors for requests that would write.
 """

@@ -1,45 +1,42 @@
 """
 The requests that an archive endpoint answers, and which part answers them.
 
-What is offered is what a reader needs, and a few requests of others that are refused with an error. Any
-other request closes the connection, as a broker does with what it does not know.
+The endpoint offers the requests that a reader needs, and a few others that it refuses with an error. Any
+other request closes the connection, as a broker does with unknown requests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from tieringd.endpoint.cluster import ClusterAnswers, DescriptionAnswers
+from tieringd.endpoint.fetch import FetchAnswers
+from tieringd.endpoint.offsets import OffsetAnswers
+from tieringd.endpoint.refusals import Refusals
 from tieringd.endpoint.settings import ADVERTISED, ApiKey
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire import request_header
 from tieringd.formats.kafka_wire.messages import decode_request, encode_response
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from tieringd.endpoint.cluster import ClusterAnswers, DescriptionAnswers
-    from tieringd.endpoint.fetch import FetchAnswers
-    from tieringd.endpoint.offsets import OffsetAnswers
-    from tieringd.endpoint.refusals import Refusals
-    from tieringd.formats.kafka_wire.pieces import Piece
-    from tieringd.formats.kafka_wire.request_header import RequestHead
+from tieringd.formats.kafka_wire.pieces import Piece
+from tieringd.formats.kafka_wire.request_header import RequestHead
 
 
 def _nothing() -> None:
-    """Release nothing."""
+    """Do nothing: there is nothing to release."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole response, and what to call once when it was sent or given up."""
+    """A whole response. *release* is called once, after sending or on failure."""
 
     pieces: tuple[Piece, ...]
     release: Callable[[], None] = _nothing
 
 
 class Api:
-    """Every answer of an endpoint."""
+    """The handlers of all requests of an endpoint."""
 
     def __init__(
         self,
@@ -73,7 +70,7 @@ class Api:
         Answer one whole request.
 
         Raises:
-            ProtocolViolation: It cannot be read, or has no answer here.
+            ProtocolViolation: The request cannot be read, or the endpoint does not offer its API and version.
         """
         if head.version not in ADVERTISED.get(head.api_key, ()):
             if head.api_key == ApiKey.API_VERSIONS:

@@ -1,36 +1,31 @@
 """
-What clients learn of the cluster: one node, which is this endpoint, and the topics of the bucket.
+The cluster as clients see it: one node, which is this endpoint, and the topics of the bucket.
 
-Leader epochs are those of the manifests. A request that names topics has their manifests read; one for
-all topics gets the epochs that are known, since it may be about tens of thousands of partitions.
+Leader epochs are those of the manifests. A request that names topics reads their manifests. A request for all
+topics gets the epochs that are already known, since it may be about tens of thousands of partitions.
 
-`DescriptionAnswers` answers admin tools: a topic's settings, as far as its manifest tells them, and what
-the bucket holds. Nothing can be changed here, and no setting has an effect on this endpoint: it deletes
-nothing. The retention is what the topic had before tieringd managed it, where that is recorded.
+`DescriptionAnswers` answers admin tools: a topic's settings, as far as its manifest has them, and the content
+of the bucket. Nothing can be changed here, and no setting has an effect on this endpoint: it deletes nothing.
+The reported retention is the one that the topic had before tieringd managed it, if that is recorded.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
+from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32Timedelta
 
-from tieringd.endpoint.settings import ADVERTISED, NODE_ID, ApiKey
+from tieringd.endpoint.served import ServedPartitions, ServedTopic, ServedTopics
+from tieringd.endpoint.settings import ADVERTISED, NODE_ID, ApiKey, EndpointSettings
 from tieringd.errors import TieringError
 from tieringd.formats.kafka_wire.messages import made, response_module
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from uuid import UUID
-
-    from tieringd.endpoint.served import ServedPartitions, ServedTopic, ServedTopics
-    from tieringd.endpoint.settings import EndpointSettings
-    from tieringd.model.partition import TopicIdPartition
-
+from tieringd.model.partition import TopicIdPartition
 
 NO_DELAY: Final = i32Timedelta.parse(timedelta(0))
 _UNKNOWN_EPOCH: Final = -1
@@ -39,10 +34,10 @@ _READER_OPERATIONS: Final = 1 << 3 | 1 << 8 | 1 << 10
 _CLUSTER_OPERATIONS: Final = 1 << 8 | 1 << 10
 _NOT_ASKED: Final = -(2**31)
 _BROKERS: Final = 1
-"""The type of endpoint that this is; the other is a controller."""
+"""The type of this endpoint in DescribeCluster. The other type is a controller."""
 _PATIENCE_SECONDS: Final = 3.0
 _MOST_PARTITIONS: Final = 2000
-"""In one answer to DescribeTopicPartitions, as in Kafka."""
+"""In one response to DescribeTopicPartitions, as in Kafka."""
 
 _TOPIC: Final = 2
 _BROKER: Final = 4
@@ -52,7 +47,7 @@ _BOOLEAN, _LONG, _LIST = 1, 5, 7
 """Kafka's types of settings."""
 _UNLIMITED: Final = "-1"
 _Setting: TypeAlias = tuple[str, str, int, int]
-"""Name, value, source and type."""
+"""Name, value, source and type of a setting."""
 
 
 class ClusterAnswers:
@@ -66,7 +61,7 @@ class ClusterAnswers:
         self._settings = settings
 
     async def api_versions(self, version: int, _request: Any) -> Any:
-        """Return what is offered."""
+        """Return the offered APIs and versions."""
         module: Any = response_module(ApiKey.API_VERSIONS, version)
         return made(
             module.ApiVersionsResponse,
@@ -79,13 +74,13 @@ class ClusterAnswers:
         )
 
     async def metadata(self, version: int, request: Any) -> Any:
-        """Return this node, and the topics that are asked for."""
+        """Return this node, and the requested topics."""
         await self._topics.look()
         module: Any = response_module(ApiKey.METADATA, version)
         operations = _NOT_ASKED
         if getattr(request, "include_topic_authorized_operations", False):
             operations = _READER_OPERATIONS
-        # Version 0 asks for all topics with an empty list, every later one with none.
+        # Version 0 asks for all topics with an empty list, later versions with null.
         if request.topics is None or (version == 0 and not request.topics):
             found = [self._described(module, one, operations) for one in self._topics.all()]
         else:
@@ -129,7 +124,7 @@ class ClusterAnswers:
         )
 
     async def describe_topic_partitions(self, version: int, request: Any) -> Any:
-        """Return partitions from the cursor on, as many as are wanted at once."""
+        """Return partitions from the cursor on, up to the request's limit."""
         await self._topics.look()
         module: Any = response_module(ApiKey.DESCRIBE_TOPIC_PARTITIONS, version)
         names = sorted({one.name for one in request.topics} or {one.name for one in self._topics.all()})
@@ -167,7 +162,7 @@ class ClusterAnswers:
         return None if topic_id is None else self._topics.by_id(topic_id)
 
     async def _read(self, topics: Iterable[ServedTopic], numbers: range | None = None) -> None:
-        """Have manifests read that nobody has asked for yet, for a while; the rest has no leader epoch."""
+        """Read manifests that are not known yet, for a limited time. The others get no leader epoch."""
         unknown = [
             partition
             for topic in topics
@@ -269,7 +264,7 @@ class DescriptionAnswers:
         self._settings = settings
 
     async def configs(self, version: int, request: Any) -> Any:
-        """Return the settings of topics; this node has none to show."""
+        """Return the settings of topics. This node has no settings to show."""
         await self._topics.look()
         module: Any = response_module(ApiKey.DESCRIBE_CONFIGS, version)
         return made(
@@ -323,7 +318,7 @@ class DescriptionAnswers:
         )
 
     async def _sizes(self, wanted: Iterable[tuple[ServedTopic, int]]) -> dict[tuple[str, int], int]:
-        """Return the bytes of those partitions whose manifests can be read in time."""
+        """Return the archived bytes of those partitions whose manifests can be read in time."""
         sizes: dict[tuple[str, int], int] = {}
 
         async def look_at(partition: TopicIdPartition) -> None:

@@ -1,8 +1,8 @@
 """
 One client of an archive endpoint: one request at a time, each answered before the next is read.
 
-So a client that sends more than it takes is not read from, and answers keep their order. What the
-requests mean is the business of `api.Api`. Records go from the cache's files to the socket.
+So a client that sends faster than it receives is not read, and answers keep their order. `api.Api`
+interprets the requests. Records go from the cache's files to the socket.
 
 `RequestBuffer` collects a client's bytes until they are a whole request. Its memory grows with the bytes
 that have arrived, never with the announced size.
@@ -11,32 +11,26 @@ that have arrived, never with the announced size.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+import socket
+from collections.abc import Callable
+from typing import Final
 
 import structlog
 
-from tieringd.errors import ProtocolViolation
+from tieringd.endpoint.api import Api
+from tieringd.errors import LocalFileError, ProtocolViolation
 from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, RequestHead
 from tieringd.formats.kafka_wire.request_header import Api as Kafka
+from tieringd.gateway.connection import Shared
 from tieringd.gateway.opening import host_of
-from tieringd.gateway.wire import NOTHING_NOW, wire_of
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
-
-    from tieringd.endpoint.api import Api
-    from tieringd.errors import LocalFileError
-    from tieringd.gateway.connection import Shared
-    from tieringd.gateway.wire import ByteBudget
-
+from tieringd.gateway.wire import NOTHING_NOW, ByteBudget, wire_of
 
 log = structlog.get_logger(__name__)
 
 _MIN_REQUEST_BYTES: Final = HEAD.size - SIZE_BYTES
 _ALWAYS_HELD_BYTES: Final = 64 << 10
-"""What a client may send while the budget is spent: the requests of ordinary clients."""
+"""How much of a request is held even if the budget is spent: requests of ordinary clients are smaller."""
 
 
 class RequestBuffer:
@@ -67,7 +61,7 @@ class RequestBuffer:
         Take the first request out, if it is whole.
 
         Raises:
-            ProtocolViolation: It is no request.
+            ProtocolViolation: Its announced size is not that of a request.
         """
         if len(self._bytes) < HEAD.size:
             return None
@@ -86,13 +80,13 @@ class RequestBuffer:
         return head, frame
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Release the held bytes."""
         self._budget.give(len(self._bytes))
         self._bytes.clear()
 
 
 class EndpointConnection:
-    """A client's connection, from its first request to its end; *on_closed* is called once."""
+    """A client's connection, from its first request to its end. *on_closed* is called once."""
 
     def __init__(
         self,
@@ -124,7 +118,7 @@ class EndpointConnection:
 
     @property
     def moved_bytes(self) -> int:
-        """Return a number that grows whenever anything moves."""
+        """Return a number that grows whenever bytes are received or sent later."""
         return self._received_bytes + self._wire.later_bytes
 
     def start(self) -> None:
@@ -132,12 +126,12 @@ class EndpointConnection:
         self._wire.resume_reading()
 
     def finish(self) -> None:
-        """Take no further request, and close when the one that is dealt with has its answer."""
+        """Take no further request, and close when the current one has its answer."""
         self._is_finishing = True
         self._go_on()
 
     def abort(self) -> None:
-        """Close at once; closing twice is allowed."""
+        """Close at once. Closing twice is allowed."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -164,7 +158,7 @@ class EndpointConnection:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Begin with the next request when the last answer is gone, or read until there is one."""
+        """Begin the next request when the last answer was sent, or read until there is one."""
         if self._is_closed or self._task is not None:
             return
         if not self._wire.is_drained:
@@ -205,7 +199,7 @@ class EndpointConnection:
             return
         if error is not None:
             self.abort()
-            # A fault of ours: the loop's exception handler reports it.
+            # A programming error: the loop's exception handler reports it.
             task.result()
         self._go_on()
 

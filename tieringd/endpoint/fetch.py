@@ -1,48 +1,49 @@
 """
-Fetch from the archive alone: batches as they were stored, and a wait where the archive ends.
+Fetch from the archive alone: batches as they were stored, and a wait at the archive's end.
 
-No sessions: every request names its partitions. What one partition's archive cannot say now is an
-error of that partition, on which clients try again. Records lie in the cache's files and are not
-copied; those that the cache did not take count against the budget of all connections.
+There are no sessions: every request names its partitions. If one partition cannot be read now, that
+partition gets a retriable error. Records lie in the cache's files and are not copied. Records that the
+cache did not take count against the budget of all connections.
 
-`PartitionReads` reads several partitions of one Fetch at once, and no partition keeps the others waiting. A
-late read goes on into the cache, for the client's next Fetch. A restored log may go on from older archives
-(`reading.history`): their records are under the first leader epoch, as through a gateway.
+`PartitionReads` reads several partitions of one Fetch concurrently, and no partition keeps the others
+waiting. A late read goes on into the cache, for the client's next Fetch. A restored log may continue
+older archives (`reading.history`): their records are under the first leader epoch, as through a gateway.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import UUID
 
 import structlog
 from kio.schema.errors import ErrorCode
 
+from tieringd.endpoint.served import ServedPartitions, ServedTopics
+from tieringd.endpoint.settings import EndpointSettings
 from tieringd.errors import ObjectNotFound, TieringError
-from tieringd.formats.kafka_wire.fetch import Replacement, asked_of, composed, session_of
+from tieringd.formats.kafka_wire.fetch import (
+    AskedFetch,
+    AskedPartition,
+    RebuiltResponse,
+    Replacement,
+    asked_of,
+    composed,
+    session_of,
+)
 from tieringd.formats.kafka_wire.pieces import FileSlice
-from tieringd.gateway.archive_answers import TRY_AGAIN
+from tieringd.formats.kafka_wire.request_header import RequestHead
+from tieringd.gateway.archive_answers import TRY_AGAIN, PartitionKey
+from tieringd.gateway.wire import ByteBudget
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.reading import part_holding
-from tieringd.reading.partition_reader import HeldRead
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tieringd.endpoint.served import ServedPartitions, ServedTopics
-    from tieringd.endpoint.settings import EndpointSettings
-    from tieringd.formats.kafka_wire.fetch import AskedFetch, AskedPartition, RebuiltResponse
-    from tieringd.formats.kafka_wire.request_header import RequestHead
-    from tieringd.gateway.archive_answers import PartitionKey
-    from tieringd.gateway.wire import ByteBudget
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.reading.history import History
-    from tieringd.reading.partition_reader import ArchivedBatches, PartitionReader
-
+from tieringd.reading.history import History
+from tieringd.reading.partition_reader import ArchivedBatches, HeldRead, PartitionReader
 
 log = structlog.get_logger(__name__)
 
@@ -50,23 +51,23 @@ _HISTORY_SECONDS: Final = 0.2
 """How long a read waits to learn where the history before its archive begins."""
 
 _SLOW_SECONDS: Final = 1.0
-"""When reading took this long, what there is goes to the client first, and the rest next time."""
+"""After this time the records read so far go to the client, and the rest in its next Fetch."""
 _AT_ONCE: Final = 16
-"""So many partitions are read side by side: each may hold a chunk."""
+"""How many partitions are read concurrently. Each may hold a chunk."""
 
 
 @dataclass(eq=False, slots=True)
 class PartitionRead(HeldRead):
-    """How the read of one partition stands."""
+    """The state of the read of one partition."""
 
     partition: TopicIdPartition
     offset: int
     bounds: PartitionManifest | None = None
     """The manifest; None while it is not known."""
     start_offset: int = -1
-    """Where the log begins, its history included; -1 while it is not known, which clients take for that."""
+    """Where the log begins, including its history. -1 while that is unknown, as clients expect."""
     is_outside: bool = False
-    """The archive does not have the offset, nor ends there."""
+    """Whether the offset is neither in the archive nor at its end."""
     error: TieringError | None = None
 
 
@@ -87,10 +88,10 @@ class PartitionReads:
         deadline: float,
     ) -> Sequence[PartitionRead]:
         """
-        Read each partition at its offset; return how far it is when the answer is due.
+        Read each partition at its offset, and return the reads' states when the response is due.
 
-        That is at *due_at* where one has records, and at *deadline* anyway. Without *with_records* only
-        the bounds are looked at. The caller closes every read.
+        The response is due at *due_at* if a partition has records, and at *deadline* otherwise. Without
+        *with_records* only the bounds are read. The caller closes every read.
         """
         reads = [PartitionRead(partition, offset) for partition, offset in wanted]
         tasks = [asyncio.create_task(self._run(read, with_records=with_records)) for read in reads]
@@ -103,7 +104,7 @@ class PartitionReads:
                     pending, timeout=max(0, until - loop.time()), return_when=asyncio.FIRST_COMPLETED
                 )
                 for task in done:
-                    # A fault of ours: what clients can be told of is kept in the read.
+                    # Raises programming errors. Errors that clients can be told are kept in the read.
                     task.result()
                 if not done:
                     break
@@ -134,7 +135,7 @@ class PartitionReads:
     async def _source(
         self, read: PartitionRead, manifest: PartitionManifest, *, is_fresh: bool
     ) -> PartitionManifest | None:
-        """Note the bounds, and return the archive that has the offset; None where nothing is to be read."""
+        """Record the bounds, and return the archive that has the offset, or None if no archive has it."""
         read.bounds, read.is_history, read.is_outside = manifest, False, False
         if read.offset >= manifest.start_offset:
             read.start_offset = await self._start_of(manifest)
@@ -153,7 +154,7 @@ class PartitionReads:
         return None
 
     async def _start_of(self, manifest: PartitionManifest) -> int:
-        """Return where a log begins; -1 where its history, which the read does without, cannot say soon."""
+        """Return where a log begins; -1 if its history, which the read does not need, is not known soon."""
         if manifest.start_offset == 0:
             return 0
         try:
@@ -171,12 +172,12 @@ async def _ended(tasks: Sequence[asyncio.Task[None]] | set[asyncio.Task[None]]) 
 
 
 def _nothing() -> None:
-    """Release nothing."""
+    """Do nothing: there is nothing to release."""
 
 
 @dataclass(slots=True)
 class _Reading:
-    """What was read so far for one request."""
+    """The result of reading for one request so far."""
 
     left_bytes: int
     answers: dict[PartitionKey, Replacement] = field(default_factory=dict)
@@ -186,14 +187,14 @@ class _Reading:
     has_error: bool = False
 
     def release(self) -> None:
-        """Give everything back."""
+        """Release all held batches."""
         for one in self.held:
             one.close()
         self.held.clear()
 
 
 class FetchAnswers:
-    """Answers to Fetch. Keeps nothing between two requests."""
+    """Answers to Fetch. Keeps no state between requests."""
 
     def __init__(
         self,
@@ -206,7 +207,11 @@ class FetchAnswers:
         history: History,
         bytes_max: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        """Take the parts. An answer has at most *bytes_max* of records then, but for a larger first batch."""
+        """
+        Keep the arguments.
+
+        A response has at most *bytes_max* bytes of records; only a first batch may be larger.
+        """
         self._topics = topics
         self._partitions = partitions
         self._reads = PartitionReads(partitions, reader, history)
@@ -216,13 +221,13 @@ class FetchAnswers:
 
     async def fetch(self, head: RequestHead, frame: memoryview) -> tuple[RebuiltResponse, Callable[[], None]]:
         """
-        Return the whole response, and what to call when it was sent or given up.
+        Return the whole response, and the function to call after sending or on failure.
 
         Raises:
-            ProtocolViolation: It is no Fetch request of its version.
+            ProtocolViolation: It is not a Fetch request of its version.
         """
         if session_of(frame, head):
-            # The session of a broker that had this address before.
+            # The session is one of a broker that had this address before.
             code = ErrorCode.fetch_session_id_not_found.value
             return composed(head.correlation_id, head.version, {}, error_code=code), _nothing
         asked = asked_of(frame, head)
@@ -233,7 +238,7 @@ class FetchAnswers:
         return composed(head.correlation_id, head.version, topics), reading.release
 
     async def _read_or_wait(self, asked: AskedFetch) -> _Reading:
-        """Return what there is when it is enough, or when the client has waited long enough."""
+        """Return the records when there are enough, or when the client has waited long enough."""
         loop = asyncio.get_running_loop()
         wait_seconds = min(max(asked.max_wait_ms, 0) / 1000, self._settings.longest_wait_seconds)
         deadline = loop.time() + wait_seconds
@@ -241,7 +246,7 @@ class FetchAnswers:
         served = [found for topic, number in asked.partitions if (found := self._partition(topic, number))]
         with self._partitions.watching(served) as changed:
             while True:
-                # Before the look, so that no change is missed.
+                # Cleared before the read, so that no change is missed.
                 changed.clear()
                 reading = await self._read(asked, served)
                 left_seconds = 0 if self._partitions.is_ending else deadline - loop.time()
@@ -281,7 +286,7 @@ class FetchAnswers:
                     [(served, wanted.fetch_offset) for _, wanted, served in known],
                     with_records=not is_over,
                     due_at=due_at,
-                    # What there is does not wait for the others for longer.
+                    # Records that are ready do not wait longer for the other partitions.
                     deadline=min(deadline, due_at) if reading.size_bytes else deadline,
                 )
                 try:
@@ -300,7 +305,7 @@ class FetchAnswers:
         except BaseException:
             reading.release()
             raise
-        # In the order of the request, as a broker has it.
+        # In the order of the request, as brokers answer.
         reading.answers = {key: reading.answers[key] for key in asked.partitions}
         return reading
 
@@ -346,11 +351,11 @@ class FetchAnswers:
         return _found(bounds, batches, read.start_offset, read_committed=read_committed)
 
     def _has_room(self, reading: _Reading, batches: ArchivedBatches) -> bool:
-        """Say whether records that are in memory may stay there; those in files take none."""
+        """Say whether records in memory may stay there. Records in files take no memory."""
         if batches.data is None:
             return True
         held_bytes = self._budget.used + reading.in_memory_bytes
-        # Where nothing else is held the limit does not count, or a large batch would never go.
+        # The first ones may exceed the limit. Otherwise a batch above it could never be sent.
         if held_bytes and held_bytes + batches.size_bytes > self._budget.limit:
             return False
         reading.in_memory_bytes += batches.size_bytes

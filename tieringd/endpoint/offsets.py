@@ -1,21 +1,24 @@
 """
-ListOffsets and OffsetForLeaderEpoch, from manifests and, for a time, from records.
+ListOffsets and OffsetForLeaderEpoch, from manifests and, for a timestamp, from records.
 
-Everything archived was below the last stable offset, so both isolation levels see the same end: the
-end of the archive. Nothing is local, so what is local would begin there.
+All archived records were below the last stable offset, so both isolation levels see the same end: the
+end of the archive. No record is local, so the earliest local offset is the end as well.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import structlog
 from kio.schema.errors import ErrorCode
 
+from tieringd.archive.record_reader import RecordReader
 from tieringd.endpoint.cluster import NO_DELAY
-from tieringd.endpoint.settings import ApiKey
+from tieringd.endpoint.served import ServedPartitions, ServedTopics
+from tieringd.endpoint.settings import ApiKey, EndpointSettings
 from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.formats.kafka_wire.messages import made, response_module
 from tieringd.gateway.archive_answers import (
@@ -27,17 +30,10 @@ from tieringd.gateway.archive_answers import (
     TRY_AGAIN,
     ListedOffset,
 )
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.epoch_history import end_offset_for, epoch_at
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tieringd.archive.record_reader import RecordReader
-    from tieringd.endpoint.served import ServedPartitions, ServedTopics
-    from tieringd.endpoint.settings import EndpointSettings
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.reading.history import History
+from tieringd.reading.history import History
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +42,7 @@ _NOTHING: Final = ListedOffset(-1)
 
 
 class OffsetAnswers:
-    """Where archived logs begin and end, and where a time or a leader epoch does."""
+    """Where archived logs begin and end, and the offsets of timestamps and leader epochs."""
 
     def __init__(
         self,
@@ -114,7 +110,7 @@ class OffsetAnswers:
         return module.OffsetForLeaderEpochResponse(throttle_time=NO_DELAY, topics=tuple(topics))
 
     async def _look(self, asked: Iterable[tuple[str, int]]) -> float:
-        """Have all manifests read that are due, many at once; return when the answer has to be there."""
+        """Read all manifests that are due, concurrently. Return the time at which the response is due."""
         deadline = asyncio.get_running_loop().time() + self._settings.answer_timeout_seconds
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):

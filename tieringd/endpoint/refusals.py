@@ -1,29 +1,26 @@
 """
-What clients are told that want more than to read: final errors, on which no client tries again.
+Refusals for clients that want more than to read: final errors, after which clients do not retry.
 
-Nobody writes here, and nobody keeps offsets for a consumer group. The requests that clients begin with
-are offered all the same: librdkafka takes a node without them for an ancient one, and waits where it
-could have been refused. It looks for its group's coordinator even when nothing needs one, so that is
-found, and refuses what is asked of it.
+The endpoint accepts no writes and keeps no offsets of consumer groups. The requests that clients begin
+with are offered nevertheless: librdkafka takes a node without them for a very old broker, and waits
+where it could have been refused. It looks for its group's coordinator even if it needs none. So the
+endpoint names itself the coordinator, and refuses the group's requests.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from tieringd.endpoint.cluster import NO_DELAY
-from tieringd.endpoint.settings import NODE_ID, ApiKey
+from tieringd.endpoint.settings import NODE_ID, ApiKey, EndpointSettings
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.messages import made, response_module
 
-if TYPE_CHECKING:
-    from tieringd.endpoint.settings import EndpointSettings
-
 READ_ONLY: Final = "This endpoint serves an archive without a broker: nobody can write to it"
 _GROUP: Final = 0
-"""The type of coordinator; the other is for transactions."""
+"""The coordinator type of groups. The other type is for transactions."""
 
 
 class Refusals:
@@ -37,7 +34,7 @@ class Refusals:
         Refuse every partition.
 
         Raises:
-            ProtocolViolation: The client wants no answer, so only the end of its connection tells it.
+            ProtocolViolation: The client wants no response, so only closing its connection can tell it.
         """
         if request.acks == 0:
             raise ProtocolViolation("a client writes without acknowledgement to an archive without a broker")
@@ -65,9 +62,10 @@ class Refusals:
 
     async def init_producer_id(self, version: int, request: Any) -> Any:
         """
-        Give an id that is good for nothing, so that the write itself is refused, with the reason.
+        Return a meaningless producer id, so that the write itself is refused, with the reason.
 
-        An error here has no room for one, and reads as if an ACL were missing. There are no transactions.
+        An error in this response has no room for a reason, and looks like a missing ACL. Transactions
+        are refused here.
         """
         module: Any = response_module(ApiKey.INIT_PRODUCER_ID, version)
         is_given = request.transactional_id is None
@@ -82,7 +80,7 @@ class Refusals:
         )
 
     async def find_coordinator(self, version: int, request: Any) -> Any:
-        """Name this node for groups, which it refuses; there are no transactions."""
+        """Name this node as the coordinator of groups, whose requests it refuses. Transactions have none."""
         module: Any = response_module(ApiKey.FIND_COORDINATOR, version)
         found: dict[str, Any] = {
             "node_id": NODE_ID,
@@ -107,7 +105,7 @@ class Refusals:
         )
 
     async def join_group(self, version: int, _request: Any) -> Any:
-        """Let nobody join a group."""
+        """Refuse every member."""
         module: Any = response_module(ApiKey.JOIN_GROUP, version)
         return made(
             module.JoinGroupResponse,
@@ -123,7 +121,7 @@ class Refusals:
         )
 
     async def offset_commit(self, version: int, request: Any) -> Any:
-        """Keep no offset."""
+        """Refuse every offset."""
         module: Any = response_module(ApiKey.OFFSET_COMMIT, version)
         topics = tuple(
             made(
@@ -143,7 +141,7 @@ class Refusals:
         return made(module.OffsetCommitResponse, throttle_time=NO_DELAY, topics=topics)
 
     async def offset_fetch(self, version: int, request: Any) -> Any:
-        """Know no offset."""
+        """Return no offset, and an error."""
         module: Any = response_module(ApiKey.OFFSET_FETCH, version)
         error = ErrorCode.group_authorization_failed
         if hasattr(request, "groups"):

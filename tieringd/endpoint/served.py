@@ -1,13 +1,13 @@
 """
 The manifests that an archive endpoint reads from: each no older than the sync interval.
 
-A manifest is looked at again when somebody asks for it and the last look is too old, so what
-nobody reads costs nothing. One that did not change is not read, only its version. While the store
-is away the last one known is served: what it names is still there, or gone, which shows on reading.
+A manifest is checked again when a client needs it and the last check is too old, so a partition without
+readers costs nothing. Only its version is read if it did not change. While the store is unavailable the
+last known manifest is served. Reading then shows whether the objects that it names still exist.
 
-`ServedTopics` holds the topics, by name and by id, and no older than the sync interval. It lists the bucket
-when a client asks and the last listing is too old, and reads only topic manifests that changed. While the
-store is away, it serves what it saw last.
+`ServedTopics` holds the topics, by name and by id, and no older than the sync interval. It lists the
+bucket when a client asks and the last listing is too old, and reads only topic manifests that changed.
+While the store is unavailable, it serves the last listing.
 """
 
 from __future__ import annotations
@@ -15,41 +15,36 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 import structlog
 
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.errors import ConfigError, StorageUnavailable, TieringError
+from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
-from tieringd.policies.topic_lifecycle import choose_topics
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.policies.topic_lifecycle import NamedTopics
-    from tieringd.topics.topic_registry import TopicRegistry
-
+from tieringd.policies.topic_lifecycle import NamedTopics, choose_topics
+from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 
 _PATIENCE_SECONDS: Final = 3.0
-"""How long a client waits for a newer list of topics or a newer manifest where an older one is known."""
+"""How long a client waits for a newer topic list or manifest if an older one is known."""
 _UUID_BYTES = 16
 _NO_CLUSTER = "tieringd-archive"
-"""The id of a cluster that is none, or several."""
+"""The cluster id for topics of no cluster, or of several."""
 
 _RETRY_SECONDS: Final = 1.0
-"""So long nobody tries again what has just failed: many may be asking."""
+"""How long a failed read is not repeated, as many clients may ask."""
 _FORGOTTEN_AFTER_SECONDS: Final = 3600.0
 KEPT_MAX: Final = 2048
-"""Manifests; those of a long history are large."""
+"""How many manifests are kept. A manifest of a long history is large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +61,11 @@ class ServedTopic:
 
     @property
     def partition_count(self) -> int:
-        """Return how many partitions it has; of some nothing may be archived."""
+        """Return how many partitions it has. Some of them may have no archived record."""
         return self.manifest.partition_count
 
     def partition(self, number: int) -> TopicIdPartition | None:
-        """Return one of its partitions, if it has that one."""
+        """Return one of its partitions, or None if it has no partition of this number."""
         if not 0 <= number < self.manifest.partition_count:
             return None
         key = self.manifest.key
@@ -92,7 +87,7 @@ class ServedTopics:
 
     async def start(self) -> None:
         """
-        Look at the bucket for the first time.
+        List the bucket for the first time.
 
         Raises:
             ConfigError: A name stands for topics of several clusters, or the cluster is not in the bucket.
@@ -118,25 +113,25 @@ class ServedTopics:
 
     @property
     def cluster_id(self) -> str:
-        """Return the id of the cluster that was archived, so that its clients find the same one here."""
+        """Return the id of the archived cluster, so that its clients find the same id here."""
         clusters = {one.manifest.key.cluster for one in self._by_name.values()}
         if self._from_cluster is not None:
             return self._from_cluster
         return clusters.pop() if len(clusters) == 1 else _NO_CLUSTER
 
     async def look(self) -> None:
-        """See that what is known is no older than the interval, as far as the store lets us."""
+        """Make sure that the listing is no older than the interval, if the store answers in time."""
         now = asyncio.get_running_loop().time()
         if self._flight is None:
             if self._looked_at is not None and now - self._looked_at < self._interval_seconds:
                 return
             self._flight = asyncio.create_task(self._refresh())
             self._flight.add_done_callback(self._land)
-        # A store that is slow or away keeps nobody waiting: there is what was seen last.
+        # A slow or unavailable store does not block clients: they get the last listing.
         await asyncio.wait({self._flight}, timeout=_PATIENCE_SECONDS)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel the listing that is running."""
         if self._flight is not None:
             self._flight.cancel()
             await asyncio.wait({self._flight})
@@ -151,22 +146,22 @@ class ServedTopics:
 
     def _land(self, flight: asyncio.Task[None]) -> None:
         self._flight = None
-        # Also after a failure, and from its end: the store is not asked again for every client.
+        # Set also after a failure, and at its end: the store is not asked again for every client.
         self._looked_at = asyncio.get_running_loop().time()
         if not flight.cancelled():
-            # A fault of ours: the loop's exception handler reports it.
+            # A programming error: the loop's exception handler reports it.
             flight.result()
 
     def by_name(self, name: str) -> ServedTopic | None:
-        """Return the topic that a name stands for."""
+        """Return the topic of this name."""
         return self._by_name.get(name)
 
     def by_id(self, topic_id: UUID) -> ServedTopic | None:
-        """Return the topic with this id; an older incarnation is not served."""
+        """Return the topic with this id. Older incarnations are not served."""
         return self._by_id.get(topic_id)
 
     def find(self, topic: str | UUID) -> ServedTopic | None:
-        """Return a topic by what a request has."""
+        """Return a topic by the name or id in a request."""
         return self.by_id(topic) if isinstance(topic, UUID) else self.by_name(topic)
 
     def all(self) -> tuple[ServedTopic, ...]:
@@ -195,7 +190,7 @@ class ServedTopics:
 
 
 def _id_of(manifest: TopicManifest) -> UUID:
-    """Return a topic's id; brokers before 2.8 gave none, and clients need one that stays the same."""
+    """Return a topic's id. For topics of brokers before 2.8, which had none, it is derived and stable."""
     key = manifest.key
     try:
         data = base64.urlsafe_b64decode(key.topic_id + "==")
@@ -208,16 +203,16 @@ def _id_of(manifest: TopicManifest) -> UUID:
 
 @dataclass(eq=False, slots=True)
 class _Known:
-    """One partition."""
+    """The state of one partition."""
 
     stored: StoredManifest | None = None
     checked_at: float = 0.0
     asked_at: float = 0.0
     error: TieringError | None = None
-    """Why the last look failed, if it did."""
+    """The error of the last read, if it failed."""
     flight: asyncio.Task[StoredManifest] | None = None
     is_late: bool = False
-    """Somebody lost patience with the flight."""
+    """Whether a caller timed out on the running read. Later callers do not wait for it."""
     waiting: set[asyncio.Event] = field(default_factory=set)
 
 
@@ -232,7 +227,7 @@ class ServedPartitions:
         at_once: int = 16,
         kept_max: int = KEPT_MAX,
     ) -> None:
-        """Take the parts; *at_once* manifests are read side by side, and about *kept_max* are kept."""
+        """Keep the arguments. *at_once* manifests are read concurrently, and about *kept_max* are kept."""
         self._manifests = manifests
         self._at_once = at_once
         self._kept_max = kept_max
@@ -240,20 +235,20 @@ class ServedPartitions:
         self._known: dict[TopicIdPartition, _Known] = {}
         self._reading = asyncio.Semaphore(at_once)
         self.is_ending = False
-        """Whether nobody should wait for a change any more."""
+        """Whether waiting for changes should end."""
 
     def known(self, partition: TopicIdPartition) -> PartitionManifest | None:
-        """Return a manifest as last seen, without waiting; None before anybody asked for it."""
+        """Return the last known manifest, without waiting, or None before the first read."""
         known = self._known.get(partition)
         return None if known is None or known.stored is None else _manifest_of(partition, known.stored)
 
     async def manifest(self, partition: TopicIdPartition) -> PartitionManifest:
         """
-        Return a partition's manifest; an empty one where nothing is archived of it.
+        Return a partition's manifest, or an empty one if nothing of the partition is archived.
 
         Raises:
-            StorageUnavailable: It was never seen, and the store does not answer.
-            CorruptDataError: It was never seen, and what is stored is no manifest.
+            StorageUnavailable: No manifest is known yet, and the store does not answer.
+            CorruptDataError: No manifest is known yet, and the stored bytes are no manifest.
         """
         now = asyncio.get_running_loop().time()
         known = self._entry(partition, now)
@@ -270,9 +265,9 @@ class ServedPartitions:
 
     async def look(self, partitions: Iterable[TopicIdPartition]) -> None:
         """
-        See that what is known of *partitions* is no older than the interval, many at once.
+        Make sure that the manifests of *partitions* are no older than the interval, many concurrently.
 
-        What cannot be read is left as it was; a caller that needs it hears so from `manifest`.
+        A manifest that cannot be read stays as it was. A caller that needs it gets the error from `manifest`.
         """
         now = asyncio.get_running_loop().time()
         due = [one for one in dict.fromkeys(partitions) if self._is_due(one, now)]
@@ -289,11 +284,13 @@ class ServedPartitions:
 
     async def size_bytes(self, partition: TopicIdPartition) -> int:
         """
-        Return how much is archived of a partition, and keep no manifest for that: all may be asked for.
+        Return the archived bytes of a partition.
+
+        A manifest that is not known yet is read but not kept, because a client may ask for all partitions.
 
         Raises:
             StorageUnavailable: The store does not answer.
-            CorruptDataError: What is stored is no manifest.
+            CorruptDataError: The stored bytes are no manifest.
         """
         known = self._known.get(partition)
         if known is not None and known.stored is not None:
@@ -304,25 +301,25 @@ class ServedPartitions:
 
     async def newest(self, partition: TopicIdPartition) -> PartitionManifest:
         """
-        Return a manifest as it is now: an object that the last one names has gone.
+        Return the manifest as stored now, because an object that the last one names is gone.
 
         Raises:
             StorageUnavailable: The store does not answer.
-            CorruptDataError: What is stored is no manifest.
+            CorruptDataError: The stored bytes are no manifest.
         """
         known = self._entry(partition, asyncio.get_running_loop().time())
         return _manifest_of(partition, await self._arrived(self._fly(partition, known)))
 
     async def reaching(self, partition: TopicIdPartition, offset: int) -> PartitionManifest:
         """
-        Return a manifest as it is now if the one that is known ends before *offset*.
+        Return the known manifest, or the one stored now if the known one ends before *offset*.
 
-        A client knows the offset from somebody: an older manifest is no reason to tell it that there is
-        none. Within a second of the last look it is not asked again.
+        A client may have learned the offset from a newer manifest. So an older one must not make it out
+        of range. The manifest is not read again within a second of the last read.
 
         Raises:
             StorageUnavailable: The store does not answer.
-            CorruptDataError: What is stored is no manifest.
+            CorruptDataError: The stored bytes are no manifest.
         """
         manifest = await self.manifest(partition)
         if offset <= manifest.next_offset:
@@ -350,14 +347,14 @@ class ServedPartitions:
                 known.waiting.discard(changed)
 
     def end_waits(self) -> None:
-        """Let those who watch look once more, and then wait no longer."""
+        """Wake all watchers for a last read. After that they do not wait any more."""
         self.is_ending = True
         for known in self._known.values():
             for waiting in known.waiting:
                 waiting.set()
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel the reads that are running."""
         flights = [known.flight for known in self._known.values() if known.flight is not None]
         for flight in flights:
             flight.cancel()
@@ -368,7 +365,7 @@ class ServedPartitions:
         if known is None:
             self._forget(now)
             known = _Known()
-        # The longest not asked for come first.
+        # Moved to the end: the least recently used come first.
         self._known[partition] = known
         known.asked_at = now
         return known
@@ -378,7 +375,7 @@ class ServedPartitions:
         return known is None or known.stored is None or now - known.checked_at >= self._interval_seconds
 
     def _forget(self, now: float) -> None:
-        """Make room for one more: drop what nobody has asked for in a long time, or in the longest time."""
+        """Make room for one more: drop entries that are unused for an hour, or the least recently used."""
         spare = len(self._known) + 1 - self._kept_max
         for partition, known in tuple(self._known.items()):
             if spare <= 0 and now - known.asked_at <= _FORGOTTEN_AFTER_SECONDS:
@@ -404,7 +401,7 @@ class ServedPartitions:
         known.is_late = False
         if flight.cancelled():
             return
-        # Also after a failure: the store is not asked again for every client.
+        # Set also after a failure: the store is not asked again for every client.
         known.checked_at = asyncio.get_running_loop().time()
         error = flight.exception()
         known.error = error if isinstance(error, TieringError) else None
@@ -412,7 +409,7 @@ class ServedPartitions:
             log.warning("a manifest cannot be read", partition=str(partition), error=str(error))
             return
         if error is not None:
-            # A fault of ours: the loop's exception handler reports it.
+            # A programming error: the loop's exception handler reports it.
             flight.result()
         found = flight.result()
         is_changed = known.stored is None or found.version != known.stored.version
@@ -421,7 +418,7 @@ class ServedPartitions:
             waiting.set()
 
     async def _arrived(self, flight: asyncio.Task[StoredManifest]) -> StoredManifest:
-        """Wait for a flight; a waiter that is cancelled leaves it to the others."""
+        """Wait for a running read. A cancelled waiter leaves it to the others."""
         await asyncio.wait({flight})
         if flight.cancelled():
             raise StorageUnavailable("reading a manifest was ended: the endpoint is closed")

@@ -1,7 +1,7 @@
 """
-What an archive endpoint is told about itself.
+The settings of an archive endpoint.
 
-`ApiKey` names the APIs that an archive endpoint offers, and their versions.
+`ApiKey` names the APIs that an archive endpoint offers, and `ADVERTISED` their versions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tieringd.formats.kafka_wire.request_header import KNOWN_VERSIONS
 from tieringd.formats.kafka_wire.request_header import Api as GatewayApi
 
 NODE_ID = 0
-"""Of the only node there is."""
+"""The id of the only node."""
 
 
 class ApiKey(IntEnum):
@@ -47,7 +47,7 @@ ADVERTISED: Final[dict[int, range]] = {
     ApiKey.DESCRIBE_LOG_DIRS: KNOWN_VERSIONS[GatewayApi.DESCRIBE_LOG_DIRS],
     ApiKey.DESCRIBE_CLUSTER: range(3),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: range(1),
-    # What these are for is refused (`refusals`).
+    # The endpoint answers these with refusals (`refusals`).
     ApiKey.PRODUCE: KNOWN_VERSIONS[GatewayApi.PRODUCE],
     ApiKey.INIT_PRODUCER_ID: range(7),
     ApiKey.FIND_COORDINATOR: range(7),
@@ -59,15 +59,15 @@ ADVERTISED: Final[dict[int, range]] = {
 
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
-    """How the endpoint calls itself, and how long it waits."""
+    """The endpoint's own address, and how long it waits."""
 
     advertised_host: str
     advertised_port: int
-    """Where clients that bootstrapped here are sent: here."""
+    """Where clients that bootstrapped here connect next: this endpoint."""
     bucket: str
     sync_interval_seconds: float = 30.0
-    """How old what is known of the bucket may be."""
+    """How old the known state of the bucket may be."""
     answer_timeout_seconds: float = 25.0
-    """For the object store, for one request; clients give up after 30 seconds by default."""
+    """For the object store, for one request. Clients give up after 30 seconds by default."""
     longest_wait_seconds: float = 30.0
-    """For a Fetch at the end of the archive, whatever the client asks: a client that has gone is not seen."""
+    """For a Fetch at the end of the archive, whatever the client asks: a client that left is not noticed."""

@@ -1,7 +1,7 @@
 """
 Bytes to model and back, sans-I/O. Nothing here opens a file, awaits or reads a clock.
 
-In: bytes in whatever buffer the caller has, or values of `model`. Out: the other of the two, or a
+In: bytes in any buffer of the caller, or values of `model`. Out: values for bytes and bytes for values, or a
 `CorruptDataError`.
 
 * the broker's files: `log_names`, `checkpoints`, `index_files`; batches in `record_batch`, `records`,

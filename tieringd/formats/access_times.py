@@ -1,28 +1,25 @@
 """
 Access times: when each file of the chunk cache was last read, kept over restarts.
 
-An envelope (`TRDA`) around compressed text: one line for each file, its time in milliseconds, a
-space, and its name. It is only advice: a cache whose access times are lost evicts in a worse order
-until they are known again.
+An envelope (`TRDA`) around compressed text: one line per file with its time in milliseconds, a space,
+and its name. Access times are advice only: a cache that has lost them evicts in a worse order until it
+has recorded new ones.
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MAGIC = b"TRDA"
 VERSION = 1
 
 _FASTEST = 1
 _MAX_BYTES = 1 << 30
-"""Ten times what a million names take."""
+"""Ten times the size of a million names."""
 
 
 def encode_access_times(times: Mapping[str, int]) -> bytes:
@@ -33,10 +30,10 @@ def encode_access_times(times: Mapping[str, int]) -> bytes:
 
 def decode_access_times(data: bytes) -> dict[str, int]:
     """
-    Return the times that *data* holds.
+    Return the times in *data*, in milliseconds by name.
 
     Raises:
-        CorruptDataError: The bytes are not access times of a version we know.
+        CorruptDataError: The bytes are not access times of a known version.
     """
     _version, body = unseal(data, MAGIC, newest_version=VERSION, kind="list of access times")
     try:

@@ -1,15 +1,15 @@
 """
 A check of a run of stored batches: whole, in order, and with the right checksums.
 
-It proves that the bytes may be given to clients as they are. It reads through windows, so that a
-whole segment needs no more memory than its largest batch, and it learns nothing about the records:
-`formats.segment_scan` does that, once, before the upload.
+It proves that the bytes may be sent to clients unchanged. It reads through windows, so that a whole
+segment needs no more memory than its largest batch. It does not read the records: `formats.segment_scan`
+does that, once, before the upload.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from crc32c import crc32c
 
@@ -25,18 +25,15 @@ from tieringd.formats.record_batch import (
     parse_header,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 _WINDOW_BYTES = 4 << 20
 _FIELDS = struct.Struct(">qi4xbI2xi")
-"""Of a header only what the check needs: base offset, length, magic, checksum, last offset delta."""
+"""The fields of a header that the check needs: base offset, length, magic, checksum, last offset delta."""
 _MAX_LENGTH = MAX_BATCH_BYTES - LENGTH_STARTS_AT
 
 
 def check_batches(data: memoryview, *, base_offset: int, next_offset: int) -> None:
     """
-    Check that *data* is whole batches with offsets from *base_offset* up to *next_offset*.
+    Check that *data* is whole batches with offsets from *base_offset* up to *next_offset* (exclusive).
 
     Raises:
         CorruptDataError: It is not; with the position in *data*.
@@ -50,10 +47,10 @@ def check_batches_in(
     read_at: Callable[[int, int], bytes], size_bytes: int, *, base_offset: int, next_offset: int
 ) -> None:
     """
-    Check the *size_bytes* bytes that *read_at* reads, likewise; it gets a position and a size.
+    Check *size_bytes* bytes as `check_batches` does. *read_at* gets a position and a size.
 
     Raises:
-        CorruptDataError: They are not such batches, or fewer.
+        CorruptDataError: They are not such batches, or end inside one.
     """
     position, expected, window_bytes = 0, base_offset, _WINDOW_BYTES
     while position < size_bytes:
@@ -67,13 +64,13 @@ def check_batches_in(
             ) from error
         if not consumed and (is_last or len(window) < window_bytes):
             raise _cut(len(window), position, expected)
-        # A batch that is larger than the window is read again with more of what follows.
+        # A batch larger than the window is read again through a larger window.
         window_bytes = _WINDOW_BYTES if consumed else window_bytes * 2
         position += consumed
 
 
 def _check(view: memoryview, *, expected: int, next_offset: int) -> tuple[int, int]:
-    """Check the whole batches at the front of *view*; return their bytes, and the offset that follows."""
+    """Check the whole batches at the front of *view*; return their bytes, and the next offset."""
     unpack_from, checksum = _FIELDS.unpack_from, crc32c
     at, size = 0, len(view)
     last_header = size - HEADER_BYTES
@@ -96,7 +93,7 @@ def _check(view: memoryview, *, expected: int, next_offset: int) -> tuple[int, i
 
 
 def _fault(view: memoryview, at: int, expected: int, next_offset: int) -> CorruptDataError:
-    """Return what is wrong with the batch at *at*; it is looked at again, slowly."""
+    """Return the fault of the batch at *at*, found by a slower, detailed check."""
     try:
         header = parse_header(view, at)
         check_crc(view, header, at)

@@ -5,9 +5,9 @@ Names of files in the chunk cache: built here, parsed here, and nowhere else.
     {segment key}.index                 its index sidecar
     {manifest key}.{more}               a spillover manifest
 
-A name is the object's key, so that a person finds one by the other. With a number of buckets its first
-part, the eight hex digits that spread load over an object store, becomes that hash modulo the number,
-for filesystems that do not like many directories. Whatever does not parse is not ours.
+A name is the object's key, so that an operator finds one by the other. With a number of buckets, the first
+part of the name (the eight hex digits that spread load over an object store) becomes that hash modulo the
+number, for filesystems that do not like many directories. A name that does not parse is not ours.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import xxhash
 from tieringd.formats.object_keys import WRITER_PATTERN
 
 MAX_BUCKETS = 1_000_000
-"""A bucket's number is shorter than a hash, so that the two are never taken for each other."""
+"""A bucket's number is shorter than a hash, so that neither is mistaken for the other."""
 
 _HASH = r"[0-9a-f]{8}"
 _PARTITION = r"[^/\0]+/[^/\0]+/\d+_[^/\0]{22}"
@@ -35,7 +35,7 @@ _ODD_PARTS = frozenset((".", ".."))
 
 
 class FileKind(Enum):
-    """What a cached file holds."""
+    """The kinds of cached files."""
 
     CHUNK = "chunk"
     INDEX = "index"
@@ -44,15 +44,15 @@ class FileKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CacheName:
-    """What the name of a cached file says."""
+    """The parts of a cached file's name."""
 
     kind: FileKind
     segment: str
     """The key of the data object that a chunk or an index belongs to; empty for a manifest."""
     position: int | None
-    """Of a chunk, in the data object."""
+    """Position of a chunk in the data object."""
     is_reachable: bool
-    """Whether this is the name that anybody would look for: false under another number of buckets."""
+    """Whether lookups use this name; false for a name from another number of buckets."""
 
 
 def chunk_name(key: str, position: int, *, buckets: int) -> str:
@@ -69,7 +69,7 @@ def cached_name(key: str, *, buckets: int) -> str:
 
 
 def parse_cache_name(name: str, *, buckets: int) -> CacheName | None:
-    """Return what *name* says; None for one that this cache never gave."""
+    """Return the parts of *name*; None for a name that this cache never gave."""
     found = _NAME.fullmatch(name)
     if found is None or _ODD_PARTS.intersection(name.split("/")):
         return None
@@ -77,7 +77,7 @@ def parse_cache_name(name: str, *, buckets: int) -> CacheName | None:
     if found["manifest"]:
         is_reachable = len(first) == 8 if not buckets else len(first) < 8 and int(first) < buckets  # noqa: PLR2004
         return CacheName(FileKind.MANIFEST, "", None, is_reachable)
-    # An object's key begins with the hash of the rest; `formats.object_keys` says so too.
+    # An object's key begins with the hash of the rest, as in `formats.object_keys`.
     segment = f"{xxhash.xxh32_intdigest(found['data'].encode()):08x}/{found['data']}"
     is_reachable = cached_name(segment, buckets=buckets).partition("/")[0] == first
     if found["position"] is None:

@@ -1,24 +1,20 @@
 """
 The small text files that a Kafka broker keeps beside its logs.
 
-A fault names its line, so that an operator can open the file and look.
+The error for a fault names its line, so that an operator can find it in the file.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.log_names import is_topic_name
 from tieringd.model.partition import TopicPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import NoReturn
-
-    from tieringd.model.segment import EpochStart
+from tieringd.model.segment import EpochStart
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")
@@ -27,11 +23,11 @@ _ESCAPED = re.compile(r"\\(.)")
 
 @dataclass(frozen=True, slots=True)
 class MetaProperties:
-    """`meta.properties`: which broker of which cluster a log directory belongs to."""
+    """`meta.properties`: the broker and cluster that a log directory belongs to."""
 
     version: int
     cluster_id: str | None
-    """None where a broker from before KRaft wrote none."""
+    """None for a broker from before KRaft that wrote none."""
     node_id: int
     directory_id: str | None
     """None in version 0."""
@@ -94,7 +90,7 @@ def parse_partition_metadata(data: bytes) -> str:
     Return the topic id in `partition.metadata`.
 
     Raises:
-        CorruptDataError: The file is damaged or of a version we do not know.
+        CorruptDataError: The file is damaged or of an unknown version.
     """
     values = {}
     for line, text in enumerate(_text(data).splitlines(), start=1):
@@ -118,10 +114,10 @@ def encode_partition_metadata(topic_id: str) -> bytes:
 
 def parse_meta_properties(data: bytes) -> MetaProperties:
     """
-    Return what `meta.properties` says, in version 0 (ZooKeeper) or 1 (KRaft).
+    Return the content of `meta.properties`, in version 0 (ZooKeeper) or 1 (KRaft).
 
     Raises:
-        CorruptDataError: The file is damaged or of a version we do not know.
+        CorruptDataError: The file is damaged or of an unknown version.
     """
     values: dict[str, tuple[int, str]] = {}
     line = 1
@@ -150,7 +146,7 @@ def parse_meta_properties(data: bytes) -> MetaProperties:
 
 
 def _rows(data: bytes, *, columns: int) -> list[tuple[int, list[str]]]:
-    """Return the numbered rows of a checkpoint: a version, a count, then as many rows."""
+    """Return the numbered rows of a checkpoint: a version, a count, then that many rows."""
     lines = _text(data).splitlines()
     if not lines or lines[0].strip() != "0":
         _fail(1, f"version is {lines[0].strip() if lines else 'missing'}, not 0")

@@ -1,9 +1,9 @@
 """
-The four codecs of Kafka record batches: bytes to bytes, with a limit on what may come out.
+The four codecs of Kafka record batches: bytes to bytes, with a limit on the output.
 
-What a batch claims to hold is bounded *before* it is unpacked, from the frame's own block
-headers, so a few hostile bytes cannot fill the memory. gzip has no such headers and goes
-through zlib, which stops at a limit by itself.
+The output size of a batch is bounded *before* it is unpacked, from the frame's own block headers, so a
+few hostile bytes cannot fill the memory. gzip has no such headers and goes through zlib, which itself
+stops at a limit.
 """
 
 from __future__ import annotations
@@ -11,21 +11,18 @@ from __future__ import annotations
 import mmap
 import struct
 import zlib
+from collections.abc import Iterator
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import cramjam
 
 from tieringd.errors import CorruptDataError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 MAX_DECOMPRESSED_BYTES = 1 << 30
 """A batch that unpacks to more is treated as corrupt."""
 
 _GZIP_WINDOW_BITS = 31
-"""zlib's way to ask for a gzip header and trailer around the largest window."""
+"""zlib's value for a gzip header and trailer with the largest window."""
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
@@ -75,9 +72,9 @@ def compress(codec: Codec, data: bytes) -> bytes:
 
 class Unpacker:
     """
-    Unpack one batch after another into memory that is used again.
+    Unpacks one batch after another into reused memory.
 
-    Owned by one reader: what `unpack` returns holds until it is called again.
+    Owned by one reader: a result of `unpack` is valid until the next call.
     """
 
     __slots__ = ("_scratch",)
@@ -118,7 +115,7 @@ class Unpacker:
                 raise CorruptDataError(f"compression codec {codec} is unknown")
 
     def _unsnappy(self, data: memoryview, limit_bytes: int) -> memoryview:
-        """Unpack snappy as snappy-java frames it, or without a frame, as some clients send it."""
+        """Unpack snappy in snappy-java's framing, or without framing, which some clients send."""
         is_framed = data[: len(_XERIAL_MAGIC)] == _XERIAL_MAGIC
         blocks = _xerial_blocks(data) if is_framed else [data]
         sizes = list(map(cramjam.snappy.decompress_raw_len, blocks))
@@ -129,10 +126,10 @@ class Unpacker:
         return room[:filled]
 
     def _room(self, size_bytes: int, limit_bytes: int) -> memoryview:
-        """Return memory for *size_bytes* at least; what was returned before is given up."""
+        """Return memory for at least *size_bytes*. The memory returned before may be reused or dropped."""
         _check_limit(size_bytes, limit_bytes)
         if len(self._scratch) < size_bytes:
-            # Frames may claim far more than they hold; a page of this memory costs nothing until it is used.
+            # Frames may claim far more than they hold. A page of this memory costs nothing until it is used.
             private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             self._scratch = memoryview(mmap.mmap(-1, 1 << (size_bytes - 1).bit_length(), flags=private))
         return self._scratch
@@ -152,7 +149,7 @@ def _gunzip(data: memoryview, limit_bytes: int) -> bytes:
     stream = zlib.decompressobj(_GZIP_WINDOW_BITS)
     unpacked = stream.decompress(data, limit_bytes)
     if not stream.eof:
-        # Either more would come out, or the input ends early. One more byte tells which.
+        # Either more output follows, or the input ends early. One more byte of output distinguishes them.
         _check_limit(limit_bytes + len(stream.decompress(stream.unconsumed_tail, 1)), limit_bytes)
     if not stream.eof or stream.unused_data:
         raise CorruptDataError("the gzip stream is cut short, or something follows it")
@@ -184,7 +181,7 @@ def _xerial_blocks(data: memoryview) -> list[memoryview]:
 
 
 def _lz4_bound(data: memoryview) -> int:
-    """Return the most that an LZ4 frame can unpack to: its blocks times their largest size."""
+    """Return an upper limit for the unpacked size of an LZ4 frame: its blocks times their largest size."""
     if data[:4] != _LZ4_MAGIC:
         raise CorruptDataError("the records are not an LZ4 frame")
     flags = data[4]
@@ -202,7 +199,7 @@ def _lz4_bound(data: memoryview) -> int:
 
 
 def _zstd_bound(data: memoryview) -> int:
-    """Return the most that a Zstandard frame can unpack to, from its block headers (RFC 8878)."""
+    """Return an upper limit for the unpacked size of a Zstandard frame, from its block headers (RFC 8878)."""
     if data[:4] != _ZSTD_MAGIC:
         raise CorruptDataError("the records are not a Zstandard frame")
     descriptor = data[4]

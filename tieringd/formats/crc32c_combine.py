@@ -1,22 +1,20 @@
 """
-The CRC32C of pieces of data one after the other, from the pieces' own: no data is read.
+The CRC32C of concatenated pieces of data, computed from the pieces' own CRC32Cs. No data is read.
 
-A CRC is a remainder of polynomials over GF(2), with the highest bit for the lowest power. Bytes that
-follow multiply the checksum before them by x^8 each, and that is a linear map of its 32 bits. The
-maps of 1, 2, 4, 8 ... bytes are 32 by 32 matrices of bits; each is the square of the one before, and
-a length of n bytes takes one of them for each bit that is set in n.
+A CRC is a remainder of polynomials over GF(2), with the highest bit for the lowest power. Each byte that
+follows multiplies the checksum before it by x^8, which is a linear map of its 32 bits. The maps of 1, 2,
+4, 8 ... bytes are 32 by 32 matrices of bits. Each is the square of the one before, and a length of n
+bytes takes one of them for each bit that is set in n.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import TypeAlias
 
 _Matrix: TypeAlias = tuple[int, ...]
-"""Its columns: what becomes of each of the 32 bits, the lowest first."""
+"""The columns of a matrix: the image of each of the 32 bits, the lowest first."""
 
 _POLYNOMIAL = 0x82F63B78  # CRC32C's, bits reversed.
 _BITS = 32
@@ -24,7 +22,7 @@ _DOUBLINGS_TO_A_BYTE = 3
 
 
 def combine_crc32c(first: int, second: int, second_bytes: int) -> int:
-    """Return the checksum of two pieces of data; *second_bytes* is the length of the second one."""
+    """Return the CRC32C of two concatenated pieces of data; *second_bytes* is the second one's length."""
     moved, power = first, 0
     while second_bytes >> power:
         if second_bytes >> power & 1:
@@ -34,7 +32,7 @@ def combine_crc32c(first: int, second: int, second_bytes: int) -> int:
 
 
 def combined_crc32c(pieces: Iterable[tuple[int, int]]) -> int:
-    """Return the checksum of all *pieces*, each of which is a checksum and a length in bytes."""
+    """Return the CRC32C of all *pieces*, given as (CRC32C, length in bytes)."""
     whole = 0
     for crc32c, size_bytes in pieces:
         whole = combine_crc32c(whole, crc32c, size_bytes)
@@ -43,9 +41,9 @@ def combined_crc32c(pieces: Iterable[tuple[int, int]]) -> int:
 
 @lru_cache(maxsize=64)
 def _map_of_bytes(power: int) -> _Matrix:
-    """Return what 2 to the *power* bytes do to a checksum before them."""
+    """Return the map of 2 to the *power* bytes on a checksum before them."""
     if power == 0:
-        # One bit: each goes one power up, and the highest power is taken off as the polynomial.
+        # For one bit: each bit moves one power up, and the highest power becomes the polynomial.
         matrix: _Matrix = (_POLYNOMIAL, *(1 << bit for bit in range(_BITS - 1)))
         for _ in range(_DOUBLINGS_TO_A_BYTE):
             matrix = _squared(matrix)

@@ -1,13 +1,13 @@
 """
-The disk state: how a broker's disks are, as JSON in the bucket for the daemons of the others.
+The disk state: the state of a broker's disks, as JSON in the bucket for the other brokers' daemons.
 
-A daemon writes its own and reads those of its peers. It holds no history; what becomes of a
-state that is not written any more is decided by who reads it.
+A daemon writes its own disk state and reads those of its peers. A disk state holds no history. The
+reader decides when a state that is no longer written counts as outdated.
 
-The record of lowered client quotas is JSON in the bucket as well: what to put back, and how far that is. It
-is stored before a quota is changed, and it is never deleted: stores have no conditional delete, and a late
-delete could take a newer record with it. A finished record has the phase `restored`, and still says what it
-was about.
+The record of lowered client quotas is JSON in the bucket as well: the previous quotas, and the phase of
+the change. It is stored before a quota is changed, and it is never deleted: stores have no conditional
+delete, and a late delete could remove a newer record. A finished record has the phase `restored`, and
+still holds the other fields.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ VERSION = 1
 
 
 class QuotaPhase(StrEnum):
-    """What is going on with the quotas of a record."""
+    """The phase of a quota record."""
 
     LOWERED = "lowered"
-    """They are lowered, or about to be."""
+    """The quotas are lowered, or about to be."""
     RESTORING = "restoring"
-    """They are being put back."""
+    """The previous quotas are being restored."""
     RESTORED = "restored"
-    """They were put back."""
+    """The previous quotas are restored."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaRecord:
-    """What was lowered to which rate, and who decided so last."""
+    """The lowered quotas, their rate, and the last writer of the record."""
 
     phase: QuotaPhase
     rate: int
     changes: tuple[QuotaChange, ...]
     node_id: int
-    """The broker whose daemon wrote this."""
+    """The broker whose daemon wrote the record."""
     changed_at_ms: int
 
 
 def encode_quota_record(record: QuotaRecord) -> bytes:
-    """Return it as indented JSON, for people to read in the bucket."""
+    """Return the record as indented JSON, for people to read in the bucket."""
     document = {
         "version": QUOTA_VERSION,
         "phase": record.phase,
@@ -63,10 +63,10 @@ def encode_quota_record(record: QuotaRecord) -> bytes:
 
 def decode_quota_record(data: bytes) -> QuotaRecord:
     """
-    Return the record that *data* holds.
+    Return the record in *data*.
 
     Raises:
-        CorruptDataError: The bytes are not a record of a version we know.
+        CorruptDataError: The bytes are not a record of a known version.
     """
     try:
         return _record(json.loads(data))
@@ -75,7 +75,7 @@ def decode_quota_record(data: bytes) -> QuotaRecord:
 
 
 def _record(document: dict[str, Any]) -> QuotaRecord:
-    # The version comes first: what else a newer document holds is not known here.
+    # The version is checked first: a newer document may hold unknown fields.
     if document["version"] != QUOTA_VERSION:
         raise CorruptDataError(
             f"record of client quotas has version {document['version']}; this release reads {QUOTA_VERSION}",
@@ -99,17 +99,17 @@ def _change(document: dict[str, Any]) -> QuotaChange:
 
 @dataclass(frozen=True, slots=True)
 class PublishedDiskState:
-    """What a daemon says of the broker beside it."""
+    """A daemon's report about the broker beside it."""
 
     cluster: str
     node_id: int
     state: DiskState
-    """The worst of its log directories'."""
+    """The worst state of its log directories."""
     published_at_ms: int
 
 
 def encode_disk_state(published: PublishedDiskState) -> bytes:
-    """Return it as indented JSON, for people to read in the bucket."""
+    """Return the state as indented JSON, for people to read in the bucket."""
     document = {
         "version": VERSION,
         "cluster": published.cluster,
@@ -122,10 +122,10 @@ def encode_disk_state(published: PublishedDiskState) -> bytes:
 
 def decode_disk_state(data: bytes) -> PublishedDiskState:
     """
-    Return the state that *data* holds.
+    Return the state in *data*.
 
     Raises:
-        CorruptDataError: The bytes are not a disk state of a version we know.
+        CorruptDataError: The bytes are not a disk state of a known version.
     """
     try:
         return _published(json.loads(data))
@@ -134,7 +134,7 @@ def decode_disk_state(data: bytes) -> PublishedDiskState:
 
 
 def _published(document: dict[str, Any]) -> PublishedDiskState:
-    # The version comes first: what else a newer document holds is not known here.
+    # The version is checked first: a newer document may hold unknown fields.
     if document["version"] != VERSION:
         raise CorruptDataError(
             f"disk state has version {document['version']}; this release reads {VERSION}",

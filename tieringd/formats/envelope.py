@@ -1,5 +1,5 @@
 """
-The envelope of our own documents: what it is, which version, how long, and its checksum.
+The envelope of our own documents: kind, version, length and checksum.
 
     0  4 bytes  magic, names the kind of document
     4  u16      format version
@@ -8,8 +8,8 @@ The envelope of our own documents: what it is, which version, how long, and its 
     12 u32      CRC32C of bytes 0 to 11 and the body
     16 body
 
-All integers are big endian. Nothing follows the body. A document is whole and right, or it is
-a `CorruptDataError`: there is no partial reading.
+All integers are big endian. Nothing follows the body. A document is whole and right, or reading it raises a
+`CorruptDataError`: there is no partial reading.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-The history link: which archived topic a restored one goes on from, and at which offset.
+The history link: the archived topic that a restored one continues, and from which offsets.
 
-A shallow restore begins a log where an archive ends, and leaves the archive where it is. The link is all
-that joins the two: it is written once, beside the new topic's manifest, and never changes.
+A shallow restore begins a log where an archive ends, and leaves the archive in its place. The link is
+all that joins the two: it is written once, beside the new topic's manifest, and never changes.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class HistoryLink:
-    """A topic, and the one that holds what came before it."""
+    """A topic, and the topic that holds its earlier records."""
 
     topic: TopicKey
     history: TopicKey
     starts: tuple[tuple[int, int], ...]
-    """Each partition that was restored, ascending, and where its new log begins: the rest is history."""
+    """The restored partitions, ascending, each with the first offset of its new log; the rest is history."""
 
     def start_of(self, partition: int) -> int | None:
-        """Return where a partition's new log begins; None for one that was not restored."""
+        """Return the first offset of a partition's new log; None for a partition that was not restored."""
         return dict(self.starts).get(partition)
 
 
 def encode_history_link(link: HistoryLink) -> bytes:
-    """Return the document; the same link is the same bytes."""
+    """Return the document. Equal links give equal bytes."""
     body = {
         "cluster": link.topic.cluster,
         "topic": link.topic.topic,
@@ -49,10 +49,10 @@ def encode_history_link(link: HistoryLink) -> bytes:
 
 def decode_history_link(data: bytes) -> HistoryLink:
     """
-    Return the link that *data* holds.
+    Return the link in *data*.
 
     Raises:
-        CorruptDataError: The bytes are not a history link of a version we know.
+        CorruptDataError: The bytes are not a history link of a known version.
     """
     _, body = unseal(data, _MAGIC, newest_version=VERSION, kind="history link")
     try:

@@ -7,11 +7,11 @@ The index files of a Kafka segment: `.index`, `.timeindex` and `.txnindex`.
                 i64 last stable offset                         aborted transactions only
 
 They have no checksum. The first two are preallocated while their segment is active, so a
-tail of zeros is room, not entries. We archive them and never read a log by them.
+tail of zeros is free space, not entries. They are archived, but no read of ours uses them.
 
-`whole_indexes` and `aborted_index` make side files of a segment from our index where the archive has none
-of the broker's. A log must not lack one: Kafka then reads the whole segment, and remembers the producers of
-its batches. These files are coarser than the broker's own, and never lead a reader past the wanted
+`whole_indexes` and `aborted_index` make the side files of a segment from our index where the archive lacks
+the broker's. A log must have all of them: otherwise Kafka reads the whole segment, and keeps state of its
+batches' producers. These files are coarser than the broker's own, and never lead a reader past the wanted
 position.
 """
 
@@ -20,20 +20,15 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from operator import le, lt
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from crc32c import crc32c
 
 from tieringd.errors import CorruptDataError
-from tieringd.model.segment import BrokerIndexes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from tieringd.model.segment import AbortedTransaction, RemoteSegment, SegmentIndex
-
+from tieringd.model.segment import AbortedTransaction, BrokerIndexes, RemoteSegment, SegmentIndex
 
 _VERSION = 1
 _NO_PRODUCERS = bytes(4)
@@ -74,7 +69,7 @@ def offset_index_columns(data: bytes, *, base_offset: int) -> tuple[Sequence[int
     """
     Return the offsets and the positions of an `.index`, each ascending.
 
-    It makes no object for each entry, and so costs a fraction of `parse_offset_index`.
+    It creates no object per entry, so it costs a fraction of `parse_offset_index`.
 
     Raises:
         CorruptDataError: As from `parse_offset_index`.
@@ -83,7 +78,7 @@ def offset_index_columns(data: bytes, *, base_offset: int) -> tuple[Sequence[int
     relative_offsets, positions = words[0::2], words[1::2]
     if any(words) and _ascends(relative_offsets, lt) and _ascends(positions, lt):
         return [base_offset + each for each in relative_offsets], positions
-    # There is a fault, or room after the entries.
+    # There is a fault, or free space after the entries.
     entries = parse_offset_index(data, base_offset=base_offset)
     return [entry.offset for entry in entries], [entry.position for entry in entries]
 
@@ -109,7 +104,7 @@ def parse_offset_index(data: bytes, *, base_offset: int) -> list[OffsetEntry]:
     Return the entries of an `.index`.
 
     Raises:
-        CorruptDataError: The length is no multiple of an entry, or entries do not ascend.
+        CorruptDataError: The length is not a multiple of an entry's, or entries do not ascend.
     """
     entries: list[OffsetEntry] = []
     for position, (relative_offset, file_position) in _unpacked(_OFFSET_ENTRY, data):
@@ -129,7 +124,7 @@ def parse_time_index(data: bytes, *, base_offset: int) -> list[TimeEntry]:
     Return the entries of a `.timeindex`.
 
     Raises:
-        CorruptDataError: The length is no multiple of an entry, or entries do not ascend.
+        CorruptDataError: The length is not a multiple of an entry's, or entries do not ascend.
     """
     entries: list[TimeEntry] = []
     for position, (timestamp_ms, relative_offset) in _unpacked(_TIME_ENTRY, data):
@@ -182,7 +177,7 @@ def encode_transaction_index(entries: Iterable[TransactionEntry]) -> bytes:
 
 
 def _unpacked(entry: struct.Struct, data: bytes) -> Iterable[tuple[int, tuple[int, ...]]]:
-    """Return the raw entries of *data*, each with its position; none of an index that is all room."""
+    """Return the raw entries of *data*, each with its position; none if all of it is free space."""
     if len(data) % entry.size:
         raise CorruptDataError(
             f"an index of {len(data)} bytes is no whole number of {entry.size}-byte entries",
@@ -194,7 +189,7 @@ def _unpacked(entry: struct.Struct, data: bytes) -> Iterable[tuple[int, tuple[in
 
 
 def _words(data: bytes, *, entry_words: int) -> array[int]:
-    """Return *data* as big-endian 32-bit words; none when it is no whole number of entries."""
+    """Return *data* as big-endian 32-bit words; none unless it is a whole number of entries."""
     words = array("I")
     if len(data) % (entry_words * words.itemsize) == 0:
         words.frombytes(data)
@@ -232,7 +227,7 @@ def whole_indexes(
 
 def aborted_index(aborted: Iterable[AbortedTransaction]) -> bytes:
     """Return a `.txnindex` of transactions that end in its segment."""
-    # The last stable offset only tells a reader when it may stop to look: too low a one costs time.
+    # A reader uses the last stable offset only to stop its search: a value too low costs time.
     return encode_transaction_index(
         TransactionEntry(one.producer_id, one.first_offset, one.last_offset, one.first_offset)
         for one in sorted(aborted, key=lambda one: one.last_offset)
@@ -241,9 +236,9 @@ def aborted_index(aborted: Iterable[AbortedTransaction]) -> bytes:
 
 def _times(segment: RemoteSegment, index: SegmentIndex) -> Iterator[TimeEntry]:
     """
-    Yield each new maximum with an offset from which on all records of that time are found.
+    Yield each new maximum time, with an offset from which all records of that time are found.
 
-    That is the entry before: the first record of that time may lie between the two.
+    That is the offset of the entry before, because the first record of that time may lie between the two.
     """
     entries = index.entries
     if not entries:

@@ -1,20 +1,21 @@
 """
-The index of a merged segment, from those of its parts: no data is read.
+The index of a merged segment, from those of its parts. No data is read.
 
-The merged object is the parts' bytes one after the other. So positions move by what lies before, and
-all else adds up, except what tells of everything so far: an entry's largest timestamp counts the parts
-before it too. Each part tells of a transaction what it saw itself, from its own first offset on;
-the abort marker's offset is what makes two such tales the same.
+The merged object is the parts' bytes one after the other. So each part's positions move by the size of
+the parts before it, and counts add up. Cumulative values are recomputed: an entry's largest timestamp
+includes the parts before it. Each part describes a transaction as far as the part saw it, from the first
+offset in that part on. Two descriptions belong to the same transaction if the abort marker has the same
+offset.
 
-The broker's own index files are put together where all of them are there. Where one is not, they are
-left out: the broker builds them when it finds none.
+The broker's own index files are joined if all parts have them. Otherwise they are left out: the broker
+builds missing ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.crc32c_combine import combined_crc32c
@@ -38,9 +39,6 @@ from tieringd.model.segment import (
     SegmentIndex,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 @dataclass(frozen=True, slots=True)
 class IndexedSegment:
@@ -55,7 +53,7 @@ def merged_index(parts: Sequence[IndexedSegment]) -> SegmentIndex:
     Return the index of the object that *parts* make, one after the other.
 
     Raises:
-        CorruptDataError: The parts do not follow each other, or their leader epochs go back.
+        CorruptDataError: The parts are not adjacent, or their leader epochs go back.
     """
     indexes = [part.index for part in parts]
     for before, after in pairwise(indexes):
@@ -80,7 +78,7 @@ def merged_index(parts: Sequence[IndexedSegment]) -> SegmentIndex:
 
 
 def _positions(indexes: Iterable[SegmentIndex]) -> list[int]:
-    """Return where each part begins in the merged object, and at last where that ends."""
+    """Return the position of each part in the merged object, and at the end the object's size."""
     return list(accumulate((index.size_bytes for index in indexes), initial=0))
 
 
@@ -95,7 +93,7 @@ def _epochs(indexes: Iterable[SegmentIndex]) -> tuple[EpochStart, ...]:
             if not found:
                 found.append((epoch, start_offset))
             elif epoch > found[-1][0]:
-                # A part's first epoch is clipped to its base; inside, epochs begin with a batch.
+                # A part's first epoch is clipped to its base; inside a part, epochs begin with a batch.
                 is_clipped = start_offset == index.base_offset
                 found.append((epoch, index.entries[0].offset if is_clipped else start_offset))
     return tuple(found)
@@ -122,7 +120,7 @@ def _entries(parts: Sequence[IndexedSegment]) -> Iterable[IndexEntry]:
 
 
 def _broker_indexes(indexes: Sequence[SegmentIndex]) -> BrokerIndexes:
-    """Return the broker's indexes put together; the producers' state is that at the end."""
+    """Return the broker's indexes joined; the producer snapshot is that of the last part."""
     at_end = BrokerIndexes(producer_snapshot=indexes[-1].broker.producer_snapshot)
     if not all(_is_complete(index) for index in indexes):
         return at_end
@@ -133,7 +131,7 @@ def _broker_indexes(indexes: Sequence[SegmentIndex]) -> BrokerIndexes:
         own = parse_offset_index(index.broker.offset_index or b"", base_offset=index.base_offset)
         offsets += [OffsetEntry(entry.offset, position + entry.position) for entry in own]
         for entry in parse_time_index(index.broker.time_index or b"", base_offset=index.base_offset):
-            # It tells of the largest timestamp so far; a part may have no larger one.
+            # An entry holds the largest timestamp so far; a part may have no larger one.
             if not times or entry.timestamp_ms > times[-1].timestamp_ms:
                 times.append(entry)
     aborted = [
@@ -148,7 +146,11 @@ def _broker_indexes(indexes: Sequence[SegmentIndex]) -> BrokerIndexes:
 
 
 def _is_complete(index: SegmentIndex) -> bool:
-    """Say whether the broker's indexes of a part are there; only one with an abort marker needs the third."""
+    """
+    Return whether a part has the broker's indexes.
+
+    Only a part with an abort marker needs a `.txnindex`.
+    """
     broker = index.broker
     if not index.size_bytes:
         return True

@@ -1,30 +1,27 @@
 """
 The records that jobs leave, as JSON in the bucket. A record never changes.
 
-The record of a rewriting says that all segments that it names are stored. It is stored directly before they
-take their places in the manifest. Only a rebuild reads it, where the manifest is lost: the objects alone do
-not tell those of a job that was killed half way from those that the manifest named.
+The record of a rewriting confirms that all segments that it names are stored. It is stored directly
+before the segments replace others in the manifest. Only a rebuild of a lost manifest reads it: the
+objects alone do not show whether a job was killed half way or the manifest named its segments.
 
-An erasure has two records: what was asked for, stored before anything else, and what was done, stored at the
-end. So nothing is erased without a trace. Where the second record is missing nothing tells how far the job
-came. A job that was stopped in the middle and could still store it says so in its faults: what they name is
-to be done again. The records hold no key, only the SHA-256 of each: with a key one can tell that it was
-erased. Keys that can be guessed can be found out by it.
+An erasure has two records: the request, stored before anything else, and the outcome, stored at the end.
+So nothing is erased without a trace. If the outcome is missing, it is unknown how far the job came. A
+job that was stopped in the middle and could still store its outcome lists that in its faults: the
+erasure must be repeated for what they name. The records hold no key, only the SHA-256 of each. The
+holder of a key can tell that it was erased, and keys that can be guessed can be found out from the hash.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tieringd.errors import CorruptDataError
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 ERASURE_VERSION = 2
 """Version 1 had no `gone_over`, `objects_left` and `kept_by_store`."""
@@ -34,65 +31,65 @@ REWRITING_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ErasureRequest:
-    """What was asked for, by whom."""
+    """The request of an erasure, and its author."""
 
     job_id: str
     begun_at_ms: int
     requested_by: str
     reason: str
     topics: tuple[str, ...]
-    """The names and patterns that were given."""
+    """The requested names and patterns."""
     key_sha256: tuple[str, ...]
-    """Of each key, in hex, ascending."""
+    """The SHA-256 of each key, in hex, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErasedPartition:
-    """What was done in one partition."""
+    """The erasure in one partition."""
 
     partition: TopicIdPartition
     records: int
-    """How many were taken out."""
+    """The number of erased records."""
     replaced: tuple[str, ...]
-    """Keys of data objects that hold them still, until they are deleted; each has an index beside it."""
+    """Keys of the replaced data objects, which hold the records until they are deleted. Each has an index."""
     stored: tuple[str, ...]
-    """Keys of those in their places."""
+    """Keys of the data objects that replace them."""
     retired_at_ms: int
     deletion_due_at_ms: int
-    """By the configuration of the job; a daemon goes by its own."""
+    """By the configuration of the job; a daemon uses its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionGoneOver:
-    """A partition in which every record of a range of offsets was looked at, and none has a key any more."""
+    """A partition with a range of offsets in which every record was checked: no record has a key any more."""
 
     partition: TopicIdPartition
     start_offset: int
     next_offset: int
-    """Exclusive. Records from here on came later, and were not looked at."""
+    """Exclusive. Records from this offset on came later, and were not checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErasureOutcome:
-    """What came of it."""
+    """The outcome of an erasure."""
 
     finished_at_ms: int
     partitions: tuple[ErasedPartition, ...]
     deleted_at_ms: int | None
     """
-    When the job deleted the replaced objects itself.
+    When the job itself deleted the replaced objects.
 
-    None where that is left to a daemon, where anything was left undone, and where the store keeps what is
-    deleted.
+    None if a daemon shall delete them, if any part of the erasure is unfinished, or if the store keeps
+    deleted objects.
     """
     faults: tuple[str, ...]
-    """What was left undone."""
+    """The unfinished parts of the erasure."""
     gone_over: tuple[PartitionGoneOver, ...] = ()
-    """All that was gone over whole; a partition of a fault is not among them."""
+    """All partitions that were checked completely; a partition with a fault is not among them."""
     objects_left: tuple[str, ...] = ()
-    """Keys of objects that no manifest names, and that have one of the keys or cannot be read."""
+    """Keys of objects that no manifest references, and that have one of the keys or cannot be read."""
     kept_by_store: tuple[str, ...] = ()
-    """How the store keeps the bytes of deleted objects, as far as it tells."""
+    """How the store keeps the bytes of deleted objects, as far as it reports that."""
 
 
 def encode_erasure_request(request: ErasureRequest) -> bytes:
@@ -101,7 +98,7 @@ def encode_erasure_request(request: ErasureRequest) -> bytes:
 
 
 def encode_erasure_outcome(request: ErasureRequest, outcome: ErasureOutcome) -> bytes:
-    """Return the record that is stored at the end; it says all that the first one does."""
+    """Return the record that is stored at the end. It includes the fields of the first record."""
     return _encoded(asdict(request) | asdict(outcome))
 
 
@@ -110,7 +107,7 @@ def _encoded(document: dict[str, Any]) -> bytes:
 
 
 def encode_rewriting(partition: TopicIdPartition, rewriting: Rewriting) -> bytes:
-    """Return the record of a rewriting; the same rewriting is the same bytes."""
+    """Return the record of a rewriting. Equal rewritings give equal bytes."""
     document = {
         "version": REWRITING_VERSION,
         "cluster": partition.cluster,
@@ -126,10 +123,10 @@ def encode_rewriting(partition: TopicIdPartition, rewriting: Rewriting) -> bytes
 
 def decode_rewriting(data: bytes, *, source: str) -> tuple[TopicIdPartition, Rewriting]:
     """
-    Return whose record it is, and what it says.
+    Return the partition and the rewriting in a record.
 
     Raises:
-        CorruptDataError: It is none, or is of a newer version.
+        CorruptDataError: It is no such record, or is of another version.
     """
     try:
         document = json.loads(data)

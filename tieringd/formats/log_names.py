@@ -1,7 +1,7 @@
 """
 The names that a Kafka broker gives to directories and files under a log directory.
 
-A name that is not recognised is None: it belongs to someone else and is left alone.
+A name that is not recognised parses as None: its file is foreign and is left alone.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ _PASSING_DIRECTORY = re.compile(
 )
 _LOG_FILE = re.compile(r"(?P<base>[0-9]{20})\.(?P<kind>log|index|timeindex|txnindex|snapshot)")
 _REMEMBERED_NAMES: Final = 16_384
-"""Every round asks for the same names again: those of a broker with ten thousand partitions."""
+"""Every round parses the same names: those of a broker with ten thousand partitions."""
 _UNSETTLED_SUFFIXES = (".deleted", ".cleaned", ".swap", ".tmp")
 
 
 class DirectoryKind(Enum):
-    """What a directory under a log directory is for."""
+    """The purpose of a directory under a log directory."""
 
     PARTITION = "partition"
     METADATA = "metadata"
-    """The controllers' own log: never archived."""
+    """The controllers' own log, which is never archived."""
     DELETED = "delete"
     STRAY = "stray"
     """Not assigned to this broker any more."""
     FUTURE = "future"
-    """A copy in the making, from another log directory."""
+    """An unfinished copy from another log directory."""
     REMOTE_INDEX_CACHE = "remote-index-cache"
     """Kafka's own tiered storage keeps indexes here."""
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryName:
-    """A directory's name, taken apart."""
+    """The parts of a directory's name."""
 
     kind: DirectoryKind
     topic_partition: TopicPartition | None = None
@@ -65,21 +65,21 @@ class FileKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FileName:
-    """A segment file's name, taken apart."""
+    """The parts of a segment file's name."""
 
     base_offset: int
-    """For a producer snapshot, the offset that it covers up to, exclusive."""
+    """For a producer snapshot, the end of the offsets that it covers, exclusive."""
     kind: FileKind
 
 
 def is_topic_name(name: str) -> bool:
-    """Say whether Kafka allows *name* for a topic."""
+    """Return whether Kafka allows *name* for a topic."""
     return _TOPIC.fullmatch(name) is not None and len(name) <= MAX_TOPIC_LENGTH and name not in {".", ".."}
 
 
 @lru_cache(maxsize=_REMEMBERED_NAMES)
 def parse_directory_name(name: str) -> DirectoryName | None:
-    """Return what the directory *name* is; None when no broker made it."""
+    """Return the parts of the directory name *name*; None when no broker gives such a name."""
     if name == "remote-log-index-cache":
         return DirectoryName(DirectoryKind.REMOTE_INDEX_CACHE)
     kind = DirectoryKind.METADATA if name == "__cluster_metadata-0" else DirectoryKind.PARTITION
@@ -96,7 +96,7 @@ def parse_directory_name(name: str) -> DirectoryName | None:
 
 
 def parse_file_name(name: str) -> FileName | None:
-    """Return what the file *name* is; None for anything else, unsettled files included."""
+    """Return the parts of the file name *name*; None for anything else, unsettled files included."""
     match = _LOG_FILE.fullmatch(name)
     if match is None or int(match["base"]) > _MAX_OFFSET:
         return None
@@ -104,7 +104,7 @@ def parse_file_name(name: str) -> FileName | None:
 
 
 def is_unsettled(name: str) -> bool:
-    """Say whether the broker is about to remove, replace or finish the file: leave it alone."""
+    """Return whether the broker is about to remove, replace or finish the file: it must be left alone."""
     return name.endswith(_UNSETTLED_SUFFIXES)
 
 

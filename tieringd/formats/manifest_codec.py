@@ -4,12 +4,12 @@ The partition manifest as bytes: an envelope (`TRDM`) around a compressed body.
 In the body the live segments come first, and then the retired ones, batch by batch; the head has the numbers
 of their rows.
 
-`docs/formats.md` says what each field means. A manifest that breaks a rule of
-`model.manifest` is refused both when it is written and when it is read.
+`docs/formats.md` explains each field. A manifest that breaks a rule of `model.manifest` is refused both when
+it is written and when it is read.
 
-`encode_spillover` and `decode_spillover` do the same for a spillover manifest, in an envelope (`TRDS`). The
-same part is the same bytes for every writer at every time: nothing in it tells of the writer. So its
-checksum, which is part of its name, stands for its content.
+`encode_spillover` and `decode_spillover` do the same for a spillover manifest, in an envelope (`TRDS`). Equal
+parts give equal bytes for every writer at every time: the document holds nothing about its writer. So its
+checksum, which is part of its name, identifies its content.
 
 The body of both is a head in JSON and segments in columns, compressed. Once inflated it is:
 
@@ -26,9 +26,10 @@ import struct
 import sys
 import zlib
 from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import sub
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crc32c import crc32c
 
@@ -42,17 +43,13 @@ from tieringd.model.segment import NO_CRC, NO_TIMESTAMP, CrossingTransaction
 from tieringd.model.segment_table import COLUMNS, SegmentTable
 from tieringd.model.spillover import ExpiredSpillover, Spillover, SpilloverManifest, SpilloverName
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-
 BODY_BYTES_MAX = 1 << 30
 """An inflated body larger than this is an attack or a fault: a million rows take 80 MB."""
 UNREADABLE = (ValueError, KeyError, TypeError, RecursionError, struct.error, zlib.error)
-"""What reading a body may raise where it is not what it should be."""
+"""The errors that reading a malformed body may raise."""
 
 _NEW_COLUMNS = {"broker_timestamp_ms": NO_TIMESTAMP, "index_crc32c": NO_CRC}
-"""The columns that came with retention, and what stands in for a value where there was none."""
+"""The columns that came with retention, and the value for rows from before."""
 _LENGTH = struct.Struct(">I")
 _VALUE_BYTES = 8
 
@@ -69,7 +66,7 @@ _SINCE_RETENTION = 3
 _SINCE_SPILLOVER = 4
 """The version that brought `spillover` and `trimmed_offset`."""
 _SINCE_WINNERS = 5
-"""The version that brought `unsettled`, and the winners' end of what is retired."""
+"""The version that brought `unsettled`, and `winners_end` of each retired batch."""
 _NEW_IN_RETENTION: dict[str, Any] = {
     "allowed_local_start_offset": None,
     "expired_at_ms": None,
@@ -79,11 +76,11 @@ _NEW_IN_RETENTION: dict[str, Any] = {
 
 
 FIRST_COLUMNS = tuple(name for name in COLUMNS if name not in _NEW_COLUMNS)
-"""The columns that there were before."""
+"""The columns of the versions before retention."""
 
 
 def pack_body(head: Mapping[str, Any], table: SegmentTable) -> bytes:
-    """Return a body; *head* names the table's rows and writers."""
+    """Return a body; *head* holds the table's number of rows and its writers."""
     text = json.dumps(head, sort_keys=True, separators=(",", ":")).encode()
     columns = [table.column(name) for name in COLUMNS] + [table.writer_numbers]
     body = b"".join([_LENGTH.pack(len(text)), text, *(_differences(column) for column in columns)])
@@ -94,7 +91,7 @@ def unpack_body(packed: bytes) -> tuple[dict[str, Any], bytes]:
     """
     Return a body's head and the bytes of its columns.
 
-    What it raises where it is not what it should be is one of `UNREADABLE`.
+    A malformed body raises one of `UNREADABLE`.
     """
     body = _inflate(packed)
     (head_bytes,) = _LENGTH.unpack_from(body)
@@ -108,10 +105,10 @@ def unpack_table(
     rows: int, columns: bytes, writers: Sequence[str], names: Sequence[str] = COLUMNS
 ) -> SegmentTable:
     """
-    Return the table of *rows* rows; a column that the version did not have holds nothing known.
+    Return the table of *rows* rows. A column that the version did not have gets its default value.
 
     Raises:
-        ValueError: The columns are not of that length, or hold impossible values.
+        ValueError: The columns do not have that length, or hold impossible values.
     """
     width = rows * _VALUE_BYTES
     if len(columns) != width * (len(names) + 1):
@@ -158,7 +155,7 @@ def encode_spillover(part: SpilloverManifest) -> tuple[bytes, SpilloverName]:
     faults = part.faults()
     if faults:
         raise ValueError(f"refusing to write a spillover manifest that breaks its rules: {'; '.join(faults)}")
-    # Only the writers of its own rows are named, in the order of the rows.
+    # The head names only the writers of its own rows, in the order of the rows.
     numbers = dict.fromkeys(part.segments.writer_numbers)
     segments = part.segments.with_writers([part.segments.writers[number] for number in numbers])
     head = {
@@ -179,10 +176,11 @@ def encode_spillover(part: SpilloverManifest) -> tuple[bytes, SpilloverName]:
 
 def decode_spillover(data: bytes, *, partition: TopicIdPartition, name: SpilloverName) -> SpilloverManifest:
     """
-    Return the spillover manifest that *data* holds, which is the one of this name.
+    Return the spillover manifest in *data*, which must have this partition and name.
 
     Raises:
-        CorruptDataError: The bytes are not a whole, sound one of a version we know, or of another name.
+        CorruptDataError: The bytes are not a whole, sound spillover manifest of a known version, or it
+            has another name.
     """
     _version, packed = unseal(data, SPILLOVER_MAGIC, newest_version=SPILLOVER_VERSION, kind=_SPILLOVER_KIND)
     try:
@@ -200,16 +198,16 @@ def decode_spillover(data: bytes, *, partition: TopicIdPartition, name: Spillove
 
 
 def name_fields(name: SpilloverName) -> list[int]:
-    """Return a name as it stands in heads."""
+    """Return a name in the form that heads hold."""
     return [name.base_offset, name.last_offset, name.base_timestamp_ms, name.max_timestamp_ms, name.crc32c]
 
 
 def read_name(fields: Any) -> SpilloverName:
     """
-    Return the name that stands in a head.
+    Return the name in a head's field.
 
     Raises:
-        TypeError: That is no name.
+        TypeError: The field is not a name.
     """
     name = SpilloverName(*fields)
     if not all(isinstance(one, int) for one in fields):
@@ -238,19 +236,19 @@ def encode_manifest(manifest: PartitionManifest) -> bytes:
     faults = manifest.faults()
     if faults:
         raise ValueError(f"refusing to write a manifest that breaks its rules: {'; '.join(faults)}")
-    # One table for all, so that writers are named once.
+    # One table for all segments, so that each writer is named once.
     table = SegmentTable.joined([manifest.segments, *(one.segments for one in manifest.retired)])
-    # Only those of them that a row still has: a writer is a process, and they come and go.
+    # The head keeps only writers of existing rows: a writer is a process, so there are ever new ones.
     table = table.with_writers([table.writers[number] for number in dict.fromkeys(table.writer_numbers)])
     return seal(MAGIC, VERSION, pack_body(_head(manifest, table.writers), table))
 
 
 def decode_manifest(data: bytes) -> PartitionManifest:
     """
-    Return the manifest that *data* holds.
+    Return the manifest in *data*.
 
     Raises:
-        CorruptDataError: The bytes are not a whole, sound manifest of a version we know.
+        CorruptDataError: The bytes are not a whole, sound manifest of a known version.
     """
     version, packed = unseal(data, MAGIC, newest_version=VERSION, kind="partition manifest")
     try:
@@ -260,7 +258,7 @@ def decode_manifest(data: bytes) -> PartitionManifest:
         if version < _SINCE_RETENTION:
             head = {**head, **_NEW_IN_RETENTION}
         if version < _SINCE_SPILLOVER:
-            # Nobody noted our trims before: none went past what was stored.
+            # Earlier versions recorded no trims: no trim went past the stored offsets.
             head = {**head, "spillover": None, "trimmed_offset": head["next_offset"]}
         if version < _SINCE_WINNERS:
             head = {**head, "retired": [[*fields, 0] for fields in head["retired"]], "unsettled": None}

@@ -16,25 +16,25 @@ Names of objects in the bucket: built here, parsed here, and nowhere else.
     quarantine/damaged/{key of a manifest}-{crc}
     audit/erasures/{milliseconds}-{job}-{begun or done}.json
 
-A `writer` is a process: sixteen hex digits or more for a daemon, the same after `spark-` for a job, and after
-`rewritten-` for a job that takes records out, or whoever merges what such a job has stored.
+A `writer` is a process: sixteen hex digits or more for a daemon, the same after `spark-` for a job. A job
+that removes records has them after `rewritten-`, and so has a writer that merges what such a job has stored.
 
-`index` is the CRC32C of the index sidecar, in eight hex digits. The sidecar tells of the data object
-as well, so what one process stores under a name is the same bytes each time: a request that arrives
-late writes nothing over. What was stored before partition manifests of version 3 has no such part.
+`index` is the CRC32C of the index sidecar, in eight hex digits. The sidecar depends on the data object
+as well, so a process stores the same bytes under a name each time, and a late request changes nothing.
+Objects from before partition manifests of version 3 have no such part in their keys.
 
-A `part` is what a data object is joined of, where that takes more than one step (`storage.gcs.store`).
-It is the same partition's, and no manifest ever names it.
+A `part` is an intermediate object from which a data object is joined, where joining takes more than one
+step (`storage.gcs.store`). It belongs to the same partition, and no manifest ever references it.
 
-A spillover manifest has the live one's key and what it holds in decimal: offsets, times, and the
-CRC32C of the document, so that other bytes have another name. The record of a rewriting lies beside
-them, under the writer of what it names.
+A spillover manifest has the live manifest's key, followed by its bounds in decimal (offsets and
+times) and the CRC32C of the document, so that other bytes have another name. The record of a
+rewriting has a key beside them, under the writer of the segments that it names.
 
 `h` is the xxh32 (seed 0) of all that follows it, in eight hex digits: it spreads load over a
 store's key ranges. A data object and its index share the data object's hash, so they lie side
 by side; the manifests of a partition share the live one's, so that they can be listed. Topic
-manifests, and what brokers say of themselves, carry no hash and lie under one prefix, so that a
-bucket can be listed by someone who knows nothing but its name.
+manifests and the brokers' reports have no hash and one common prefix, so that a bucket can be
+listed with nothing but its name.
 
 Keys are relative to `cloud_storage_prefix`, which the store adds.
 """
@@ -43,30 +43,26 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import xxhash
 
 from tieringd.model.partition import TopicIdPartition
-from tieringd.model.segment import JOB_PREFIX, NO_CRC, REWRITER_PREFIX
+from tieringd.model.segment import JOB_PREFIX, NO_CRC, REWRITER_PREFIX, RemoteSegment
 from tieringd.model.spillover import SpilloverName
 
-if TYPE_CHECKING:
-    from tieringd.model.segment import RemoteSegment
-
 TOPIC_MANIFESTS_PREFIX = "meta/"
-"""Every topic manifest's key begins with this."""
+"""The prefix of the keys of all topic manifests."""
 
 QUARANTINED_PREFIX = "quarantine/objects/"
-"""What is in quarantine has the key that it had, after this."""
+"""A quarantined object has this prefix before its former key."""
 QUARANTINE_REPORTS_PREFIX = "quarantine/reports/"
 ERASURES_PREFIX = "audit/erasures/"
-"""The records of erasures, in the order in which they began."""
+"""The prefix of the records of erasures, in the order in which the erasures began."""
 
 WRITER_PATTERN = rf"(?:{JOB_PREFIX}|{REWRITER_PREFIX})?[0-9a-f]+"
-"""Of the writers that names of data objects have."""
+"""The pattern of writers in the keys of data objects."""
 DAMAGED_PREFIX = "quarantine/damaged/"
-"""Copies of damaged manifests that were rebuilt; nobody deletes them by himself."""
+"""The prefix of copies of damaged manifests that were rebuilt. tieringd never deletes them."""
 
 _TOPIC_ID_LENGTH = 22
 _DATA_KEY = re.compile(
@@ -94,13 +90,13 @@ class TopicKey:
 
 
 def topic_key(partition: TopicIdPartition) -> TopicKey:
-    """Return the topic that *partition* is of."""
+    """Return the topic of *partition*."""
     return TopicKey(partition.cluster, partition.topic, partition.topic_id)
 
 
 @dataclass(frozen=True, slots=True)
 class DataKey:
-    """What a data object's key says of it."""
+    """The parts of a data object's key."""
 
     partition: TopicIdPartition
     base_offset: int
@@ -135,7 +131,7 @@ def manifest_key(partition: TopicIdPartition) -> str:
 
 
 def spillover_prefix(partition: TopicIdPartition) -> str:
-    """Return what the keys of a partition's spillover manifests begin with, and no other's."""
+    """Return the common prefix of the keys of a partition's spillover manifests, and of no others."""
     return f"{manifest_key(partition)}."
 
 
@@ -148,24 +144,24 @@ def spillover_key(partition: TopicIdPartition, name: SpilloverName) -> str:
 
 
 def parse_spillover_key(partition: TopicIdPartition, key: str) -> SpilloverName | None:
-    """Return which of the partition's spillover manifests has this key; None for any other key."""
+    """Return the name of the partition's spillover manifest with this key; None for any other key."""
     prefix = spillover_prefix(partition)
     found = _SPILLOVER_SUFFIX.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
     return None if found is None else SpilloverName(*(int(number) for number in found.groups()))
 
 
 def rewriting_prefix(partition: TopicIdPartition) -> str:
-    """Return what the keys of a partition's records of rewritings begin with, and no others."""
+    """Return the common prefix of the keys of a partition's rewriting records, and of no others."""
     return f"{manifest_key(partition).removesuffix('manifest')}rewriting."
 
 
 def rewriting_key(partition: TopicIdPartition, writer_id: str, *, crc32c: int) -> str:
-    """Return the key of the record of what *writer_id* has rewritten, by the checksum of its bytes."""
+    """Return the key of *writer_id*'s rewriting record; *crc32c* is the checksum of its bytes."""
     return f"{rewriting_prefix(partition)}{writer_id}.{crc32c:08x}"
 
 
 def parse_rewriting_key(partition: TopicIdPartition, key: str) -> str | None:
-    """Return the writer of which the partition has a record under this key; None for any other key."""
+    """Return the writer whose rewriting record has this key; None for any other key."""
     prefix = rewriting_prefix(partition)
     found = _REWRITING_SUFFIX.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
     return None if found is None else found["writer"]
@@ -177,12 +173,12 @@ def topic_manifest_key(key: TopicKey) -> str:
 
 
 def history_link_key(key: TopicKey) -> str:
-    """Return the key of what joins a restored topic to the archive that it goes on from."""
+    """Return the key of the history link that joins a restored topic to its archive."""
     return f"{TOPIC_MANIFESTS_PREFIX}{key.cluster}/topics/{key.topic}_{key.topic_id}/history_link"
 
 
 def parse_topic_manifest_key(key: str) -> TopicKey | None:
-    """Return what a topic manifest's key names; None for any other key."""
+    """Return the topic whose manifest has this key; None for any other key."""
     return _parse_topic_key(key, "topic_manifest.json")
 
 
@@ -205,17 +201,17 @@ def _parse_topic_key(key: str, object_name: str) -> TopicKey | None:
 
 
 def brokers_prefix(cluster: str) -> str:
-    """Return what the keys of everything about a cluster's brokers begin with."""
+    """Return the common prefix of all keys about a cluster's brokers."""
     return f"meta/{cluster}/brokers/"
 
 
 def disk_state_key(cluster: str, node_id: int) -> str:
-    """Return the key under which a broker's daemon says how its disks are."""
+    """Return the key under which a broker's daemon publishes its disk state."""
     return f"{brokers_prefix(cluster)}{node_id}/disk_state.json"
 
 
 def parse_disk_state_key(key: str) -> int | None:
-    """Return the broker that a disk state is of; None for any other key."""
+    """Return the id of the broker whose disk state has this key; None for any other key."""
     match key.split("/"):
         case ["meta", _, "brokers", node_id, "disk_state.json"] if re.fullmatch(r"[0-9]{1,10}", node_id):
             return int(node_id)
@@ -228,7 +224,7 @@ def client_quotas_key(cluster: str) -> str:
 
 
 def parse_data_key(key: str) -> DataKey | None:
-    """Return what a data object's key says; None for any other key, or one with a wrong hash."""
+    """Return the parts of a data object's key; None for any other key, or one with a wrong hash."""
     found = _DATA_KEY.fullmatch(key)
     if found is None or key != _hashed(key[9:]):
         return None
@@ -244,7 +240,7 @@ def parse_data_key(key: str) -> DataKey | None:
 
 
 def parse_joined_part_key(key: str) -> DataKey | None:
-    """Return the data object that an intermediate object of a join was made for; None for any other key."""
+    """Return the data object for which an intermediate object was joined; None for any other key."""
     whole = _PART_SUFFIX.sub("", key)
     return parse_data_key(whole) if whole != key else None
 
@@ -253,9 +249,9 @@ def owner_of(key: str) -> TopicIdPartition | None:
     """
     Return the partition whose data, index or manifest object has this key; None for any other key.
 
-    What was left of joining a data object is its partition's as well, and so is the record of a rewriting.
+    Intermediate objects of a join belong to the data object's partition, and rewriting records to theirs.
 
-    The name alone says so: the object may be damaged, or named by nothing.
+    The key alone decides: the object may be damaged or unreferenced.
     """
     data = parse_data_key(key.removesuffix(".index")) or parse_joined_part_key(key)
     if data is not None:
@@ -271,28 +267,28 @@ def owner_of(key: str) -> TopicIdPartition | None:
 
 
 def quarantined_key(key: str) -> str:
-    """Return the key under which an object is in quarantine."""
+    """Return the key of an object in quarantine; *key* is its former key."""
     return f"{QUARANTINED_PREFIX}{key}"
 
 
 def parse_quarantined_key(key: str) -> str | None:
-    """Return the key that an object in quarantine had before; None for any other key."""
+    """Return the former key of an object in quarantine; None for any other key."""
     return key.removeprefix(QUARANTINED_PREFIX) if key.startswith(QUARANTINED_PREFIX) else None
 
 
 def quarantine_report_key(*, now_ms: int, crc32c: int) -> str:
-    """Return the key of a report of what was put into quarantine."""
+    """Return the key of a report about quarantined objects."""
     return f"{QUARANTINE_REPORTS_PREFIX}{now_ms}-{crc32c:08x}.json"
 
 
 def erasure_key(*, begun_at_ms: int, job_id: str, is_done: bool) -> str:
-    """Return the key of one of the two records of an erasure: what it was to do, or what it did."""
-    # The milliseconds have one length until the year 2286, so a listing is in their order.
+    """Return the key of a record of an erasure: the outcome with *is_done*, else the request."""
+    # The milliseconds have the same length until the year 2286, so a listing is in their order.
     return f"{ERASURES_PREFIX}{begun_at_ms:013d}-{job_id}-{'done' if is_done else 'begun'}.json"
 
 
 def damaged_copy_key(key: str, *, crc32c: int) -> str:
-    """Return the key of a copy of the damaged manifest *key*, made of the checksum of its bytes."""
+    """Return the key of a copy of the damaged manifest *key*, with the CRC32C of its bytes."""
     return f"{DAMAGED_PREFIX}{key}-{crc32c:08x}"
 
 

@@ -14,7 +14,8 @@ it in. Records are read in `formats.records`; a whole segment in `formats.segmen
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -22,17 +23,14 @@ from tieringd.errors import CorruptDataError
 from tieringd.formats.compression import Codec, compress
 from tieringd.model.segment import NO_TIMESTAMP
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES = 61
 LENGTH_STARTS_AT = 12
-"""The length field counts from here."""
+"""The length field counts the bytes from this position on."""
 CRC_STARTS_AT = 21
 MIN_LENGTH = HEADER_BYTES - LENGTH_STARTS_AT
 MAX_BATCH_BYTES = 256 << 20
-"""Far above any sensible `message.max.bytes`. It bounds what one damaged length can make us read."""
+"""Far above any sensible `message.max.bytes`. It limits how much one damaged length can make us read."""
 MAGIC = 2
 
 CODEC_MASK = 0x07
@@ -99,12 +97,12 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_transactional(self) -> bool:
-        """Say whether the batch belongs to a transaction; markers do too."""
+        """Return whether the batch belongs to a transaction; markers do too."""
         return self.attributes & TRANSACTIONAL_FLAG != 0
 
     @property
     def is_control(self) -> bool:
-        """Say whether the batch holds a marker of the broker and no client's records."""
+        """Return whether the batch holds a marker of the broker and no client's records."""
         return self.attributes & CONTROL_FLAG != 0
 
     @property
@@ -119,7 +117,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def has_delete_horizon(self) -> bool:
-        """Say whether compaction has set the time at which tombstones go."""
+        """Return whether compaction has set the time at which tombstones are removed."""
         return self.attributes & DELETE_HORIZON_FLAG != 0
 
 
@@ -155,7 +153,7 @@ def parse_header(buffer: bytes | memoryview, position: int = 0) -> BatchHeader:
 
 
 def header_fault(header: BatchHeader) -> str | None:
-    """Say what is wrong with *header* taken by itself; None for a possible one."""
+    """Return the fault of *header* taken by itself; None for a possible header."""
     if header.magic != MAGIC:
         return f"message format magic is {header.magic}, not 2"
     if not MIN_LENGTH <= header.length <= MAX_BATCH_BYTES - LENGTH_STARTS_AT:
@@ -171,7 +169,7 @@ def located_fault(
     header: BatchHeader, fault: str, *, position: int, source: str | None = None
 ) -> CorruptDataError:
     """Return *fault* as an error at *position*: an `OldMagicError` if the format is merely old."""
-    # A message of an old format has its size in the same place. Zeros are no message: the file is damaged.
+    # A message of an old format has its size at the same position. Zeros are no message: the file is damaged.
     if header.magic in (0, 1) and header.length > 0:
         return OldMagicError(
             f"message format v{header.magic} is not supported",
@@ -223,9 +221,9 @@ def encode_batch(
     """
     Return a valid batch of *records*.
 
-    With *append_time_ms* every record has that time, as with
-    `message.timestamp.type=LogAppendTime`. A *last_offset_delta* past the last record makes
-    the batch of a compacted log; without records it is what compaction leaves of a producer.
+    With *append_time_ms* every record has that time, as with `message.timestamp.type=LogAppendTime`. A
+    *last_offset_delta* past the last record makes the batch of a compacted log; without records it makes
+    the empty batch with which compaction preserves a producer's state.
     """
     rows = list(records)
     timestamps = [record.timestamp_ms for record in rows] or [NO_TIMESTAMP]

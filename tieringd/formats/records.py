@@ -1,20 +1,21 @@
 """
 The records inside one batch, for people and tests; Spark has a faster decoder of its own.
 
-Arbitrary bytes give records or a `CorruptDataError`, nothing else. The checksum is not
-checked here: see `record_batch.check_crc`.
+Arbitrary bytes give records or a `CorruptDataError`, nothing else. The checksum is not checked here: see
+`record_batch.check_crc`.
 
-`batch_with` and `narrowed_batch` make a batch with some of its records taken out, as a broker's own cleaner
-leaves one. What stays keeps its offset, its time and its bytes: deltas are counted from the batch's base,
-and that stays. The batch's offsets stay, and so do its producer with epoch and sequence, its leader epoch
-and its attributes, with the codec among them. Records, largest timestamp, length and checksum are counted
-anew.
+`batch_with` and `narrowed_batch` make a batch with some of its records removed, as a broker's own
+cleaner does. The remaining records keep their offsets, times and bytes: their deltas count from the
+batch's base, which is kept. The batch also keeps its offsets, its producer with epoch and sequence, its
+leader epoch and its attributes, including the codec. The number of records, the largest timestamp, the
+length and the checksum are computed anew.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.compression import MAX_DECOMPRESSED_BYTES, Codec, compress, decompress
@@ -27,11 +28,6 @@ from tieringd.formats.record_batch import (
     parse_header,
     sealed,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Literal
-
 
 _MARKER_KEY = struct.Struct(">hh")
 _MAX_VARINT_BITS = 63
@@ -54,8 +50,8 @@ def iter_records(view: memoryview, *, limit_bytes: int = MAX_DECOMPRESSED_BYTES)
     """
     Yield the records of the batch that fills *view*, ascending by offset.
 
-    Markers of control batches come out as records too; a caller that wants none skips the
-    batch by its header.
+    Markers of control batches are yielded as records too; a caller that wants none skips the batch by
+    its header.
 
     Raises:
         CorruptDataError: The batch is damaged, at the latest when its last record was taken.
@@ -86,7 +82,7 @@ def iter_packed_records(
 
 def control_type(view: memoryview) -> Literal["commit", "abort"] | int:
     """
-    Return which marker the control batch in *view* holds; a number for one that ends no transaction.
+    Return the marker of the control batch in *view*; a number for one that ends no transaction.
 
     Raises:
         CorruptDataError: There is no readable marker.
@@ -172,7 +168,7 @@ def _read_record(body: memoryview, position: int) -> _Fields:
         header_value, position = _read_bytes(record, position)
         if name is None:
             raise CorruptDataError("a record header has no name")
-        # C clients may send any bytes; Java's client reads them with replacement characters too.
+        # C clients may send any bytes. Java's client reads them with replacement characters too.
         headers.append((name.decode("utf-8", "replace"), header_value))
     if position != end:
         raise CorruptDataError(f"{end - position} bytes of a record are left over")
@@ -191,9 +187,9 @@ def _read_bytes(record: memoryview, position: int) -> tuple[bytes | None, int]:
 
 def batch_with(batch: memoryview, is_kept: Callable[[Record], bool]) -> bytes | memoryview | None:
     """
-    Return *batch* with those of its records that *is_kept* says yes for; None where it is none of them.
+    Return *batch* with only the records for which *is_kept* is true; None if there are none.
 
-    It is the same bytes where all records stay. Spark has a faster one of its own.
+    If all records are kept, the same bytes are returned. Spark has a faster function of its own.
 
     Raises:
         CorruptDataError: The batch is damaged.
@@ -216,7 +212,7 @@ def narrowed_batch(header: BatchHeader, records: bytes, *, record_count: int, ma
     """
     Return the batch of *header* with only *records*: some of its own, unpacked, one after the other.
 
-    *max_timestamp_ms* is the largest time of these, as a consumer sees it.
+    *max_timestamp_ms* is the largest time of *records*, as a consumer sees it.
     """
     left = header._replace(record_count=record_count, max_timestamp_ms=max_timestamp_ms)
     return sealed(left, compress(Codec(header.codec), records))

@@ -1,9 +1,10 @@
 """
-The mark of a recovery into a cluster: how far the records of one partition have come.
+The mark of a recovery into a cluster: the progress of one partition.
 
 It is committed as a consumer group's offset for the target partition, in the same transaction as the
-records before it, so that a next attempt begins where the last one ended, whichever way that was. The
-offset is where reading the archive goes on; all else is the text beside it, as JSON.
+records before it. So the next attempt begins where the last one ended, however that one ended. The
+offset is the position in the archive at which reading continues; all other fields are JSON text in the
+offset's metadata.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class RecoveryMark:
-    """What has been written to one partition of a target topic."""
+    """The records written to one partition of a target topic."""
 
     next_offset: int
-    """Of the archive: all visible records before it are in the target."""
+    """In the archive: all visible records before it are in the target."""
     target_topic_id: str
-    """A topic that was deleted and created again has none of them."""
+    """A topic that was deleted and created again has another id, and none of the records."""
     isolation: str
     """Which records were visible: `read_committed` or `read_uncommitted`."""
     records: int = 0
@@ -34,7 +35,7 @@ class RecoveryMark:
 
 
 def encode_mark(mark: RecoveryMark) -> str:
-    """Return the text that is committed beside the mark's offset."""
+    """Return the text that is committed with the mark's offset."""
     document = asdict(mark)
     del document["next_offset"]
     return json.dumps({"version": _VERSION, **document}, separators=(",", ":"))
@@ -45,7 +46,7 @@ def decode_mark(next_offset: int, text: str) -> RecoveryMark:
     Return the mark of an offset and its text.
 
     Raises:
-        CorruptDataError: This is no mark of ours, or one of a newer release.
+        CorruptDataError: The text is not a mark of ours, or one of another version.
     """
     try:
         document = json.loads(text)

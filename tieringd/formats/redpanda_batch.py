@@ -7,17 +7,17 @@ The header of a batch in a Redpanda segment, and how it becomes a Kafka record b
     43  i64 producer id                51 i16 producer epoch         53 i32 base sequence
     57  i32 record count               61 records, byte for byte as in Kafka
 
-All integers are little endian, and yet the second checksum is the one that a Kafka client
-computes, over big-endian fields. So a batch becomes Kafka's by writing its header anew; the
-records and their checksum stay. The leader epoch is not here: it is the term in the file's
-name. Raw offsets count batches that clients never see: see `model.offset_translation`. Errors
-from here name no place, since a caller knows it better: the file, and the Kafka offset.
+All integers are little endian, but the second checksum is the one that a Kafka client computes, over
+big-endian fields. So a batch becomes Kafka's by writing its header anew; the records and their
+checksum stay. The leader epoch is not in the header: it is the term in the file's name. Raw offsets
+count batches that clients never see: see `model.offset_translation`. Errors of this module name no
+place; the caller adds it: the file, and the Kafka offset.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -32,39 +32,41 @@ from tieringd.formats.record_batch import (
     TRANSACTIONAL_FLAG,
     BatchHeader,
 )
-
-if TYPE_CHECKING:
-    from tieringd.model.offset_translation import OffsetTranslation
+from tieringd.model.offset_translation import OffsetTranslation
 
 RAW_HEADER = struct.Struct("<IiqbIhiqqqhii")
 RAW_HEADER_BYTES = 61
 HEADER_CRC_STARTS_AT = 4
-"""The header's own checksum counts from here to the end of the header."""
+"""The header's own checksum covers the bytes from this position to the end of the header."""
 
 DATA_TYPE = 1
-"""Records of clients, and the markers that end their transactions. All else is dropped."""
+"""Records of clients, and the markers that end their transactions. All other batches are dropped."""
 
 UNCOUNTED_TYPES = frozenset((2, 19, 23, 25, 34, 38, 40))
 """
-Bookkeeping that has no Kafka offsets: configuration, archival metadata, version fence, prefix
-truncation, partition properties, translation state, group block. Compaction never removes
-these, so the delta of a place can always be counted again.
+Types of bookkeeping batches without Kafka offsets.
+
+They are configuration, archival metadata, version fence, prefix truncation, partition properties,
+translation state and group block. Compaction never removes these, so the delta of a place can always be
+counted again.
 """
 
 COUNTED_TYPES = frozenset((5, 7, 9, 10, 14, 15, 16, 29, 33))
 """
-Bookkeeping that has Kafka offsets, which no client ever receives: checkpoint, ghost, the
-batches that prepare and fence transactions, and what compaction leaves in place of a batch.
+Types of bookkeeping batches with Kafka offsets.
+
+They are checkpoint, ghost, the batches that prepare and fence transactions, and what compaction leaves
+in place of a batch. No client ever receives them.
 """
 
 CLOUD_TOPIC_TYPES = frozenset((36, 37))
-"""They stand for records that Redpanda keeps in object storage only."""
+"""Placeholders for records that Redpanda keeps in object storage only."""
 
 _CHECKED_FIELDS = struct.Struct(">hiqqqhii")
 
 
 class UnsupportedBatchTypeError(CorruptDataError):
-    """The bytes are sound, but whether this type of batch has Kafka offsets is not known."""
+    """The bytes are sound, but it is unknown whether this type of batch has Kafka offsets."""
 
     def located(self, source: str) -> UnsupportedBatchTypeError:
         """Return the same fault with *source* named; it stays distinguishable from corruption."""
@@ -102,7 +104,7 @@ class RawHeader(NamedTuple):
 
     @property
     def is_data(self) -> bool:
-        """Say whether Kafka clients receive this batch; transaction markers count."""
+        """Return whether Kafka clients receive this batch; transaction markers count."""
         return self.type == DATA_TYPE
 
     @property
@@ -112,21 +114,21 @@ class RawHeader(NamedTuple):
 
     @property
     def is_transactional(self) -> bool:
-        """Say whether the batch belongs to a client's transaction; markers do too."""
+        """Return whether the batch belongs to a client's transaction; markers do too."""
         return self.is_data and self.attributes & TRANSACTIONAL_FLAG != 0
 
     @property
     def is_control(self) -> bool:
-        """Say whether the batch holds a marker."""
+        """Return whether the batch holds a marker."""
         return self.attributes & CONTROL_FLAG != 0
 
 
 def parse_raw_header(buffer: bytes | memoryview, position: int = 0) -> RawHeader:
     """
-    Return the header at *position*, its own checksum checked. For the records': `check_raw_crc`.
+    Return the header at *position*, after a check of its own checksum. For the records': `check_raw_crc`.
 
     Raises:
-        UnsupportedBatchTypeError: The header is sound, and its type unknown.
+        UnsupportedBatchTypeError: The header is sound, and its type unknown or not archivable.
         CorruptDataError: The header is damaged or impossible, or the buffer ends inside it.
     """
     if len(buffer) - position < RAW_HEADER_BYTES:
@@ -134,7 +136,7 @@ def parse_raw_header(buffer: bytes | memoryview, position: int = 0) -> RawHeader
             f"a batch header needs {RAW_HEADER_BYTES} bytes and {max(0, len(buffer) - position)} are left"
         )
     header = RawHeader._make(RAW_HEADER.unpack_from(buffer, position))
-    # Nothing in a header is believed, least of all its length, before its checksum is right.
+    # No field of a header, least of all its length, is trusted before its checksum is right.
     found = crc32c(buffer[position + HEADER_CRC_STARTS_AT : position + RAW_HEADER_BYTES])
     if found != header.header_crc:
         raise CorruptDataError(f"batch header CRC is {found:08x} and should be {header.header_crc:08x}")
@@ -144,10 +146,10 @@ def parse_raw_header(buffer: bytes | memoryview, position: int = 0) -> RawHeader
 
 def require_possible(header: RawHeader) -> None:
     """
-    Check a header, whose checksum is right, by itself.
+    Check a header with a right checksum by itself.
 
     Raises:
-        UnsupportedBatchTypeError: Its type is unknown, or no part of an ordinary topic.
+        UnsupportedBatchTypeError: Its type is unknown, or does not occur in an ordinary topic.
         CorruptDataError: No batch can have this header.
     """
     fault = _fault(header)
@@ -179,7 +181,7 @@ def check_raw_crc(view: memoryview, header: RawHeader, position: int = 0) -> Non
 
 
 def kafka_header(header: RawHeader, *, delta: int, leader_epoch: int) -> BatchHeader:
-    """Return the header that the batch has in a Kafka log, *delta* offsets further down."""
+    """Return the batch's header in a Kafka log; its offset is lower by *delta*."""
     return BatchHeader(
         base_offset=header.base_offset - delta,
         length=header.size_bytes - RAW_HEADER_BYTES + HEADER_BYTES - LENGTH_STARTS_AT,
@@ -199,10 +201,10 @@ def kafka_header(header: RawHeader, *, delta: int, leader_epoch: int) -> BatchHe
 
 def reframed_batch(view: memoryview, translation: OffsetTranslation, *, leader_epoch: int) -> bytes:
     """
-    Return the batch that fills *view* as Kafka's; *translation* is that of its base offset.
+    Return the batch that fills *view* in Kafka's format; *translation* is that of its base offset.
 
     Raises:
-        CorruptDataError: The batch is damaged, does not fill *view*, or stands elsewhere.
+        CorruptDataError: The batch is damaged, does not fill *view*, or has another base offset.
     """
     header = parse_raw_header(view)
     if header.size_bytes != len(view) or header.base_offset != translation.raw_offset:

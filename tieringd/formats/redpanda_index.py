@@ -20,9 +20,9 @@ The fields are, in this order, one set more with each version:
 
 All integers are little endian, offsets are raw (see `model.offset_translation`), times are
 milliseconds. An optional value is a u8, 1 or 0, and the value if it is 1. Versions 4 to 9 are
-read to their last byte. A newer one that names a known version as enough for its readers may
-have more fields behind these. The columns are stepped over: they index other offsets and
-positions than ours. Version 3 and older had no envelope, and no such time.
+read to their last byte. A newer version whose readers need only a known version may have more
+fields after these. The columns are skipped: they index other offsets and positions than ours.
+Version 3 and older had no envelope, and no broker time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tieringd.errors import CorruptDataError
 
 OLDEST_VERSION: Final = 4
 NEWEST_VERSION: Final = 9
-"""Of those whose every field is known."""
+"""The newest version with only known fields."""
 
 _ENVELOPE = struct.Struct("<BBI")
 _COUNT = struct.Struct("<I")
@@ -46,7 +46,7 @@ _FIELDS_START_AT = _ENVELOPE.size + _COUNT.size
 _TIME = struct.Struct("<q")
 
 _ENTRY_BYTES = (4, 4, 8)
-"""Of the three columns."""
+"""The entry sizes of the three columns."""
 _STATE_FLAGS = 3
 
 _STATE_FLAGS_SINCE = 5
@@ -58,20 +58,20 @@ _TOMBSTONES_SINCE = 9
 
 @dataclass(frozen=True, slots=True)
 class BaseIndex:
-    """What an index says of its segment. Offsets are raw."""
+    """The content of an index about its segment. Offsets are raw."""
 
     base_offset: int
     max_offset: int
-    """The last offset of the last batch; 0 where no batch was indexed yet."""
+    """The last offset of the last batch; 0 if no batch was indexed yet."""
     base_timestamp_ms: int
     max_timestamp_ms: int
     broker_timestamp_ms: int | None
-    """When the broker appended clients' records last; None where it did not note that."""
+    """When the broker last appended clients' records; None if the index does not hold the time."""
 
 
 def parse_base_index(data: bytes) -> BaseIndex:
     """
-    Return what the whole file *data* says.
+    Return the content of the whole file *data*.
 
     Raises:
         CorruptDataError: The file is cut or altered, or of a version that cannot be read.
@@ -93,7 +93,7 @@ def parse_base_index(data: bytes) -> BaseIndex:
 
 
 class _Fields:
-    """The fields, from which one after the other is taken. Nothing is taken that is not there."""
+    """A reader that takes one field after the other, and raises where too few bytes are left."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
@@ -101,7 +101,7 @@ class _Fields:
 
     @property
     def position(self) -> int:
-        """Return the position in the file of what comes next."""
+        """Return the position of the next field in the file."""
         return _FIELDS_START_AT + self._taken
 
     @property
@@ -154,7 +154,7 @@ def _readable_version(data: bytes) -> int:
 
 
 def _checked_fields(data: bytes, version: int) -> memoryview:
-    """Return the fields, once the lengths around them agree and their checksum is right."""
+    """Return the fields, after a check of the lengths around them and of their checksum."""
     _, _, length = _ENVELOPE.unpack_from(data)
     if length != len(data) - _ENVELOPE.size:
         raise CorruptDataError(
@@ -190,7 +190,7 @@ def _step_over_columns(fields: _Fields) -> None:
 
 
 def _require_known_end(fields: _Fields, version: int) -> None:
-    """Take the fields that are of no use here, and see that none is left."""
+    """Take the fields that are not used here, and check that none is left."""
     if version >= _COMPACTIBLE_RECORDS_SINCE:
         fields.take_optional()
     if version >= _COMPACTION_TIME_SINCE:

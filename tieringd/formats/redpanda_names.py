@@ -4,10 +4,10 @@ The names that Redpanda gives to directories and files under its data directory.
     <data>/<namespace>/<topic>/<partition>_<revision>/<base>-<term>-v1.log
 
 Numbers are not padded. The base is a raw offset (see `model.offset_translation`), the term is
-what Kafka calls leader epoch, and the revision grows with every directory that the cluster
-ever made. Topics of clients are in one namespace; what else is there is Redpanda's own.
+Kafka's leader epoch, and the revision grows with every directory that the cluster ever made. Topics
+of clients are in one namespace; the other namespaces are Redpanda's own.
 
-A name that is not recognised is None: it belongs to someone else and is left alone. So are
+A name that is not recognised parses as None: its file is foreign and is left alone. So are
 `.log.staging`, `.log.compaction.staging` and the indexes beside it, which are work in progress
 until Redpanda renames them over the segment, and the `.snapshot` files of its state machines.
 """
@@ -42,24 +42,28 @@ class RawFileKind(Enum):
 
     LOG = "log"
     INDEX = "base_index"
-    """Offsets and times (see `redpanda_index`). Late or missing while a segment is active, and after it."""
+    """
+    Offsets and times (see `redpanda_index`).
+
+    It may be late or missing, even after the segment is closed.
+    """
     COMPACTION_INDEX = "compaction_index"
-    """Keys. Only compacted topics have it, and only in these a log may have holes."""
+    """Keys. Only compacted topics have this file, and only their logs may have holes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawFileName:
-    """A segment file's name, taken apart."""
+    """The parts of a segment file's name."""
 
     raw_base_offset: int
     term: int
     kind: RawFileKind
     version: str = KNOWN_VERSION
-    """A log of another version is a segment all the same: it must not be overlooked."""
+    """A file of another version is a segment all the same, and must not be overlooked."""
 
     @property
     def leader_epoch(self) -> int:
-        """Return the term as clients see it; -1 for one that Kafka has no room for."""
+        """Return the term as clients see it; -1 for one that is too large for Kafka."""
         return self.term if self.term <= _MAX_EPOCH else -1
 
 
@@ -72,7 +76,7 @@ def parse_partition_directory(name: str) -> tuple[int, int] | None:
 
 
 def parse_raw_file_name(name: str) -> RawFileName | None:
-    """Return what the file *name* is; None for anything else, work in progress included."""
+    """Return the parts of the file name *name*; None for anything else, work in progress included."""
     match = _SEGMENT_FILE.fullmatch(name)
     if match is None or int(match["base"]) > _MAX_INT64 or int(match["term"]) > _MAX_INT64:
         return None
@@ -80,7 +84,7 @@ def parse_raw_file_name(name: str) -> RawFileName | None:
 
 
 def is_set_aside(name: str) -> bool:
-    """Say whether Redpanda could not recover this segment: its offsets are missing from the log."""
+    """Return whether Redpanda could not recover this segment: its offsets are missing from the log."""
     return name.endswith(_SET_ASIDE_SUFFIX)
 
 
@@ -93,7 +97,7 @@ def topic_id_of(revision: int) -> str:
     """
     Return *revision* in the form of a Kafka topic id.
 
-    It tells a topic created again from its old self. It also changes when a partition moves to
-    another broker: where Redpanda's Kafka API gives topic ids, those are the better ones.
+    It distinguishes a topic that was created again from its earlier incarnation. It also changes when a
+    partition moves to another broker, so the topic ids of Redpanda's Kafka API are better where they exist.
     """
     return base64.urlsafe_b64encode(revision.to_bytes(_TOPIC_ID_BYTES, "big")).decode().rstrip("=")

@@ -1,31 +1,30 @@
 """
-A Redpanda segment in, the same records as a Kafka segment out.
+The re-framing of a Redpanda segment into a Kafka segment with the same records.
 
-The re-framer does no I/O: its caller feeds it views of whatever buffer the bytes are in, and
-takes Kafka batches (v2) from a buffer of its own. Every batch is checked, also those that are
-dropped. Offsets are translated by a delta that grows with each batch that is not Kafka's; the
-delta at the end is where the next segment goes on.
+The re-framer does no I/O: its caller feeds it views of any buffer with the bytes, and takes Kafka
+batches (v2) from a buffer of its own. Every batch is checked, also those that are dropped. Offsets are
+translated by a delta that grows with each batch without Kafka offsets; the next segment continues with
+the delta at the end.
 
-Redpanda allocates room ahead, so zeros may follow the last batch. In a closed segment they must
-reach to the end of the file, and whether the segment is complete is for the caller to say, who
-knows where the next one begins. In an active segment, a batch that is damaged is taken for one
-that is being written: the output ends before it, and it is looked at again once the segment is
-closed.
+Redpanda allocates space ahead, so zeros may follow the last batch. In a closed segment the zeros must
+reach to the end of the file. The caller decides whether the segment is complete, because it knows where
+the next one begins. In an active segment, a damaged batch counts as one that is being written: the
+output ends before it, and it is read again once the segment is closed.
 
 `RedpandaWalk` walks over the batch headers alone: no records, and no checksums but the headers' own. It
-counts the offsets that are not Kafka's, which places every later segment, and finds the markers of
-transactions. It proves nothing about the bytes in between.
+counts the offsets that are not Kafka's, which gives the Kafka offsets of every later segment, and finds
+the markers of transactions. It proves nothing about the bytes in between.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
 from tieringd.errors import CorruptDataError
-from tieringd.formats.record_batch import HEADER
+from tieringd.formats.record_batch import HEADER, BatchHeader
 from tieringd.formats.records import control_type
 from tieringd.formats.redpanda_batch import (
     HEADER_CRC_STARTS_AT,
@@ -39,15 +38,9 @@ from tieringd.formats.redpanda_batch import (
     require_possible,
 )
 from tieringd.formats.segment_scan import EndedBy
+from tieringd.formats.transactions import Marker, TransactionTracker
 from tieringd.model.offset_translation import OffsetTranslation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from tieringd.formats.record_batch import BatchHeader
-    from tieringd.formats.transactions import Marker, TransactionTracker
-    from tieringd.model.segment import AbortedTransaction
-
+from tieringd.model.segment import AbortedTransaction
 
 _READ_BYTES = 4096
 """A header costs a page of the page cache anyway, and small batches share one."""
@@ -56,15 +49,15 @@ _MAX_MARKER_BATCH_BYTES = 64 * 1024
 
 _ZERO_HEADER = bytes(RAW_HEADER_BYTES)
 _SHARED_FIELDS = 4
-"""From the checksum of the records on, both headers have the same fields in the same order."""
+"""From the records' checksum on, both headers have the same fields in the same order."""
 
 
 class RedpandaWalk:
     """
-    Walk the headers of one segment file to its last whole batch.
+    A walk over the headers of one segment file to its last whole batch.
 
-    *read_at* returns the bytes at a position, fewer only at the end of the file. In an active
-    segment a damaged header or marker is taken for one that is being written: the walk ends there.
+    *read_at* returns the bytes at a position, fewer only at the end of the file. In an active segment a
+    damaged header or marker counts as one that is being written: the walk ends there.
     """
 
     def __init__(
@@ -81,19 +74,20 @@ class RedpandaWalk:
         self._is_active = is_active
         self._source = source
         self.position = 0
-        """Where the next batch begins; at the end, where the log ends."""
+        """Position of the next batch; after the walk, the end of the log."""
         self.next_raw_offset = raw_base_offset
         """The first raw offset after the last batch."""
         self.uncounted_offsets = 0
-        """Of the raw offsets walked over, how many are not Kafka's."""
+        """How many of the raw offsets so far are not Kafka's."""
         self.ended_by = EndedBy.END_OF_FILE
 
     def batches(self) -> Iterator[tuple[int, RawHeader]]:
         """
-        Yield each batch's position and header, ascending; what it counts is in the totals by then.
+        Yield each batch's position and header, ascending; the totals include the batch by then.
 
         Raises:
-            UnsupportedBatchTypeError: Whether a batch has Kafka offsets is not known.
+            UnsupportedBatchTypeError: A batch has a type for which it is unknown whether it has Kafka
+                offsets.
             CorruptDataError: A header is damaged, impossible or out of order.
         """
         block, block_at = b"", 0
@@ -120,7 +114,7 @@ class RedpandaWalk:
         """
         Walk to the end with *tracker*; return the transactions whose abort marker was met.
 
-        *delta* is that of the segment's base; the tracker is told Kafka offsets.
+        *delta* is that of the segment's base; *tracker* gets Kafka offsets.
 
         Raises:
             CorruptDataError: As for `batches`, or a marker is unreadable.
@@ -165,7 +159,7 @@ class RedpandaWalk:
         """Return the marker of a control batch, or None if the batch is still being written."""
         place = OffsetTranslation(header.base_offset, delta)
         try:
-            # A marker is small. A control batch that is not holds none, cut short or whole.
+            # A marker is small. A larger control batch holds no marker, whether cut short or whole.
             size_bytes = min(header.size_bytes, _MAX_MARKER_BATCH_BYTES)
             batch = memoryview(self._read_at(position, size_bytes))
             return control_type(memoryview(reframed_batch(batch, place, leader_epoch=-1)))
@@ -188,14 +182,14 @@ class RedpandaWalk:
 
 @dataclass(frozen=True, slots=True)
 class Reframing:
-    """What became of one segment."""
+    """The result of re-framing one segment."""
 
     translation: OffsetTranslation
-    """After the last batch: where the next segment begins, unless compaction left a hole."""
+    """Translation after the last batch: that of the next segment's base, unless compaction left a hole."""
     read_bytes: int
-    """Of whole batches, dropped ones included. The file may go on with zeros."""
+    """Bytes of whole batches, including dropped ones. Zeros may follow them in the file."""
     size_bytes: int
-    """Of the Kafka batches that came out."""
+    """Bytes of the resulting Kafka batches."""
     batch_count: int
     dropped_batches: int
     ended_by: EndedBy
@@ -203,12 +197,12 @@ class Reframing:
 
 class SegmentReframer:
     """
-    Turn the batches of one segment into Kafka's as they are fed.
+    Turns the batches of one segment into Kafka's as they are fed.
 
-    Feed it views that begin where the last one was consumed to, until `is_done` or the end of
-    the bytes; then `finish`. After an error it is of no use. *translation* is that of the
-    segment's base. With *next_offset*, a Kafka offset, the segment is closed and no batch may
-    reach over it. Without, it is active.
+    Feed it views that begin where the last one was consumed to, until `is_done` or the end of the bytes;
+    then call `finish`. It cannot be used after an error. *translation* is that of the segment's base.
+    With *next_offset*, a Kafka offset, the segment is closed and no batch may reach past it. Without it,
+    the segment is active.
     """
 
     def __init__(
@@ -235,12 +229,12 @@ class SegmentReframer:
 
     @property
     def wanted_bytes(self) -> int:
-        """Return how many bytes the next view must have for `feed` to get on."""
+        """Return how many bytes the next view must have for `feed` to make progress."""
         return self._wanted_bytes
 
     @property
     def is_done(self) -> bool:
-        """Say whether the end was found before the bytes ended; more of them change nothing."""
+        """Return whether the end was found before the bytes ended. More bytes change nothing."""
         return self._ended_by is not None
 
     def feed(self, view: memoryview, out: bytearray) -> int:
@@ -250,9 +244,10 @@ class SegmentReframer:
         Returns how many bytes of *view* were consumed, and need not be fed again.
 
         Raises:
-            UnsupportedBatchTypeError: Whether a batch has Kafka offsets is not known.
-            CorruptDataError: A batch is damaged, or not where it belongs; with its position in
-                the file and its Kafka offset.
+            UnsupportedBatchTypeError: A batch has a type for which it is unknown whether it has Kafka
+                offsets.
+            CorruptDataError: A batch is damaged, or not at its place; with its position in the file and
+                its Kafka offset.
         """
         if self._ended_by is not None:
             return 0
@@ -279,11 +274,10 @@ class SegmentReframer:
 
     def finish(self, left: memoryview | bytes = b"") -> Reframing:
         """
-        Return what was done; *left* are the bytes that `feed` did not consume.
+        Return the result; *left* are the bytes that `feed` did not consume.
 
         Raises:
-            CorruptDataError: The segment is closed, and its last bytes are neither a whole batch
-                nor zeros.
+            CorruptDataError: The segment is closed, and its last bytes are neither a whole batch nor zeros.
         """
         if self._ended_by is None:
             self._ended_by = self._end_before(left)
@@ -300,11 +294,11 @@ class SegmentReframer:
         """Return the sound header at *position*, or None if the log ends before it."""
         header = RawHeader._make(RAW_HEADER.unpack_from(view, position))
         end = position + RAW_HEADER_BYTES
-        # Nothing in a header is believed, least of all its length, before its checksum is right.
+        # No field of a header, least of all its length, is trusted before its checksum is right.
         found = crc32c(view[position + HEADER_CRC_STARTS_AT : end])
         if found != header.header_crc:
             if view[position:end] == _ZERO_HEADER:
-                # In a closed segment the rest is still taken, to see that it is zeros.
+                # The rest of a closed segment is still fed, to check that it is zeros.
                 self._is_in_zeros = True
                 self._ended_by = EndedBy.ZERO_TAIL if self._is_active else None
                 return None
@@ -349,7 +343,12 @@ class SegmentReframer:
         return True
 
     def _end_before(self, left: memoryview | bytes) -> EndedBy:
-        """Say what bytes that are no whole batch mean at the end of the file."""
+        """
+        Return why the log ends before the *left* bytes, which are no whole batch.
+
+        Raises:
+            CorruptDataError: The segment is closed, and the bytes are not zeros.
+        """
         if self._is_in_zeros or left:
             if _is_zero(left):
                 return EndedBy.ZERO_TAIL
@@ -370,7 +369,7 @@ class SegmentReframer:
         return len(view)
 
     def _placed(self, error: CorruptDataError) -> CorruptDataError:
-        """Return *error* with the place where the next batch should be; it keeps its class."""
+        """Return *error* with the place of the next batch. The error keeps its class."""
         return type(error)(
             error.message,
             source=self._source,
@@ -382,16 +381,15 @@ class SegmentReframer:
 
 def find_translation(raw: Sequence[RawHeader], kafka: Sequence[BatchHeader]) -> OffsetTranslation | None:
     """
-    Return the translation of the place in *raw* where the batches *kafka* stand.
+    Return the translation of the place in *raw* where the batches *kafka* occur.
 
-    *raw* are consecutive headers from a local segment; *kafka* consecutive ones of the same
-    partition with known offsets, which a broker served or our own archive holds. Headers are
-    alike in everything but offsets, checksum of the records included. None if *kafka* stands
-    nowhere in *raw*, or in several places: then more batches will tell.
+    *raw* are consecutive headers from a local segment. *kafka* are consecutive headers of the same
+    partition with known offsets, which a broker served or our own archive holds. Two headers of one
+    batch are equal in everything but offsets, including the checksum of the records. None if *kafka*
+    occurs nowhere in *raw*, or in several places: the caller then needs more batches.
 
-    This is how a log is translated whose beginning is gone. The broker's log start offset
-    alone does not do: records may have been deleted up to the middle of a segment, or live in
-    Redpanda's own object storage.
+    This translates a log whose beginning is gone. The broker's log start offset alone is not enough:
+    records may have been deleted up to the middle of a segment, or be in Redpanda's own object storage.
     """
     data: list[tuple[RawHeader, int]] = []
     uncounted = 0
@@ -408,7 +406,7 @@ def find_translation(raw: Sequence[RawHeader], kafka: Sequence[BatchHeader]) -> 
 
 
 def _stand_at(place: Sequence[tuple[RawHeader, int]], kafka: Sequence[BatchHeader]) -> bool:
-    """Say whether batches are alike, one by one and in the distances of their offsets."""
+    """Return whether batches are equal, one by one and in the distances of their offsets."""
     shift = place[0][1] - kafka[0].base_offset
     return place[0][0].base_offset - kafka[0].base_offset >= 0 and all(
         _are_alike(raw, batch) and counted - batch.base_offset == shift
@@ -417,7 +415,7 @@ def _stand_at(place: Sequence[tuple[RawHeader, int]], kafka: Sequence[BatchHeade
 
 
 def _are_alike(raw: RawHeader, kafka: BatchHeader) -> bool:
-    """Say whether the headers, offsets and epoch apart, are of one batch."""
+    """Return whether the headers, except for offsets and epoch, belong to one batch."""
     return raw[_SHARED_FIELDS:] == kafka[_SHARED_FIELDS:]
 
 

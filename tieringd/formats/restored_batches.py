@@ -1,33 +1,33 @@
 """
-Stored batches as the log of another cluster gets them: with other producer ids, and its first leader epoch.
+Stored batches in the form for the log of another cluster: other producer ids, and its first leader epoch.
 
-Every cluster gives out producer ids from 0 on. Each replica of a log remembers sequences, epochs and
-transactions by producer id, as it reads them in the batches. Under its old id, the last batch of an old
-producer would make the first batch of a new one look like a repetition: the broker acknowledges a repetition
-and drops it. So a restored log has other ids, in its batches, its markers and its indexes of aborted
-transactions. Each restore adds 2**56 to an id:
+Every cluster assigns producer ids from 0 on. Each replica of a log keeps sequences, epochs and transactions
+by producer id, as it reads them in the batches. Under its old id, the last batch of an old producer would
+make the first batch of a new one look like a repetition: the broker acknowledges a repetition and drops it.
+So a restored log has other ids, in its batches, its markers and its indexes of aborted transactions. Each
+restore adds 2**56 to an id:
 
-    0 to 2**56 - 1                  ids that a cluster has given out
+    0 to 2**56 - 1                  ids that a cluster has assigned
     n * 2**56 to (n+1) * 2**56 - 1  the same ids, restored n times
 
-A cluster that gives out a billion ids a second needs two years for 2**56 of them. Two ids never become one,
-also where a restored log went on, was archived again and is restored once more. The ids stay positive: to
-Kafka and its clients a batch with a negative id has no producer, and belongs to no transaction.
+A cluster that assigns a billion ids a second needs two years for 2**56 of them. Two ids never become one,
+not even when a restored log was continued, archived again and is restored once more. The ids stay positive:
+to Kafka and its clients a batch with a negative id has no producer, and belongs to no transaction.
 
-A batch's checksum covers the id, and is computed anew. `put_first_epoch` says why the leader epoch
-changes. All else stays as it is, and so do the sizes.
+A batch's checksum covers the id, and is computed anew. All other fields and the sizes stay the same, except
+for the leader epoch.
 
-`put_first_epoch` changes the leader epoch of stored batches. Each batch names the epoch of the leader that
-wrote it, outside of its checksum. Epochs count the leaders of one cluster: in another one they begin at 0.
-A client that read a record of epoch 37 there would ask its broker about a leader that it never had, and go
-back or fail. So what another cluster serves as its own has epoch 0 throughout.
+`put_first_epoch` changes the leader epoch of stored batches. Each batch holds the epoch of the leader that
+wrote it, outside of its checksum. Epochs count the leaders of one cluster, and begin at 0 in another one. A
+client that read a record of epoch 37 there would ask its broker about a leader that the cluster never had,
+and would reset its position or fail. So all batches that another cluster serves as its own have epoch 0.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
@@ -38,15 +38,10 @@ from tieringd.formats.record_batch import (
     LENGTH_STARTS_AT,
     MIN_LENGTH,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.model.segment import SegmentIndex
-
+from tieringd.model.segment import SegmentIndex
 
 FIRST_LEADER_EPOCH = 0
-"""Of any cluster's any topic."""
+"""The first leader epoch of a topic in any cluster."""
 
 _LENGTH = struct.Struct(">i")
 _LENGTH_FIELD_STARTS_AT = 8
@@ -55,21 +50,25 @@ _EPOCH_STARTS_AT = LENGTH_STARTS_AT
 """The length counts from the leader epoch on."""
 
 IDS_OF_A_CLUSTER = 1 << 56
-"""More than any cluster gives out, and what a restore adds."""
+"""More ids than any cluster assigns. A restore adds this number to an id."""
 _MAX_ID = (1 << 63) - 1
 
 _FIELDS = struct.Struct(">qiixI22xq")
-"""Of a header: base offset, length, leader epoch, checksum and producer id."""
+"""Fields of a header: base offset, length, leader epoch, checksum and producer id."""
 _CRC = struct.Struct(">I")
 _CRC_FIELD_STARTS_AT = 17
 _PRODUCER_ID = struct.Struct(">q")
 _PRODUCER_ID_STARTS_AT = 43
 _HEAD_BYTES = _PRODUCER_ID_STARTS_AT + _PRODUCER_ID.size
-"""What changes in a batch lies within this."""
+"""All bytes that change in a batch are in this head."""
 
 
 def put_first_epoch(data: bytearray) -> None:
-    """Put the first leader epoch into the whole batches at the front of *data*, up to bytes that are none."""
+    """
+    Put the first leader epoch into the whole batches at the front of *data*.
+
+    It stops at the first bytes that are not a whole batch.
+    """
     at, last_header = 0, len(data) - HEADER_BYTES
     while at <= last_header:
         (length,) = _LENGTH.unpack_from(data, at + _LENGTH_FIELD_STARTS_AT)
@@ -82,16 +81,16 @@ def put_first_epoch(data: bytearray) -> None:
 
 def restored_producer_id(producer_id: int) -> int:
     """
-    Return the id that a stored batch's producer gets in the log of another cluster.
+    Return the producer id of a stored batch in the log of another cluster.
 
-    A negative id says that there is no producer, and stays. So does one that cannot grow: it has been
-    restored 127 times, or no cluster gave it out.
+    A negative id means that there is no producer, and stays. An id too large to grow stays as well: it
+    was restored 127 times, or no cluster assigned it.
     """
     return producer_id + IDS_OF_A_CLUSTER if 0 <= producer_id <= _MAX_ID - IDS_OF_A_CLUSTER else producer_id
 
 
 def restored_batch(batch: memoryview) -> tuple[bytes, memoryview]:
-    """Return the two pieces of one whole batch in the log of another cluster; its checksum was right."""
+    """Return one whole batch in its form for another cluster, in two pieces. Its checksum must be right."""
     head, rest = bytearray(batch[:_HEAD_BYTES]), batch[_HEAD_BYTES:]
     _EPOCH.pack_into(head, _EPOCH_STARTS_AT, FIRST_LEADER_EPOCH)
     (producer_id,) = _PRODUCER_ID.unpack_from(head, _PRODUCER_ID_STARTS_AT)
@@ -103,11 +102,12 @@ def restored_batch(batch: memoryview) -> tuple[bytes, memoryview]:
 
 def turn_back(data: bytearray, stored_epoch: Callable[[int], int]) -> tuple[int, bool]:
     """
-    Make the whole restored batches at the front of *data* what they were in the archive.
+    Turn the whole restored batches at the front of *data* back into their archived form.
 
-    *stored_epoch* gets each batch's base offset. Returns the bytes of these batches, and whether each of
-    them can be what `restored_batch` made. Bytes that are no batch end it, and so does a batch that was
-    not restored: another leader epoch, a producer id of a cluster, a wrong checksum.
+    *stored_epoch* gets each batch's base offset. Returns the size of these batches in bytes, and whether
+    each of them can be a result of `restored_batch`. It ends at bytes that are no whole batch, and at a
+    batch that was not restored: one with another leader epoch, a producer id of a cluster, or a wrong
+    checksum.
     """
     at, last_header = 0, len(data) - HEADER_BYTES
     with memoryview(data) as view:
@@ -131,7 +131,7 @@ def turn_back(data: bytearray, stored_epoch: Callable[[int], int]) -> tuple[int,
 
 def restored_index(index: SegmentIndex) -> SegmentIndex:
     """
-    Return a segment's index with the producer ids of the restored log, ours and the broker's.
+    Return a segment's index with the restored log's producer ids, in our part and the broker's.
 
     Raises:
         CorruptDataError: The broker's index of aborted transactions is damaged.

@@ -1,27 +1,27 @@
 """
-One pass over a segment's bytes: every batch checked, and everything an upload needs to know.
+One pass over a segment's bytes that checks every batch and collects all facts for an upload.
 
-The scanner does no I/O and copies nothing: its caller feeds it views of whatever buffer the
-bytes are in. A scan that ends without an error means that every batch is whole, has the
-right checksum, and stands in order inside the segment's bounds.
+The scanner does no I/O and copies nothing: its caller feeds it views of any buffer with the bytes. A
+scan that ends without an error means that every batch is whole, has the right checksum, and is in order
+inside the segment's bounds.
 
-An active segment has no known end. Its scan stops at *stop_offset*, or where the broker may
-still be writing: a cut batch, or zeros that were allocated ahead. In a closed segment both
-are faults.
+An active segment has no known end. Its scan stops at *stop_offset*, or where the broker may still be
+writing: at a cut batch, or at zeros that were allocated ahead. In a closed segment both are faults.
 
-The loop in `feed` is the hot path of every upload: one unpack and one checksum for a batch,
-and one checksum for a chunk.
+The loop in `feed` is the hot path of every upload: one unpack and one checksum per batch, and one
+checksum per chunk.
 
 `HeaderWalk` walks over batch headers alone: no checksums, no records. It finds the end of a log and its
-transactions for little, and proves nothing about the bytes in between.
+transactions at little cost, and proves nothing about the bytes in between.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from crc32c import crc32c
 
@@ -42,15 +42,8 @@ from tieringd.formats.record_batch import (
     located_fault,
 )
 from tieringd.formats.records import control_type
-from tieringd.formats.transactions import TransactionTracker
+from tieringd.formats.transactions import Marker, TransactionTracker
 from tieringd.model.segment import NO_TIMESTAMP, AbortedTransaction, EpochStart, IndexEntry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import NoReturn
-
-    from tieringd.formats.transactions import Marker
-
 
 DEFAULT_INDEX_INTERVAL_BYTES = 65536
 
@@ -70,24 +63,24 @@ _MAX_MARKER_BATCH_BYTES = 64 * 1024
 
 
 class EndedBy(Enum):
-    """Why a scan went no further."""
+    """Why a scan ended."""
 
     END_OF_FILE = "end of file"
     STOP_OFFSET = "stop offset"
     TORN_TAIL = "torn tail"
     """The last batch is not whole: the broker may be writing it."""
     ZERO_TAIL = "zero tail"
-    """Only zeros follow: room that the broker allocated ahead."""
+    """Only zeros follow: space that the broker allocated ahead."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentScan:
-    """What one pass over a segment found."""
+    """The result of one pass over a segment."""
 
     size_bytes: int
-    """Of the whole batches that were scanned."""
+    """Size of the whole batches that were scanned."""
     crc32c: int
-    """Of those bytes."""
+    """CRC32C of these batches."""
     base_timestamp_ms: int
     """The smallest batch base timestamp (or the append time), or NO_TIMESTAMP."""
     max_timestamp_ms: int
@@ -100,23 +93,23 @@ class SegmentScan:
     """The last offset of the last batch; None without any. Not the segment's last offset."""
     has_transactions: bool
     aborted: tuple[AbortedTransaction, ...]
-    """Those whose abort marker is among the scanned batches."""
+    """The transactions whose abort marker is among the scanned batches."""
     tracker: TransactionTracker
-    """The state of transactions at the end."""
+    """The state of transactions at the end of the scan."""
     ended_by: EndedBy
 
 
 class SegmentScanner:
     """
-    Check a segment's bytes as they are fed, and keep what an upload needs.
+    Checks a segment's bytes as they are fed, and collects the facts for an upload.
 
-    Feed it views that begin where the last one was consumed to, until `is_done` or the end
-    of the bytes; then `finish`. After an error it is of no use. With *next_offset* the
-    segment is closed, and every byte must be part of it. Without, it is active, and batches
-    that do not end below *stop_offset* are left alone.
+    Feed it views that begin where the last one was consumed to, until `is_done` or the end of the bytes;
+    then call `finish`. It cannot be used after an error. With *next_offset* the segment is closed, and
+    every byte must be part of it. Without it, the segment is active, and batches that do not end below
+    *stop_offset* are left out.
 
-    Entries are an interval apart, and ascending *index_positions* are those of entries that are to
-    come besides. With the positions of an index a scan finds the same entries, or they are wrong.
+    Index entries are an interval apart. The ascending *index_positions* are positions of additional
+    entries. With the positions of an existing index, a scan finds the same entries, or that index is wrong.
     """
 
     def __init__(
@@ -160,21 +153,21 @@ class SegmentScanner:
 
     @property
     def wanted_bytes(self) -> int:
-        """Return how many bytes the next view must have for `feed` to get on."""
+        """Return how many bytes the next view must have for `feed` to make progress."""
         return self._wanted_bytes
 
     @property
     def is_done(self) -> bool:
-        """Say whether the end was found before the bytes ended; more of them change nothing."""
+        """Return whether the end was found before the bytes ended. More bytes change nothing."""
         return self._ended_by is not None
 
     def feed(self, view: memoryview) -> int:  # noqa: C901, PLR0912 - flat on purpose: this is the hot path
         """
-        Scan the whole batches at the front of *view*; return how many bytes they have.
+        Scan the whole batches at the front of *view*; return their size in bytes.
 
         Raises:
             OldMagicError: The segment holds message format v0 or v1.
-            CorruptDataError: A batch is damaged, or not where it belongs.
+            CorruptDataError: A batch is damaged, or not at its place.
         """
         if self._ended_by is not None:
             return 0
@@ -238,7 +231,7 @@ class SegmentScanner:
 
     def finish(self, left_bytes: int = 0) -> SegmentScan:
         """
-        Return what was found; *left_bytes* are those that `feed` did not consume.
+        Return the result; *left_bytes* is the number of bytes that `feed` did not consume.
 
         Raises:
             CorruptDataError: The segment is closed, and its last bytes are not a whole batch.
@@ -267,17 +260,17 @@ class SegmentScanner:
         )
 
     def _next_entry_at(self, position: int) -> int:
-        """Return where the next entry is due, after one at *position*."""
+        """Return the position from which the next index entry is due, after one at *position*."""
         row = bisect_right(self._index_positions, position)
         return min([position + self._interval_bytes, *self._index_positions[row : row + 1]])
 
     def _stop_or_fail(self, view: memoryview, position: int, header: BatchHeader) -> None:
-        """End the scan before a header that is not the next batch's, or raise what is wrong with it."""
+        """End the scan before a header that is not the next batch's, or raise its fault."""
         if view[position : position + HEADER_BYTES] == _ZERO_HEADER:
             if self._is_active:
                 self._ended_by = EndedBy.ZERO_TAIL
             else:
-                # How many there are is worth knowing, so the rest is still taken, as zeros.
+                # The error reports their number, so the rest is still fed, as zeros.
                 self._is_in_zeros = True
             return
         if self._is_past_stop(header):
@@ -309,10 +302,10 @@ class SegmentScanner:
 
     def _may_be_torn(self, view: memoryview, position: int, *, written_to: int) -> bool:
         """
-        Say whether a batch looks wrong because the broker has not finished writing it.
+        Return whether a batch may look wrong because the broker has not finished writing it.
 
-        That is so in an active segment if nothing but the end of the file or allocated zeros
-        follows. More bytes are asked for when there are too few to tell.
+        It may in an active segment if only the end of the file or allocated zeros follow. If there are
+        too few bytes to decide, `wanted_bytes` asks for more.
         """
         if not self._is_active:
             return False
@@ -326,7 +319,12 @@ class SegmentScanner:
         return False
 
     def _end_before(self, left_bytes: int) -> None:
-        """Settle what bytes that are no whole batch mean at the end of the file."""
+        """
+        Set why the scan ended before the last *left_bytes*, which are no whole batch.
+
+        Raises:
+            CorruptDataError: The segment is closed.
+        """
         is_zero = self._is_in_zeros or self._is_rest_zero
         if self._is_active:
             self._ended_by = EndedBy.ZERO_TAIL if is_zero else EndedBy.TORN_TAIL
@@ -351,7 +349,7 @@ class SegmentScanner:
         return len(view)
 
     def _order_fault(self, header: BatchHeader) -> str:
-        """Say what is wrong with where *header* stands, given that it is possible by itself."""
+        """Return what is wrong with the place of *header*, which is possible by itself."""
         if header.base_offset < self._base_offset:
             return (
                 f"batch offset {header.base_offset} is before the segment's base offset {self._base_offset}"
@@ -363,10 +361,10 @@ class SegmentScanner:
         )
 
     def _note_epoch(self, epoch: int, offset: int, position: int) -> int:
-        """Take in another leader epoch; return the one that counts from here."""
+        """Record a change of the leader epoch; return the epoch that applies from here on."""
         known = self._epochs[-1][0] if self._epochs else -1
         if epoch < 0:
-            # A batch that no leader has stamped says nothing of epochs.
+            # A batch that no leader has stamped has no information about epochs.
             return known
         if epoch < known:
             self._fail(f"leader epoch {epoch} follows {known}", position, offset)
@@ -402,7 +400,7 @@ def _is_zero(view: memoryview) -> bool:
 
 class HeaderWalk:
     """
-    Walk the headers of one segment file, from *position* to the last whole batch.
+    A walk over the headers of one segment file, from *position* to the last whole batch.
 
     *read_at* returns the bytes at a position, fewer only at the end of the file.
     """
@@ -420,7 +418,7 @@ class HeaderWalk:
         self._size_bytes = size_bytes
         self._source = source
         self.position = position
-        """Where the next batch begins; at the end, where the log ends."""
+        """Position of the next batch; after the walk, the end of the log."""
         self.next_offset = base_offset
         """The first offset after the last batch."""
         self.ended_by = EndedBy.END_OF_FILE

@@ -8,7 +8,7 @@ The index sidecar of a stored segment (`.log.index`): an envelope (`TRDI`) aroun
     sections    the broker's offset, time and transaction index and producer snapshot,
                 byte for byte
 
-With the data object and this one, a segment can be read by offset or time, filtered for
+With the data object and its sidecar, a segment can be read by offset or time, filtered for
 `read_committed`, and put back into a broker's log directory.
 """
 
@@ -16,16 +16,20 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crc32c import crc32c
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
-from tieringd.model.segment import NO_CRC, AbortedTransaction, BrokerIndexes, IndexEntry, SegmentIndex
-
-if TYPE_CHECKING:
-    from tieringd.model.segment import RemoteSegment
+from tieringd.model.segment import (
+    NO_CRC,
+    AbortedTransaction,
+    BrokerIndexes,
+    IndexEntry,
+    RemoteSegment,
+    SegmentIndex,
+)
 
 MAGIC = b"TRDI"
 VERSION = 1
@@ -58,10 +62,10 @@ def encode_sidecar(index: SegmentIndex) -> bytes:
 
 def decode_sidecar(data: bytes) -> SegmentIndex:
     """
-    Return the index that *data* holds.
+    Return the index in *data*.
 
     Raises:
-        CorruptDataError: The bytes are not a whole index of a version we know.
+        CorruptDataError: The bytes are not a whole index of a known version.
     """
     _version, body = unseal(data, MAGIC, newest_version=VERSION, kind="segment index")
     try:
@@ -74,7 +78,7 @@ def decode_sidecar(data: bytes) -> SegmentIndex:
 
 def decode_sidecar_of(data: bytes, segment: RemoteSegment, *, key: str) -> SegmentIndex:
     """
-    Return the index of *segment* that the object *key* holds.
+    Return the index of *segment*, which the object *key* with the bytes *data* must hold.
 
     Raises:
         CorruptDataError: The bytes are not a whole index, or describe another data object.

@@ -1,8 +1,8 @@
 """
 The topic manifest: a topic's name, id, partition count and state, as JSON in the bucket.
 
-It is what makes a bucket self-describing: the list of topic manifests, with the partition
-count in each, leads to every partition manifest without any other knowledge.
+It makes a bucket self-describing: the list of topic manifests, with the partition count in each, leads
+to every partition manifest without any other knowledge.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ _FIELDS_SINCE: dict[int, dict[str, Any]] = {
     3: {"defaults": None},
     5: {"remote_delete": None, "deletion": None, "moved_to": ""},
 }
-"""What a document of an older version means by leaving them out."""
+"""The values of the fields that documents of older versions lack."""
 
 
 class Archiving(StrEnum):
-    """What operators want of a topic, whatever the configuration says."""
+    """The operators' decision about a topic, independent of the configuration."""
 
     ON = "on"
     PAUSED = "paused"
-    """Neither uploaded nor trimmed until someone resumes it."""
+    """Neither uploaded nor trimmed until an operator resumes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginalRetention:
     """
-    What was set on the topic before tieringd took over its retention.
+    The topic's own retention settings before tieringd took over its retention.
 
-    As the broker wrote it; None where nothing was set on the topic itself.
+    The values are the broker's text; None where the topic itself had no setting.
     """
 
     retention_ms: str | None
     retention_bytes: str | None
     effective_ms: int | None = None
     """
-    What held for the topic then, whoever set it; -1 is without limit.
+    The topic's effective retention then, from whatever source; -1 is without limit.
 
-    It is the topic's total retention for as long as it is managed. None of a document before version 4.
+    It is the topic's total retention while tieringd manages it. None in a document before version 4.
     """
     effective_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TieringDefaults:
-    """What holds for a topic that says nothing itself: the cluster's values at some time."""
+    """The values for a topic without settings of its own: the cluster's values at some time."""
 
     remote_write: bool
     remote_read: bool
     local_target_ms: int | None = None
-    """The local target that it was created with, -1 without limit; None is the cluster's value of now."""
+    """The local target at the topic's creation, -1 without limit; None means the cluster's current value."""
     local_target_bytes: int | None = None
 
 
@@ -78,19 +78,19 @@ class TopicManifest:
     original_retention: OriginalRetention | None = None
     """Set while tieringd manages the topic's retention on the broker."""
     retention_released: bool = False
-    """An operator gave the retention back; the configuration does not take it again by itself."""
+    """Whether an operator gave the retention back. The configuration alone does not take it again."""
     defaults: TieringDefaults | None = None
-    """What the topic began with when it was first seen; None before anybody recorded it."""
+    """The defaults when the topic was first seen; None before they were recorded."""
     remote_delete: bool | None = None
     """
     Whether deleting the topic deletes its objects, as last seen on the living topic.
 
-    A deleted topic has no configuration any more that could be asked. None before anybody recorded it.
+    A deleted topic has no configuration that could be read. None before it was recorded.
     """
     deletion: Deletion | None = None
-    """How its end was noted; None while it is live."""
+    """The note of its deletion; None while it is live."""
     moved_to: str = ""
-    """The bucket in which this archive goes on; empty while that is this one."""
+    """The bucket in which this archive continues; empty while it continues in this one."""
 
     def partitions(self) -> tuple[TopicIdPartition, ...]:
         """Return the partitions 0 to `partition_count` - 1; some may have no manifest."""
@@ -124,10 +124,10 @@ def encode_topic_manifest(manifest: TopicManifest) -> bytes:
 
 def decode_topic_manifest(data: bytes) -> TopicManifest:
     """
-    Return the manifest that *data* holds.
+    Return the manifest in *data*.
 
     Raises:
-        CorruptDataError: The bytes are not a topic manifest of a version we know.
+        CorruptDataError: The bytes are not a topic manifest of a known version.
     """
     try:
         return _manifest(json.loads(data))
@@ -136,7 +136,7 @@ def decode_topic_manifest(data: bytes) -> TopicManifest:
 
 
 def _manifest(document: dict[str, Any]) -> TopicManifest:
-    # The version comes first: what else a newer document holds is not known here.
+    # The version is checked first: a newer document may hold unknown fields.
     version = document["version"]
     if version not in _READ_VERSIONS:
         raise CorruptDataError(

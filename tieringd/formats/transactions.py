@@ -1,31 +1,28 @@
 """
 Transactions in a log: which are open, how they end, and what `read_committed` shows.
 
-All classes take batch headers ascending by offset. A transaction is known by its producer
-id: a producer has at most one open at a time, and a marker in the log ends it.
+All classes take batch headers ascending by offset. A transaction is identified by its producer id: a
+producer has at most one open at a time, and a marker in the log ends it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Literal, TypeAlias
 
+from tieringd.formats.record_batch import BatchHeader
 from tieringd.model.segment import AbortedTransaction, CrossingTransaction
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from tieringd.formats.record_batch import BatchHeader
 
 Marker: TypeAlias = Literal["commit", "abort"] | int
 
 
 class TransactionTracker:
     """
-    Follow the transactions of one partition's log from *start_offset* on.
+    Follows the transactions of one partition's log from *start_offset* on.
 
-    Feed it every transactional batch, in offset order. A marker of a producer that was not
-    met since the start ends a transaction that began earlier; aborted, it is reported from
-    *start_offset*, since nothing of it lies between the two.
+    Feed it every transactional batch, in offset order. A marker of a producer without an earlier batch
+    since the start ends a transaction that began before it. If such a transaction is aborted, it is
+    reported from *start_offset*, since none of its records are between the start and the marker.
     """
 
     __slots__ = ("_ended", "_open", "_start_offset")
@@ -36,7 +33,7 @@ class TransactionTracker:
         self._ended: set[int] = set()
 
     def copy(self) -> TransactionTracker:
-        """Return a tracker in the same state that goes its own way."""
+        """Return an independent tracker in the same state."""
         twin = TransactionTracker()
         twin._go_on_from(self)
         return twin
@@ -53,15 +50,15 @@ class TransactionTracker:
 
     @property
     def first_unstable_offset(self) -> int | None:
-        """Return where the oldest open transaction begins; None when none is open."""
+        """Return the first offset of the oldest open transaction; None when none is open."""
         return min(self._open.values(), default=None)
 
     def note_data(self, header: BatchHeader) -> None:
-        """Take in a batch of records that belongs to a transaction."""
+        """Record a batch of records that belongs to a transaction."""
         self._open.setdefault(header.producer_id, header.base_offset)
 
     def note_marker(self, header: BatchHeader, marker: Marker) -> AbortedTransaction | None:
-        """Take in a control batch; return the transaction that it aborts, if it does."""
+        """Record a control batch; return the transaction that it aborts, if it does."""
         if isinstance(marker, int):
             return None
         producer_id = header.producer_id
@@ -81,7 +78,7 @@ class TransactionTracker:
 
 
 class MarkerSearch(TransactionTracker):
-    """Go on where *tracker* stands, and find the markers of the transactions that are open there."""
+    """A tracker that continues from *tracker*, and finds the markers of the transactions open there."""
 
     __slots__ = ("_awaited", "_found")
 
@@ -98,7 +95,7 @@ class MarkerSearch(TransactionTracker):
 
     @property
     def found(self) -> tuple[CrossingTransaction, ...]:
-        """Return the transactions whose markers were met, in the order of these."""
+        """Return the transactions whose markers were met, in the order of the markers."""
         return tuple(self._found)
 
     def note_marker(self, header: BatchHeader, marker: Marker) -> AbortedTransaction | None:
@@ -113,9 +110,9 @@ class MarkerSearch(TransactionTracker):
 
 class ReadCommittedFilter:
     """
-    Say which batches a `read_committed` consumer sees below the last stable offset.
+    Decides which batches a `read_committed` consumer sees below the last stable offset.
 
-    Owned by one reader, which asks for ascending batches.
+    Owned by one reader, which passes batches in ascending order.
     """
 
     __slots__ = ("_aborted_until", "_pending")
@@ -125,7 +122,7 @@ class ReadCommittedFilter:
         self._aborted_until: dict[int, int] = {}
 
     def accepts(self, header: BatchHeader) -> bool:
-        """Say whether the records of this batch are visible; markers never are."""
+        """Return whether the records of this batch are visible; markers never are."""
         while self._pending and self._pending[-1].first_offset <= header.last_offset:
             begun = self._pending.pop()
             self._aborted_until[begun.producer_id] = begun.last_offset

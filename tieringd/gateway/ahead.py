@@ -1,54 +1,51 @@
 """
-What a client will fetch next, made ready before it asks.
+Prepare the archive's answer to a client's next Fetch before the client sends it.
 
-A client that reads old records fetches from where its last answer ended. While it takes that answer, the
-next one is prepared. Whether it may have it is still the broker's word: it is asked, by the client's own
-request on the client's own connection, for the last archived offsets below its log. When it finds those out
-of range, it would find every archived one before them out of range too, for this client and at this leader
-epoch. That holds for a second; then it is asked again. Whatever else it says, and whatever else the client
-asks, goes the ordinary way.
+A client that reads old records fetches from where its last answer ended. While the client receives that
+answer, the next one is prepared. The broker still decides whether the client may have it: the gateway
+sends the client's own request on the client's own connection, for the last archived offsets below the
+broker's log. If the broker finds these out of range, it would find every archived offset before them out
+of range too, for this client and at this leader epoch. The gateway relies on this for a second; then it
+asks the broker again. After any other response of the broker, and for any other request of the client,
+the request goes to the broker as usual.
 
-A client is prepared for once it has gone on from where an answer ended, and no longer when it has not.
+Preparation begins once a client has fetched from where an answer ended, and stops when it has not.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.fetch import AskedFetch, asked_of, with_offsets
-from tieringd.formats.kafka_wire.request_header import Api
+from tieringd.formats.kafka_wire.request_header import Api, RequestHead
 from tieringd.gateway.answers import fetched_ahead
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
-    from tieringd.formats.kafka_wire.request_header import RequestHead
-    from tieringd.gateway.archive_answers import ArchiveAnswers
-    from tieringd.gateway.pending import Answer, PendingRequest
-    from tieringd.gateway.responses import Question
+from tieringd.gateway.archive_answers import ArchiveAnswers
+from tieringd.gateway.pending import Answer, PendingRequest
+from tieringd.gateway.responses import Question
 
 PERMIT_SECONDS: Final = 1.0
-"""How long the broker's word is taken for what it would say now."""
+"""How long an out-of-range response of the broker is taken as its response to later requests."""
 
 
 @dataclass(eq=False, frozen=True, slots=True)
 class _Expected:
-    """The Fetch that comes next."""
+    """The Fetch that the client is expected to send next."""
 
     head: RequestHead
-    """Of the one before it."""
+    """The head of the Fetch before it."""
     asked: AskedFetch
     last: AskedFetch
-    """The same for the last offsets that the archive has below the broker's log."""
+    """The same Fetch for the last offsets that the archive has below the broker's log."""
     request_for_last: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Permit:
-    """That the broker has found some offsets out of range, and so all archived ones before them."""
+    """The broker found some offsets out of range, and so all archived offsets before them."""
 
     version: int
     last: AskedFetch
@@ -68,9 +65,10 @@ class _Permit:
 
 class FetchAhead:
     """
-    One connection's next Fetch. Of one connection, and of its loop.
+    The next Fetch of one connection. Belongs to that connection and its loop.
 
-    *on_known* is called when a request that waits may come again, *on_broken* with what was wrong.
+    *on_known* is called when a held-back request may be claimed again, *on_broken* with the fault of a
+    Fetch that cannot be read.
     """
 
     def __init__(
@@ -92,22 +90,23 @@ class FetchAhead:
         self._expected: _Expected | None = None
         self._is_followed = False
         self._asked: _Expected | None = None
-        """What the broker has not answered yet; perhaps not what is expected any more."""
+        """What the broker was asked and has not answered yet. The client may have moved on meanwhile."""
         self._asked_at = 0.0
         self._permit: _Permit | None = None
         self._task: asyncio.Task[None] | None = None
         self._ready: Answer | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.is_awaited = False
-        """Whether a request was held back by `claim`, and `on_known` has not been called since."""
+        """Whether `claim` held back a request, and `on_known` has not been called since."""
 
     def expect(self, pending: PendingRequest, sent: Answer) -> None:
-        """Note what was just sent in answer to *pending*: after a Fetch, the next one follows from it."""
+        """Record the answer *sent* to *pending*. After a Fetch, the next Fetch is derived from it."""
         if pending.head.api_key != Api.FETCH:
             return
         self._drop()
         if self.is_awaited:
-            # It waits for what is not expected any more. Not at once: the answer is not on its way yet.
+            # A held-back request waits for an answer that is no longer expected. It is released in a
+            # later turn, after the caller has sent the current answer.
             self._loop.call_soon(self._tell)
         if not sent.onward or pending.request is None:
             return
@@ -120,9 +119,9 @@ class FetchAhead:
 
     def begin(self) -> None:
         """
-        Prepare what is expected, if the broker's word is there, and unless it is done or under way.
+        Prepare the expected answer, if the broker's permit covers it and it is not prepared already.
 
-        To be called when the last answer has gone: what was done before would hold that up.
+        Call this when the last answer was sent: preparing earlier would delay that answer.
         """
         expected, permit = self._expected, self._permit
         is_idle = self._task is None and self._ready is None
@@ -133,7 +132,7 @@ class FetchAhead:
             self._task.add_done_callback(self._on_done)
 
     def to_ask(self) -> tuple[RequestHead, bytes] | None:
-        """Return what the broker should be asked now; the caller does it, and calls `is_asked`."""
+        """Return the request to send to the broker now, if any. The caller sends it and calls `is_asked`."""
         expected = self._expected
         if expected is None or not self._is_followed or self._asked is not None:
             return None
@@ -144,11 +143,11 @@ class FetchAhead:
         return expected.head, expected.request_for_last
 
     def is_asked(self) -> None:
-        """Note that the broker was asked; `is_answered` is due."""
+        """Record that the broker was asked. `is_answered` must follow."""
         self._asked, self._asked_at = self._expected, self._loop.time()
 
     def is_answered(self, question: Question | None) -> None:
-        """Take the broker's answer; None where the archive has nothing to say to it."""
+        """Take the broker's response; None if the archive has nothing to add to it."""
         asked, self._asked = self._asked, None
         if asked is None:
             return
@@ -157,7 +156,7 @@ class FetchAhead:
             self._permit = None
             self._give_up()
             return
-        # It may have lain in the socket for long.
+        # The permit counts from the request: the response may have waited in the socket.
         self._permit = _Permit(asked.head.version, asked.last, self._asked_at + PERMIT_SECONDS)
         self.begin()
         if self._task is None and self._ready is None:
@@ -165,12 +164,12 @@ class FetchAhead:
 
     def claim(self, frame: memoryview, head: RequestHead) -> Answer | None:
         """
-        Return the answer to a Fetch that has come, if it is ready; None lets the request go to the broker.
+        Return the answer to a Fetch that has arrived, if it is ready. None lets the request go to the broker.
 
-        But when `is_awaited` is true afterwards, the answer is under way: the request is to come again.
+        If `is_awaited` is true afterwards, the answer is being prepared: call this again after `on_known`.
 
         Raises:
-            ProtocolViolation: It is no Fetch request.
+            ProtocolViolation: The frame is no Fetch request.
         """
         expected = self._expected
         if expected is None:
@@ -193,7 +192,7 @@ class FetchAhead:
         return self._permit is not None and self._permit.expires_at > self._loop.time()
 
     def close(self) -> None:
-        """Give everything up; nothing is called any more."""
+        """Drop all state. No callback is called any more."""
         self.is_awaited = False
         self._drop()
 
@@ -205,7 +204,7 @@ class FetchAhead:
             timeout_seconds=self._timeout_seconds,
             bytes_max=self._bytes_max(),
         )
-        # What is not expected any more is cancelled, and does not come here.
+        # The task of an answer that is no longer expected was cancelled, and does not get here.
         if found is not None:
             self._ready = found
             self._timer = self._loop.call_at(expires_at, self._give_up)
@@ -218,7 +217,7 @@ class FetchAhead:
         if error is not None and is_current:
             self._on_broken(str(error))
         if error is not None and not isinstance(error, ProtocolViolation):
-            # A fault of ours: the loop's exception handler reports it.
+            # A programming error: the loop's exception handler reports it.
             raise error
         if error is not None or not is_current:
             return
@@ -237,7 +236,7 @@ class FetchAhead:
             self._on_known()
 
     def _drop(self) -> None:
-        """Expect nothing, and release what is ready."""
+        """Stop expecting a Fetch, and release the answer that is ready."""
         self._expected = None
         if self._timer is not None:
             self._timer.cancel()

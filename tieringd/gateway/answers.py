@@ -1,30 +1,32 @@
 """
-Answers of the broker and of the archive, made into one.
+Combine answers of the broker and of the archive into one.
 
-Functions of bytes and of the archive; nothing here knows a connection. Where the archive says nothing,
-the result is the broker's bytes. Where it cannot say now, the client gets an error on which it
-tries again: the broker's own answer would make it skip what is archived.
+These are functions of bytes and of the archive; they know no connection. If the archive has nothing to
+add, the result is the broker's bytes. If the archive cannot answer now, the client gets a retriable
+error: the broker's own answer would make it skip archived records.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
+from uuid import UUID
 
 import structlog
 from kio.schema.errors import ErrorCode
 
 from tieringd.broker.kafka_protocol import CLIENT_ID
 from tieringd.errors import TieringError
-from tieringd.formats.kafka_wire.fetch import Replacement, asked_of, composed, rebuilt
+from tieringd.formats.kafka_wire.fetch import AskedFetch, Replacement, asked_of, composed, rebuilt
 from tieringd.formats.kafka_wire.messages import (
     decode_request,
     decode_response,
     encode_response,
     response_module,
 )
-from tieringd.formats.kafka_wire.request_header import Api, client_id_of
+from tieringd.formats.kafka_wire.request_header import Api, RequestHead, client_id_of
 from tieringd.gateway.archive_answers import (
     EARLIEST,
     EARLIEST_PENDING_UPLOAD,
@@ -32,25 +34,16 @@ from tieringd.gateway.archive_answers import (
     LATEST_TIERED,
     MAX_TIMESTAMP,
     TRY_AGAIN,
+    ArchiveAnswers,
     ArchivedFetch,
     FetchQuestion,
+    ListedOffset,
+    Onward,
+    PartitionKey,
+    RemoteLogDir,
 )
 from tieringd.gateway.pending import Answer
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Collection, Iterator, Mapping
-    from uuid import UUID
-
-    from tieringd.formats.kafka_wire.fetch import AskedFetch
-    from tieringd.formats.kafka_wire.request_header import RequestHead
-    from tieringd.gateway.archive_answers import (
-        ArchiveAnswers,
-        ListedOffset,
-        Onward,
-        PartitionKey,
-        RemoteLogDir,
-    )
-    from tieringd.gateway.responses import Question
+from tieringd.gateway.responses import Question
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +56,7 @@ _READ_COMMITTED: Final = 1
 
 
 def _nothing() -> None:
-    """Release nothing."""
+    """Do nothing: there is nothing to release."""
 
 
 def _own(question: Question) -> Answer:
@@ -74,9 +67,11 @@ async def answer(
     question: Question, archive: ArchiveAnswers, *, timeout_seconds: float, bytes_max: float
 ) -> Answer:
     """
-    Ask the archive, and return what the client is told; an archive that is late cannot say now.
+    Ask the archive, and return what the client is told.
 
-    A Fetch is answered with at most *bytes_max* of archived records, but for a first batch that is larger.
+    A timeout counts as an archive that cannot answer now.
+
+    A Fetch is answered with at most *bytes_max* of archived records. Only a first batch may be larger.
 
     Raises:
         ProtocolViolation: The request or the broker's response cannot be read.
@@ -140,9 +135,9 @@ async def fetched_ahead(
     asked: AskedFetch, head: RequestHead, archive: ArchiveAnswers, *, timeout_seconds: float, bytes_max: float
 ) -> Answer | None:
     """
-    Return the answer to a Fetch that has not come, for a broker that has nothing of it; None without one.
+    Return the answer to a Fetch that is not sent yet, for a broker that has none of its offsets.
 
-    There is none where the archive cannot say now, or not of every partition: a client is told when it asks.
+    None if the archive cannot answer now for every partition: the client learns the reason when it asks.
     """
     fetch = FetchQuestion(
         partitions=asked.partitions,
@@ -210,7 +205,7 @@ async def _in_time(
     answers: Awaitable[Mapping[PartitionKey, T | TieringError]],
     timeout_seconds: float,
 ) -> Mapping[PartitionKey, T | Exception]:
-    """Return what the archive says of each partition; an error where it cannot say now, or is late."""
+    """Return the archive's finding for each partition, or an error if it fails or is late."""
     found: Mapping[PartitionKey, T | Exception]
     try:
         async with asyncio.timeout(timeout_seconds):
@@ -239,7 +234,7 @@ def _listed(response: Any) -> Iterator[tuple[PartitionKey, Any]]:
 
 
 def _is_better(timestamp: int, archived: ListedOffset, said: Any) -> bool:
-    """Say whether the archive's offset is the one of the whole log."""
+    """Say whether the archive's offset, rather than the broker's, is the answer for the whole log."""
     offset, timestamp_ms = int(said.offset), int(said.timestamp)
     if offset == _UNKNOWN:
         return True
@@ -270,10 +265,10 @@ async def _offset_for_leader_epoch(
     asked = {
         key: epochs[key]
         for key, said in answered.items()
-        # No epoch ends before offset 0.
+        # No epoch ends before offset 0, so that answer of the broker is right.
         if key in epochs and said.end_offset != 0 and archive.may_have(*key)
     }
-    # A replica compares its own log with the leader's; the archive is no part of either.
+    # A replica compares its own log with the leader's. The archive is not part of either.
     if not asked or getattr(request, "replica_id", _UNKNOWN) >= 0:
         return _own(question)
     found = await _in_time(question, asked, archive.offset_for_leader_epoch(asked), timeout_seconds)
@@ -281,19 +276,19 @@ async def _offset_for_leader_epoch(
     for key, end in found.items():
         if isinstance(end, Exception):
             changes[key] = {"error_code": TRY_AGAIN}
-        # The broker takes what it has forgotten for a part of its oldest epoch, whose start it moves
-        # up with its log: the smaller end is the true one.
+        # The broker counts forgotten epochs as part of its oldest epoch, and moves that epoch's start up
+        # with its log. So the smaller end is the true one.
         elif answered[key].end_offset == _UNKNOWN or end.end_offset < answered[key].end_offset:
             changes[key] = {"leader_epoch": end.leader_epoch, "end_offset": end.end_offset}
     return _changed(question, response, "topic", "partition", changes)
 
 
 async def _delete_records(question: Question, archive: ArchiveAnswers, timeout_seconds: float) -> Answer:
-    """Let the archive follow what the broker has carried out, and tell where the whole log begins now."""
+    """Make the archive follow a deletion of the broker. Tell the client where the whole log begins now."""
     head = question.pending.head
     frame = memoryview(question.pending.request or b"")
     if client_id_of(frame) == CLIENT_ID.encode():
-        # A trim of a daemon's own, which comes here where the daemon's `broker` settings name the gateway.
+        # The daemon's own trim. It arrives here if the daemon's `broker` settings name the gateway.
         return _own(question)
     request = decode_request(frame, head)
     response = decode_response(memoryview(question.response), head.api_key, head.version)
@@ -308,7 +303,7 @@ async def _delete_records(question: Question, archive: ArchiveAnswers, timeout_s
         for partition in topic.partitions
         if partition.error_code == ErrorCode.none
     }
-    # -1 asks for all that there is: the log begins at its end then.
+    # -1 deletes all records. The log then begins at its end, which is the broker's low watermark.
     before = {
         key: wanted[key] if wanted[key] >= 0 else low_watermark
         for key, low_watermark in said.items()
@@ -328,14 +323,14 @@ async def _describe_log_dirs(question: Question, archive: ArchiveAnswers, timeou
     head = question.pending.head
     request = decode_request(memoryview(question.pending.request or b""), head)
     response = decode_response(memoryview(question.response), head.api_key, head.version)
-    # A client that may not see the broker's directories gets an error, or in old versions none at all.
+    # A client without permission to see the directories gets an error, or in old versions no directory.
     if getattr(response, "error_code", ErrorCode.none) != ErrorCode.none or not response.results:
         return _own(question)
     try:
         async with asyncio.timeout(timeout_seconds):
             directories = await archive.describe_log_dirs()
     except (TieringError, TimeoutError) as error:
-        # The sizes on the broker's own disks are still right, and nobody acts on the others.
+        # The sizes on the broker's own disks are still right, and no client acts on the archive's sizes.
         _warn(question, error)
         return _own(question)
     if not directories:
@@ -369,7 +364,7 @@ def _log_dir(module: Any, directory: RemoteLogDir, wanted: set[tuple[str, int]] 
 def _changed(
     question: Question, response: Any, topic: str, number: str, changes: dict[PartitionKey, dict[str, Any]]
 ) -> Answer:
-    """Return *response* with fields of some partitions changed, or the broker's bytes without any change."""
+    """Return *response* with changed fields of some partitions; without changes, the broker's bytes."""
     if not changes:
         return _own(question)
     topics = tuple(

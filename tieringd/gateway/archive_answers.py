@@ -1,41 +1,39 @@
 """
-The seam between the gateway and the archive: what is asked of it, and how it may answer.
+The interface between the gateway and the archive: what the gateway asks, and what the archive may answer.
 
-The gateway asks only about partitions for which the broker has just given an answer that the
-client may see, so none of this decides who may read what. The archive says nothing about what it
-does not have; then the broker's own answer goes to the client, byte for byte.
+The gateway asks only about partitions for which the broker has just given a response that the client may
+see. So no authorization is decided here. For offsets that the archive does not have it returns nothing,
+and the broker's own response goes to the client, byte for byte.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from tieringd.errors import TieringError
-    from tieringd.formats.kafka_wire.fetch import AskedPartition, Replacement
+from tieringd.errors import TieringError
+from tieringd.formats.kafka_wire.fetch import AskedPartition, Replacement
 
 LATEST: Final = -1
 EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 LATEST_TIERED: Final = -5
 EARLIEST_PENDING_UPLOAD: Final = -6
-"""Special timestamps of ListOffsets; -4, the earliest local offset, is the broker's alone."""
+"""Special timestamps of ListOffsets. Only the broker answers -4, the earliest local offset."""
 
 TRY_AGAIN: Final = ErrorCode.kafka_storage_error
-"""What a client is told when the archive cannot say now."""
+"""The error that a client gets when the archive cannot answer now. Clients retry after it."""
 
 PartitionKey = tuple[str | UUID, int]
-"""A topic's name, or its id in newer versions of Fetch, and the number of a partition."""
+"""A topic's name, or its id in newer versions of Fetch, and a partition number."""
 
 
 def _nothing() -> None:
-    """Release what needs no release."""
+    """Do nothing: there is nothing to release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,37 +41,37 @@ class FetchQuestion:
     """Partitions whose fetch offset the broker found out of range."""
 
     partitions: Mapping[PartitionKey, AskedPartition]
-    """In the order of the broker's answer."""
+    """In the order of the broker's response."""
     max_bytes: int
-    """What the client's limit leaves for all of them together, beside what the broker sends."""
+    """How many bytes the client's limit leaves for all of them together, besides the broker's records."""
     needs_a_batch: bool
-    """True when the broker sends no records: the first batch then comes whatever its size."""
+    """True when the broker sends no records: then the first batch is sent whatever its size."""
     read_committed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Onward:
-    """How reading goes on after an answer."""
+    """Where a client's next Fetch of a partition continues, if the archive serves it again."""
 
     next_offset: int
-    """Where it does."""
+    """The next offset to fetch."""
     last_offset: int
-    """The last one that is archived and that the broker's own log begins after; not before the next one."""
+    """The last archived offset before the broker's own log. It is at least *next_offset*."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedFetch:
-    """Answers for some of the partitions; *release* is called once, when they were sent or given up."""
+    """Answers for some of the partitions. *release* is called once, after sending or on failure."""
 
     partitions: Mapping[PartitionKey, Replacement] = field(default_factory=dict)
     release: Callable[[], None] = _nothing
     onward: Mapping[PartitionKey, Onward] = field(default_factory=dict)
-    """Of those partitions that will be read from the archive again, as far as is known."""
+    """Only partitions that the archive is expected to serve again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedOffset:
-    """An offset that the archive found for a timestamp or for one of Kafka's special ones."""
+    """An offset that the archive found for a timestamp, or for one of Kafka's special timestamps."""
 
     offset: int
     timestamp_ms: int = -1
@@ -82,7 +80,7 @@ class ListedOffset:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """Where the largest leader epoch that is not above the asked one ends."""
+    """The end of the largest leader epoch that is not above the requested one."""
 
     leader_epoch: int
     end_offset: int
@@ -90,23 +88,24 @@ class EpochEnd:
 
 @dataclass(frozen=True, slots=True)
 class RemoteLogDir:
-    """What the archive holds, as a log directory."""
+    """The archive's content, presented as a log directory."""
 
     name: str
-    """`remote://` and the bucket."""
+    """`remote://` and the bucket's name."""
     partition_bytes: Mapping[tuple[str, int], int]
 
 
 class ArchiveAnswers(Protocol):
     """
-    What the archive knows that the broker does not.
+    What the archive knows and the broker does not.
 
-    A `TieringError`, of a method or for one partition, means that the archive cannot say now: the client gets
-    an error on which it tries again, never the broker's answer, which would make it skip archived records.
+    A `TieringError`, raised by a method or returned for one partition, means that the archive cannot
+    answer now. The client then gets a retriable error. It never gets the broker's answer, which would
+    make it skip archived records.
     """
 
     def may_produce(self) -> bool:
-        """Say whether clients may write now; asked for every Produce request."""
+        """Say whether clients may write now. Called for every Produce request."""
 
     def may_have(self, topic: str | UUID, partition: int) -> bool:
         """Say, without waiting, whether there can be an answer for this partition at all."""
@@ -115,8 +114,8 @@ class ArchiveAnswers(Protocol):
         """
         Return, without waiting, where the whole log of a partition begins.
 
-        *broker_offset* is where the broker's own log begins. -1 is returned while the archive is not known
-        yet: a client takes that for unknown, and asks with ListOffsets, which waits.
+        *broker_offset* is where the broker's own log begins. -1 is returned while the start of the
+        archive is unknown: a client takes that for unknown, and asks with ListOffsets, which waits.
         """
 
     async def fetch(self, question: FetchQuestion) -> ArchivedFetch:
@@ -126,9 +125,9 @@ class ArchiveAnswers(Protocol):
         self, asked: Mapping[PartitionKey, int], *, read_committed: bool
     ) -> Mapping[PartitionKey, ListedOffset | TieringError]:
         """
-        Return offsets for timestamps; nothing where the archive holds no record of that time or later.
+        Return offsets for timestamps; nothing for a partition without a record of that time or later.
 
-        A partition of which the archive cannot say now has an error, and the others have their offsets.
+        A partition that cannot be read now has an error, and the others have their offsets.
         """
 
     async def offset_for_leader_epoch(
@@ -140,32 +139,32 @@ class ArchiveAnswers(Protocol):
         self, before: Mapping[PartitionKey, int]
     ) -> Mapping[PartitionKey, int | TieringError]:
         """
-        Serve nothing before these offsets any more: a user has deleted those records.
+        Stop serving records before these offsets, because a user has deleted them.
 
-        Returns where each archive begins from now on, or errors; nothing where a partition has no archive.
+        Returns where each archive begins from now on, or errors; nothing for a partition without an archive.
         """
 
     async def describe_log_dirs(self) -> Sequence[RemoteLogDir]:
-        """Return what the archive holds; the gateway leaves out what the client did not ask for."""
+        """Return the archive's content. The gateway leaves out partitions that the client did not ask for."""
 
 
 class NoArchive:
-    """An archive that knows nothing: every answer is the broker's."""
+    """An archive without any data: every answer is the broker's."""
 
     def may_produce(self) -> bool:
-        """Let clients write."""
+        """Return True: clients may write."""
         return True
 
     def may_have(self, topic: str | UUID, partition: int) -> bool:  # noqa: ARG002  (the seam has them)
-        """Know no partition."""
+        """Return False: no partition has an archive."""
         return False
 
     def log_start(self, topic: str | UUID, partition: int, broker_offset: int) -> int:  # noqa: ARG002
-        """Return the broker's."""
+        """Return the broker's log start."""
         return broker_offset
 
     async def fetch(self, question: FetchQuestion) -> ArchivedFetch:  # noqa: ARG002
-        """Have no records."""
+        """Return no records."""
         return ArchivedFetch()
 
     async def list_offsets(
@@ -174,23 +173,23 @@ class NoArchive:
         *,
         read_committed: bool,  # noqa: ARG002
     ) -> Mapping[PartitionKey, ListedOffset | TieringError]:
-        """Have no offsets."""
+        """Return no offsets."""
         return {}
 
     async def offset_for_leader_epoch(
         self,
         asked: Mapping[PartitionKey, int],  # noqa: ARG002
     ) -> Mapping[PartitionKey, EpochEnd | TieringError]:
-        """Have no epochs."""
+        """Return no epochs."""
         return {}
 
     async def delete_records(
         self,
         before: Mapping[PartitionKey, int],  # noqa: ARG002
     ) -> Mapping[PartitionKey, int | TieringError]:
-        """Have nothing to hide."""
+        """Return nothing: there are no records to hide."""
         return {}
 
     async def describe_log_dirs(self) -> Sequence[RemoteLogDir]:
-        """Hold nothing."""
+        """Return no directory."""
         return ()

@@ -1,67 +1,59 @@
 """
 One client and its own connection to the broker.
 
-What happens on one socket is dealt with at once, in the callback that tells of it; only a question to the
-archive takes a task. Neither side is read while the other does not take what was read before, so
-when a side is found to have ended nothing of it is left to pass on, and both are closed.
+Socket events are handled at once, in their callback. Only a question to the archive takes a task. A side
+is not read while the other side has not taken what was read before. So when a side has ended, all its
+bytes have been passed on, and both sides are closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
-from tieringd.errors import ProtocolViolation, RetryableError
+from tieringd.errors import LocalFileError, ProtocolViolation, RetryableError
 from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.gateway.ahead import FetchAhead
 from tieringd.gateway.answers import answer
-from tieringd.gateway.opening import connected, host_of
-from tieringd.gateway.pending import PendingRequest, PendingRequests
+from tieringd.gateway.archive_answers import ArchiveAnswers
+from tieringd.gateway.opening import GatewaySettings, connected, host_of
+from tieringd.gateway.pending import Answer, PendingRequest, PendingRequests
 from tieringd.gateway.requests import RequestFrames
-from tieringd.gateway.responses import SPLICED_BYTES, ResponseFrames
-from tieringd.gateway.wire import NOTHING_NOW, PipePool, ReadRates, Wire, wire_of
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Coroutine
-
-    from tieringd.errors import LocalFileError
-    from tieringd.gateway.archive_answers import ArchiveAnswers
-    from tieringd.gateway.opening import GatewaySettings
-    from tieringd.gateway.pending import Answer
-    from tieringd.gateway.responses import Question
-    from tieringd.gateway.wire import ByteBudget
+from tieringd.gateway.responses import SPLICED_BYTES, Question, ResponseFrames
+from tieringd.gateway.wire import NOTHING_NOW, ByteBudget, PipePool, ReadRates, Wire, wire_of
 
 _WAKE_BYTES: Final = 256 << 10
-"""While records pass, the loop is woken for this much at once: every turn has its price."""
+"""How many bytes of passing records wake the loop: each turn of the loop has a fixed cost."""
 log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class GatewayCounters:
-    """What a gateway has done since it started."""
+    """Counts since the gateway started."""
 
     accepted_connections: int = 0
     refused_connections: int = 0
-    """Beyond the limit."""
+    """Refused because of the limit on connections."""
     broken_connections: int = 0
-    """Closed because of what was sent on them, or because the broker did not take them."""
+    """Closed because of a protocol violation, or because the broker accepted no connection."""
     from_client_bytes: int = 0
     from_broker_bytes: int = 0
     archived_answers: int = 0
-    """Answers that are not the broker's own."""
+    """Answers that differ from the broker's own."""
     delayed_answers: int = 0
-    """Archived answers after which a client had to wait: it was sent more than it may have."""
+    """Archived answers after which the client had to wait, because it exceeded its rate."""
     prepared_answers: int = 0
-    """Those of them that were ready when they were asked for."""
+    """Archived answers that were ready when the client asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all connections of a gateway have in common."""
+    """What all connections of a gateway share."""
 
     settings: GatewaySettings
     archive: ArchiveAnswers
@@ -74,7 +66,7 @@ class Shared:
 
 
 class Connection:
-    """A client's connection, from its first request to its end; *on_closed* is called once."""
+    """A client's connection, from its first request to its end. *on_closed* is called once."""
 
     def __init__(self, sock: socket.socket, shared: Shared, on_closed: Callable[[Connection], None]) -> None:
         self._shared = shared
@@ -84,14 +76,14 @@ class Connection:
         self._broker: Wire | None = None
         self._early: list[bytes] = []
         self._kept_bytes = 0
-        """Of `_early`, or of the question that is being answered; counted in the budget."""
+        """Bytes of `_early`, or of the question that is being answered. They are counted in the budget."""
         self._task: asyncio.Task[None] | None = None
         self._is_finishing = False
         self._is_closed = False
         self._received_bytes = 0
         self._host = host_of(sock)
         self._rest: asyncio.TimerHandle | None = None
-        """Until then the client is not read from."""
+        """The timer until which the client is not read."""
         pending = PendingRequests(shared.budget)
         self._pending = pending
         settings = shared.settings
@@ -128,21 +120,21 @@ class Connection:
 
     @property
     def moved_bytes(self) -> int:
-        """Return a number that grows whenever anything moves."""
+        """Return a number that grows whenever bytes are received or sent later."""
         sent = self._client.later_bytes + (self._broker.later_bytes if self._broker is not None else 0)
         return self._received_bytes + sent
 
     def start(self) -> None:
-        """Read requests from now on; the broker is connected to when the first one has begun."""
+        """Read requests from now on. The first request opens the connection to the broker."""
         self._client.resume_reading()
 
     def finish(self) -> None:
-        """Take no further request, and close when those that began have their answers."""
+        """Take no further request, and close when the requests that began have their answers."""
         self._is_finishing = True
         self._settle()
 
     def abort(self) -> None:
-        """Close both sides at once; closing twice is allowed."""
+        """Close both sides at once. Closing twice is allowed."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -202,7 +194,7 @@ class Connection:
         broker.wake_at(min(passing, _WAKE_BYTES) if passing >= SPLICED_BYTES else 1)
 
     def _guarded(self, call: Callable[..., None], *arguments: int) -> None:
-        """Call what may find that the peer speaks no Kafka, and see who is to be read next."""
+        """Run a handler of received bytes, close the connection if they are not valid Kafka, and settle."""
         if self._is_closed:
             return
         try:
@@ -227,7 +219,7 @@ class Connection:
         self._break(str(error))
 
     def _settle(self) -> None:
-        """Read from each side exactly while the other side takes what was read before."""
+        """Read from each side only while the other side takes what was read before."""
         if self._is_closed:
             return
         broker, client = self._broker, self._client
@@ -235,7 +227,8 @@ class Connection:
         if client.is_drained:
             self._responses.send_own_answers()
             if self._requests.may_resume:
-                # They were what stopped the client; what it sent since is dealt with in a turn of its own.
+                # The gateway's own answers had stopped the client. Its later bytes are handled in a turn
+                # of their own.
                 self._loop.call_soon(self._guarded, self._go_on)
         if self._is_finishing and is_sent and not self._pending and self._requests.is_between_messages:
             self.abort()
@@ -262,7 +255,7 @@ class Connection:
             self._ahead.begin()
 
     def _ask_ahead(self, broker: Wire) -> None:
-        """Ask the broker what the client will ask next, unless something else is going on."""
+        """Ask the broker about the client's next Fetch, if the connection is idle."""
         if (
             self._pending
             or not (broker.is_drained and self._client.is_drained)
@@ -298,7 +291,7 @@ class Connection:
             return
         if task.exception() is not None:
             self.abort()
-            # A fault of ours: the loop's exception handler reports it.
+            # A programming error: the loop's exception handler reports it.
             task.result()
         self._settle()
 
@@ -315,7 +308,7 @@ class Connection:
         self._give_kept()
 
     def _rest_after(self, sent: Answer) -> None:
-        """Read nothing more from the client until it may have more archived records."""
+        """Pause reading from the client until its rates allow more archived records."""
         seconds = self._shared.rates.spend(self._host, size_of(sent.pieces), now=self._loop.time())
         if seconds and not self._is_closed:
             self._shared.counters.delayed_answers += 1

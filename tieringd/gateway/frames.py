@@ -1,37 +1,34 @@
 """
-Bytes of one direction of a connection, cut into Kafka's messages.
+The bytes of one direction of a connection, cut into Kafka's messages.
 
-Whoever reads the socket asks `room()` for memory, fills it and calls `received()`. Messages that
-pass are handed on from that very memory. It is shared by all connections of a gateway: what is
-left in it when a call returns is gone, except for the few bytes of a field that is not complete.
+The reader of the socket asks `room()` for memory, fills it and calls `received()`. Messages that pass
+are forwarded from that same memory. It is shared by all connections of a gateway, so nothing in it
+survives the return of a call. Only the few bytes of an incomplete field are copied.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from tieringd.errors import BrokerUnavailable, ProtocolViolation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.gateway.wire import ByteBudget
+from tieringd.gateway.wire import ByteBudget
 
 SCRATCH_BYTES: Final = 256 << 10
 ALWAYS_HELD_BYTES: Final = 64 << 10
-"""Messages up to this are held although the budget is spent: it is not to lock out ordinary clients."""
+"""Messages up to this size are held even if the budget is spent, so that ordinary clients still work."""
 _POOR_ROOM_BYTES: Final = 16 << 10
-"""What is read at once while the budget is spent, so that little more has to be kept."""
+"""How much is read at once while the budget is spent, so that little more has to be kept."""
 
 
 class Frames(ABC):
     """
-    One direction.
+    One direction of a connection.
 
-    A message either passes while it arrives, or is held until it is whole; then it is looked at
-    and goes on as one. *forward* gets what passes. What is kept counts as it arrives, never as it
-    is announced: an announcement costs a stranger nothing.
+    A message either passes while it arrives, or is held until it is whole; then it is inspected and goes
+    on as one. *forward* gets the passing bytes. Kept bytes count as they arrive, not as a header
+    announces them: a large announcement reserves nothing.
     """
 
     def __init__(
@@ -61,11 +58,11 @@ class Frames(ABC):
 
     @property
     def is_between_messages(self) -> bool:
-        """Say whether every message that began has been dealt with."""
+        """Say whether every message that began is complete."""
         return not self._carry and not self._passing and not self._dropping and self._held is None
 
     def room(self) -> memoryview:
-        """Return where the next bytes are to be received."""
+        """Return the memory to receive the next bytes into."""
         if self._held is not None:
             room = self._scratch[: self._held_size - len(self._held)]
         else:
@@ -76,11 +73,11 @@ class Frames(ABC):
 
     def received(self, size: int) -> None:
         """
-        Deal with *size* bytes that were received into `room`.
+        Handle *size* bytes that were received into `room`.
 
         Raises:
-            ProtocolViolation: They are no messages of Kafka's.
-            BrokerUnavailable: A message that must be looked at cannot be held now.
+            ProtocolViolation: The bytes are not Kafka messages.
+            BrokerUnavailable: A message that must be inspected cannot be held now.
         """
         if self._held is None:
             self._take(self._scratch[: len(self._drop_carry()) + size])
@@ -96,24 +93,24 @@ class Frames(ABC):
 
     def resume(self) -> None:
         """
-        Go on with what was left when this was stopped.
+        Continue with the bytes that were left when this was stopped.
 
         Raises:
-            ProtocolViolation: It is no message of Kafka's.
-            BrokerUnavailable: A message that must be looked at cannot be held now.
+            ProtocolViolation: The bytes are not a Kafka message.
+            BrokerUnavailable: A message that must be inspected cannot be held now.
         """
         self._is_stopped = False
         if carry := self._drop_carry():
             self._take(memoryview(bytearray(carry)))
 
     def close(self) -> None:
-        """Give back what is held, and take nothing more."""
+        """Release held bytes, and take nothing more."""
         self._is_stopped = self._is_closed = True
         self._drop_held()
         self._drop_carry()
 
     def _hold(self, begun: memoryview, size: int) -> bool:
-        """Hold a message of *size* bytes that has only begun; false if there is no room for it."""
+        """Hold a message of *size* bytes that has only begun. Returns False if there is no room for it."""
         self._held_size = size
         if size > self._max_held_bytes or not self._count(len(begun)):
             return False
@@ -121,14 +118,14 @@ class Frames(ABC):
         return True
 
     def _count(self, size: int) -> bool:
-        """Count *size* bytes more of the held message, and say whether they may be held."""
+        """Count *size* more bytes of the held message, and say whether they may be held."""
         if self._held_size > ALWAYS_HELD_BYTES:
             return self._budget.take(size)
         self._budget.add(size)
         return True
 
     def _unheld(self, message: str, size: int) -> BrokerUnavailable | ProtocolViolation:
-        """Return the error for a message of *size* bytes that must be looked at and cannot be held."""
+        """Return the error for a message of *size* bytes that must be inspected and cannot be held."""
         if size > self._max_held_bytes:
             return ProtocolViolation(
                 f"{message} of {size} bytes would have to be looked at",
@@ -152,7 +149,7 @@ class Frames(ABC):
         return carry
 
     def _take(self, view: memoryview) -> None:
-        """Deal with *view*, which begins where the last bytes ended; what is left is carried."""
+        """Handle *view*, which begins where the last bytes ended. The rest of it is carried over."""
         at = 0
         while at < len(view) and not self._is_stopped:
             taken = self._step(view[at:])
@@ -164,14 +161,14 @@ class Frames(ABC):
             self._budget.add(len(self._carry))
 
     def _pass(self, view: memoryview) -> int:
-        """Forward what *view* has of the message that passes."""
+        """Forward the part of *view* that belongs to the passing message."""
         size = min(self._passing, len(view))
         self._passing -= size
         self._forward(view[:size])
         return size
 
     def _drop(self, view: memoryview) -> int:
-        """Drop what *view* has of the message that nobody wants."""
+        """Drop the part of *view* that belongs to the unwanted message."""
         size = min(self._dropping, len(view))
         self._dropping -= size
         return size
@@ -179,13 +176,13 @@ class Frames(ABC):
     @abstractmethod
     def _begin_unheld(self, view: memoryview) -> int:
         """
-        Deal with the beginning of a message that cannot be held, and return how many bytes of it.
+        Handle the beginning of a message that cannot be held, and return how many bytes were used.
 
         Raises:
-            ProtocolViolation: It must be looked at, and is larger than what is ever held.
-            BrokerUnavailable: It must be looked at, and the budget is spent.
+            ProtocolViolation: The message must be inspected, and is larger than any that is held.
+            BrokerUnavailable: The message must be inspected, and the budget is spent.
         """
 
     @abstractmethod
     def _step(self, view: memoryview) -> int:
-        """Deal with the beginning of *view*, and return how many bytes of it; 0 waits for more."""
+        """Handle the beginning of *view*, and return how many bytes were used. 0 waits for more bytes."""

@@ -9,20 +9,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aiohappyeyeballs import start_connection
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
 _LOCAL_SEND_BYTES: Final = 128 << 10
 """
-What lies between us and a client of this machine, twice as the kernel counts. It copies what we send: with
-more, that has left the processor's cache by then. Elsewhere the kernel finds out what the way there can hold.
+The send buffer to a client on this machine, which the kernel doubles. The kernel copies sent bytes.
+
+With a larger buffer the bytes have left the processor's cache before the client reads them. For clients
+on other machines the kernel sizes the buffer itself.
 """
 
 
@@ -32,43 +31,45 @@ class GatewaySettings:
 
     host: str
     port: int
-    """0 lets the system pick one."""
+    """0 lets the system choose one."""
     broker_host: str = ""
     broker_port: int = 0
-    """Of the broker's listener whose advertised address is this gateway's; none with an archive alone."""
+    """The broker's listener whose advertised address is this gateway. None with an archive-only endpoint."""
     client_tls: ssl.SSLContext | None = None
-    """What clients meet; None is plain."""
+    """TLS towards clients; None is plain."""
     broker_tls: ssl.SSLContext | None = None
-    """How the broker is met; None is plain."""
+    """TLS towards the broker; None is plain."""
     broker_server_name: str | None = None
-    """The name in the broker's certificate; None is *broker_host*."""
+    """The name in the broker's certificate; None means *broker_host*."""
     max_connections: int = 10_000
     max_request_bytes: int = 100 << 20
     max_held_bytes: int = 4 << 20
     """
-    The largest message that is held until it is whole. A larger answer to Fetch passes as it comes; what else
-    would have to be looked at ends its connection.
+    The largest message that is held until it is whole.
+
+    A larger response to Fetch passes as it comes. Any other message that must be inspected and is larger
+    ends its connection, except DescribeLogDirs, which passes unchanged.
     """
     buffered_bytes: int = 256 << 20
-    """What all connections together may hold; beyond it they read in small steps."""
+    """How much all connections together may hold. Beyond it they read in small steps."""
     archive_bytes_per_second: int | None = None
-    """Of archived records, to all clients together; None is without limit."""
+    """Rate of archived records to all clients together; None is unlimited."""
     client_archive_bytes_per_second: int | None = None
-    """The same, to one host."""
+    """Rate of archived records to one host; None is unlimited."""
     connect_timeout_seconds: float = 10.0
     """For a connection to the broker, and for every TLS handshake."""
     answer_timeout_seconds: float = 25.0
-    """For the archive; clients give up after 30 seconds by default."""
+    """For one answer of the archive. Clients give up after 30 seconds by default."""
     idle_timeout_seconds: float = 660.0
-    """For a connection on which nothing moves; brokers close theirs after 600 seconds by default."""
+    """For a connection on which nothing moves. Brokers close theirs after 600 seconds by default."""
     reuse_port: bool = False
-    """True lets several processes listen on the port, and the kernel spread clients over them."""
+    """True lets several processes listen on the port. The kernel spreads clients over them."""
 
 
 def prepare(sock: socket.socket) -> None:
-    """Set what every connection of the gateway needs."""
+    """Set the options that every connection of the gateway needs."""
     sock.setblocking(False)
-    # Small messages go at once, and a peer whose machine is gone is found out.
+    # Send small messages at once, and detect a peer whose machine is gone.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if ip_address(sock.getpeername()[0]).is_loopback:
@@ -76,7 +77,7 @@ def prepare(sock: socket.socket) -> None:
 
 
 def host_of(sock: socket.socket) -> str:
-    """Return the address of a client's host; nothing when it has gone already."""
+    """Return the address of a client's host, or an empty string if the client is gone."""
     try:
         return str(sock.getpeername()[0])
     except OSError:
@@ -85,11 +86,11 @@ def host_of(sock: socket.socket) -> str:
 
 async def connected(settings: GatewaySettings) -> socket.socket:
     """
-    Return a connection to the broker, encrypted if it is to be.
+    Return a connection to the broker, encrypted if the settings ask for it.
 
     Raises:
-        OSError: The broker takes no connection, or its certificate is not trusted.
-        TimeoutError: It did not answer in time.
+        OSError: The broker accepts no connection, or its certificate is not trusted.
+        TimeoutError: The broker did not answer in time.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(settings.connect_timeout_seconds):
@@ -115,8 +116,8 @@ async def accepted(sock: socket.socket, settings: GatewaySettings) -> socket.soc
     Return a client's connection after its TLS handshake.
 
     Raises:
-        OSError: The client speaks no TLS that suits us, or has gone.
-        TimeoutError: It was silent for too long.
+        OSError: The client speaks no accepted TLS version or cipher, or is gone.
+        TimeoutError: The client was silent for too long.
     """
     assert settings.client_tls is not None, "a plain connection needs no handshake"
     async with asyncio.timeout(settings.connect_timeout_seconds):

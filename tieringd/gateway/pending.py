@@ -1,28 +1,23 @@
 """
-The requests of one connection that have no answer yet, in the order in which answers are due.
+The unanswered requests of one connection, in the order in which their answers are due.
 
-What is kept of them counts in the budget of all connections.
+The bytes that they keep count in the budget of all connections.
 
-An `Answer` holds the bytes that are sent to a client, and the cache's files that they come from until they
-are sent.
+An `Answer` holds the bytes to send to a client, and the cache files that they come from until they are sent.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.formats.kafka_wire.fetch import readdressed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tieringd.formats.kafka_wire.pieces import Piece
-    from tieringd.formats.kafka_wire.request_header import RequestHead
-    from tieringd.gateway.archive_answers import Onward, PartitionKey
-    from tieringd.gateway.wire import ByteBudget
-
+from tieringd.formats.kafka_wire.pieces import Piece
+from tieringd.formats.kafka_wire.request_header import RequestHead
+from tieringd.gateway.archive_answers import Onward, PartitionKey
+from tieringd.gateway.wire import ByteBudget
 
 MAX_REQUESTS: Final = 256
 MAX_KEPT_BYTES: Final = 1 << 20
@@ -34,14 +29,14 @@ class Answer:
 
     pieces: tuple[Piece, ...]
     release: Callable[[], None]
-    """To be called once, when the pieces were sent or given up."""
+    """To be called once, after the pieces were sent or on failure."""
     archived: bool
-    """False when they are the broker's own bytes."""
+    """False if the pieces are the broker's own bytes."""
     onward: Mapping[PartitionKey, Onward] = field(default_factory=dict)
-    """Of a Fetch: how all of its partitions go on, when all of them will be read from the archive again."""
+    """For a Fetch: where each partition continues, if the archive is expected to serve all of them again."""
 
     def addressed_to(self, correlation_id: int) -> Answer:
-        """Return it as the answer to another request that asks the same."""
+        """Return this answer for another request that asks the same."""
         return replace(self, pieces=readdressed(self.pieces, correlation_id))
 
 
@@ -51,17 +46,17 @@ class PendingRequest:
 
     head: RequestHead
     request: bytes | None = None
-    """The whole request when its answer is to be looked at; None lets the answer pass."""
+    """The whole request if its response is inspected; None lets the response pass."""
     own_answer: bytes | None = None
-    """What the gateway itself answers, when the request's turn comes; the broker has not seen it."""
+    """The gateway's own answer, sent when its turn comes. The broker has not seen the request."""
     prepared: Answer | None = None
-    """The same, of an answer of the archive's that was ready before the request came."""
+    """An archived answer that was ready before the request came. The broker has not seen the request."""
     is_ahead: bool = False
-    """The gateway asks, and no client: the answer is not passed on."""
+    """Whether the gateway itself asks, and no client. The response is not forwarded."""
 
     @property
     def is_own(self) -> bool:
-        """Say whether the broker has not seen it."""
+        """Say whether the broker has not seen the request."""
         return self.own_answer is not None or self.prepared is not None
 
     @property
@@ -71,7 +66,7 @@ class PendingRequest:
 
 
 class PendingRequests:
-    """A queue with bounds on how many requests it holds, and how many of their bytes."""
+    """A queue of requests, bounded by their number and by the bytes that they keep."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
@@ -79,7 +74,11 @@ class PendingRequests:
         self._queue: deque[PendingRequest] = deque()
         self._kept_bytes = 0
         self.may_be_archived = False
-        """True after an answer came too late to be replaced: the next ones are asked to be small."""
+        """
+        True after an archived partition was found too late to replace it.
+
+        Later Fetches then ask for less.
+        """
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -100,13 +99,13 @@ class PendingRequests:
         self._count(request.kept_bytes)
 
     def pop(self) -> PendingRequest:
-        """Remove the first request, which has its answer."""
+        """Remove the first request, whose answer was sent."""
         request = self._queue.popleft()
         self._count(-request.kept_bytes)
         return request
 
     def close(self) -> None:
-        """Give back what is kept; what is still in the queue counts no more, and is never sent."""
+        """Release the kept bytes. Requests still in the queue count no more, and are never answered."""
         self._count(-self._kept_bytes)
         self._is_closed = True
         for request in self._queue:
@@ -115,7 +114,7 @@ class PendingRequests:
         self._queue = deque(request for request in self._queue if request.prepared is None)
 
     def _count(self, size: int) -> None:
-        # A send that fails closes the connection amid the turn that goes on to pop the request.
+        # A failed send closes the connection in the middle of a turn, which then still pops the request.
         if size and not self._is_closed:
             self._kept_bytes += size
             self._budget.add(size)

@@ -1,24 +1,24 @@
 """
 The partitions of the broker behind a gateway whose archive clients may read.
 
-That is a matter of the topic's remote read alone: a topic may be paused, or not be written to the archive
-any more, and what was archived of it is still a part of its log. Who leads a partition is no question
-here: a broker that does not lead it says so itself, and then nobody asks.
+Only the topic's remote read setting decides this: a topic may be paused, or no longer be archived, and
+its archived records are still part of its log. Leadership does not matter here: a broker that does not
+lead a partition says so itself, and then the archive is not asked.
 
-A partition that the last look at the log directories did not see may have an archive all the same: it is new,
-it has just come to this broker, or its directory could not be read. So `find` brings a look forward and waits
-for it. Where that does not help, clients are told to try again.
+A partition that the last scan of the log directories did not see may still have an archive: it is new,
+it has just moved to this broker, or its directory could not be read. So `find` brings a scan forward and
+waits for it. If that does not help, clients are told to try again.
 
-Manifests of partitions that are archived from here come from their archivers, which know best. All
-others are looked at again when they are asked for, so that a broker that has just become a leader
-answers by what its predecessor did last.
+Manifests of partitions that this daemon archives come from their archivers, which have the newest. All
+other manifests are read again on use, so that a broker that has just become a leader answers with its
+predecessor's last commit.
 
-`LogStarts` knows where whole logs begin: the older of the archive's first offset and the broker's. The
-broker's answers tell only where its own log begins, and clients remember that: librdkafka seeks to the
-beginning by the last log start that it was told, without asking again. So each answer tells where the whole
-log begins. Answers pass while the event loop turns, so `LogStarts` says at once what it knows, and
-otherwise -1, which clients take for unknown. It looks up unknown starts meanwhile, once for all
-connections.
+`LogStarts` knows where whole logs begin: at the older of the archive's first offset and the broker's.
+The broker's responses tell only where its own log begins, and clients remember that: librdkafka seeks to
+the beginning by the last log start that it was told, without asking again. So each response tells where
+the whole log begins. Responses pass within one turn of the event loop, so `LogStarts` answers at once
+with what it knows, and otherwise with -1, which clients take for unknown. Meanwhile it looks up unknown
+starts, once for all connections.
 """
 
 from __future__ import annotations
@@ -26,48 +26,43 @@ from __future__ import annotations
 import asyncio
 import math
 from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import structlog
 
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
+from tieringd.archive.record_reader import RecordReader
+from tieringd.archiving.observer import World
+from tieringd.archiving.reconciler import Reconciler
 from tieringd.errors import StorageUnavailable, TieringError
-from tieringd.model.partition import TopicIdPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.archive.record_reader import RecordReader
-    from tieringd.archiving.observer import World
-    from tieringd.archiving.reconciler import Reconciler
-    from tieringd.gateway.archive_answers import PartitionKey
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, LogBounds
-    from tieringd.policies.pinning import Pin
-    from tieringd.reading.history import History
-
+from tieringd.gateway.archive_answers import PartitionKey
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
+from tieringd.policies.pinning import Pin
+from tieringd.reading.history import History
 
 log = structlog.get_logger(__name__)
 
 FRESH_SECONDS = 1.0
-"""How old a manifest may be that is not an archiver's."""
+"""How old a manifest may be that does not come from an archiver."""
 LOOK_SECONDS: Final = 5.0
-"""How long a question may wait for looks at the log directories that see its partition."""
+"""How long a question may wait for scans of the log directories to see its partition."""
 _LOOKS: Final = 2
-"""The first look may have begun before the partition was there."""
+"""The first scan may have begun before the partition existed."""
 _UNSEEN_SECONDS: Final = 10.0
-"""How long no look is brought forward for a partition that two looks did not see."""
+"""How long no scan is brought forward for a partition that two scans did not see."""
 
 UNKNOWN: Final = -1
 START_FRESH_SECONDS: Final = 30.0
-"""How old a log start may be. Retention moves it on: a client that comes too early is told so then."""
+"""How old a log start may be. Retention moves it on; a client that reads below it gets an error then."""
 RETRY_SECONDS: Final = 1.0
-"""After a look-up that failed."""
+"""How long to wait after a failed look-up."""
 _AT_ONCE: Final = 16
-"""Look-ups that may be waiting for the store."""
+"""How many look-ups may wait for the store at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +71,11 @@ class ReadablePartition:
 
     manifest: PartitionManifest
     bounds: LogBounds | None
-    """Of the broker's own log; None where it is not looked at."""
+    """The bounds of the broker's own log; None if this daemon does not read them."""
     pins: tuple[Pin, ...] = ()
-    """What the broker has deleted and we still hold, on its way into the archive."""
+    """Segments that the broker has deleted and that this daemon still holds, until they are archived."""
     deleted_before: int = 0
-    """A client of the gateway has deleted what lies before it: it is hidden until the manifest follows."""
+    """A client of the gateway has deleted records before it. They are hidden until the manifest follows."""
 
     def is_pinned(self, offset: int) -> bool:
         """Say whether a pin holds *offset*: the archive will have it."""
@@ -97,10 +92,10 @@ class _Looked:
 
 
 class ReadablePartitions:
-    """Look partitions up in what the reconciler saw last."""
+    """Look partitions up in the reconciler's last snapshot."""
 
     def __init__(self, reconciler: Reconciler, manifests: ManifestStore, *, now: Callable[[], float]) -> None:
-        """Take the parts; *now* returns seconds that only grow."""
+        """Keep the arguments. *now* is a monotonic clock in seconds."""
         self._reconciler = reconciler
         self._manifests = manifests
         self._now = now
@@ -115,41 +110,41 @@ class ReadablePartitions:
         self._readable: Mapping[TopicIdPartition, None] = {}
 
     def may_have(self, topic: str | UUID, number: int) -> bool:
-        """Say whether the archive of a partition may be read here; of one that was not seen it may."""
+        """Say whether the archive of a partition may be readable here. An unseen partition's may be."""
         self._refresh()
         name = _name(topic, number)
         return name in self._by_name or name not in self._seen
 
     @property
     def readable(self) -> Mapping[TopicIdPartition, None]:
-        """Return the partitions whose archive may be read; the same object until they change."""
+        """Return the partitions whose archive may be read. It is the same object until they change."""
         self._refresh()
         return self._readable
 
     def identified(self, topic: str | UUID, number: int) -> TopicIdPartition | None:
-        """Return a partition whose archive may be read; None where it may not, or was not seen."""
+        """Return a partition whose archive may be read, or None if it may not be read or was not seen."""
         self._refresh()
         return self._by_name.get(_name(topic, number))
 
     def last_manifest(self, partition: TopicIdPartition) -> PartitionManifest | None:
-        """Return the manifest of a partition as its archiver here knows it; None where there is none."""
+        """Return the manifest that a partition's archiver in this daemon knows; None without one."""
         leadership = self._leaderships.get(partition)
         return None if leadership is None else self._reconciler.last_manifest(leadership)
 
     def deleted_before(self, partition: TopicIdPartition) -> int:
-        """Return before which offset clients of the gateway have deleted the records; 0 where none did."""
+        """Return the offset before which clients of the gateway deleted the records, or 0."""
         return self._deleted_before.get(partition, 0)
 
     def note_deletion(self, partition: TopicIdPartition, before_offset: int) -> None:
-        """Hide what lies before *before_offset* from now on."""
+        """Hide records before *before_offset* from now on."""
         self._deleted_before[partition] = max(self.deleted_before(partition), before_offset)
 
     async def find(self, topic: str | UUID, number: int) -> ReadablePartition | None:
         """
-        Return a partition of *topic*, which is a name or an id; None where it has no archive to be read here.
+        Return a partition of *topic*, which is a name or an id; None if it has no archive readable here.
 
         Raises:
-            StorageUnavailable: It may have one, and what is in it cannot be told now.
+            StorageUnavailable: It may have an archive, whose content is unknown now.
             CorruptDataError: Its manifest is damaged.
         """
         name = _name(topic, number)
@@ -171,7 +166,7 @@ class ReadablePartitions:
         return None if manifest is None else ReadablePartition(manifest, None, pins, deleted_before)
 
     async def _world_with(self, name: _Name, text: str) -> World:
-        """Return what was seen last, once that includes *name*; looks are brought forward for it."""
+        """Return the last snapshot, once it includes *name*. Scans are brought forward for it."""
         self._refresh()
         if name not in self._seen and self._unseen_until.get(name, -math.inf) <= self._now():
             await self._look_for(name)
@@ -185,7 +180,7 @@ class ReadablePartitions:
         return self._world
 
     async def _look_for(self, name: _Name) -> None:
-        """Bring looks forward until one sees *name*; remember when that did not help."""
+        """Bring scans forward until one sees *name*. Remember the name if all of them missed it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):
                 for _ in range(_LOOKS):
@@ -197,11 +192,11 @@ class ReadablePartitions:
                 self._unseen_until[name] = self._now() + _UNSEEN_SECONDS
 
     async def newest(self, partition: TopicIdPartition) -> PartitionManifest | None:
-        """Return what the bucket holds now, whatever is known; None when there is no archive."""
+        """Return the manifest that the bucket holds now, or None if there is no archive."""
         return (await self._manifests.load(partition)).manifest
 
     def archived_here(self) -> tuple[PartitionManifest, ...]:
-        """Return the manifest of every partition that is archived from here and may be read."""
+        """Return the manifest of every readable partition that this daemon archives."""
         self._refresh()
         readable = set(self._by_name.values())
         found = (
@@ -251,7 +246,7 @@ class ReadablePartitions:
 
 
 class _Name(NamedTuple):
-    """A partition as a client calls it: a topic may be named like the id of another."""
+    """A partition as a client calls it. A topic may have the id of another topic as its name."""
 
     topic: str
     number: int
@@ -259,7 +254,7 @@ class _Name(NamedTuple):
 
 
 def _name(topic: str | UUID, number: int) -> _Name:
-    """Return the name with an id in the form that the archive knows."""
+    """Return the name, with an id in the form that the archive uses."""
     if isinstance(topic, UUID):
         return _Name(urlsafe_b64encode(topic.bytes).decode().rstrip("="), number, is_id=True)
     return _Name(topic, number, is_id=False)
@@ -267,16 +262,16 @@ def _name(topic: str | UUID, number: int) -> _Name:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What a look-up found of one partition."""
+    """The result of a look-up of one partition."""
 
     archive_offset: int | None
-    """Where its archive begins; None where there is none."""
+    """Where its archive begins; None if it has no archive."""
     broker_offset: int
-    """Where the broker's log began, at least: an archive that begins later begins there, or after it."""
+    """A lower bound of the broker's log start. An archive that is created later begins at or after it."""
     looked_at: float
 
     def tells(self, broker_offset: int) -> bool:
-        """Say whether it tells where the whole log begins, when the broker's begins at *broker_offset*."""
+        """Say whether this tells the whole log's start, if the broker's log begins at *broker_offset*."""
         return self.archive_offset is not None or broker_offset <= self.broker_offset
 
 
@@ -284,7 +279,7 @@ _NEVER_SHORTENED: Final = _Known(0, 0, math.inf)
 
 
 class LogStarts:
-    """The starts of the logs of one broker. Of one loop; closed once."""
+    """The starts of the logs of one broker. Belongs to one loop; closed once."""
 
     def __init__(
         self,
@@ -294,7 +289,7 @@ class LogStarts:
         *,
         now: Callable[[], float],
     ) -> None:
-        """Take the parts; *now* returns seconds that only grow."""
+        """Keep the arguments. *now* is a monotonic clock in seconds."""
         self._partitions = partitions
         self._records = records
         self._history = history
@@ -306,7 +301,7 @@ class LogStarts:
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     def told(self, topic: str | UUID, number: int, broker_offset: int) -> int:
-        """Return what a client is told, when the broker's log begins at *broker_offset*; -1 is unknown."""
+        """Return the log start to report if the broker's log begins at *broker_offset*; -1 is unknown."""
         if broker_offset <= 0:
             return broker_offset
         partition = self._partitions.identified(topic, number)
@@ -324,23 +319,23 @@ class LogStarts:
 
     async def first_offset(self, found: ReadablePartition) -> int | None:
         """
-        Return where a partition's archive begins, older archives included; None where nothing is archived.
+        Return where a partition's archive begins, including older archives; None if nothing is archived.
 
         Raises:
-            ObjectNotFound: An object has gone: look at the manifest again.
+            ObjectNotFound: An object was deleted. Read the manifest again.
             CorruptDataError: A stored object is damaged.
         """
         return await self.first_of(await self.archives(found))
 
     async def first_of(self, archives: Sequence[PartitionManifest]) -> int | None:
-        """Return the first offset of *archives*, which are the oldest first; None where there are none."""
+        """Return the first offset of *archives*, oldest first; None if there are none."""
         if not archives:
             return None
-        # A leading gap is no part of the log.
+        # A gap at the beginning is not part of the log.
         return await self._records.first_offset(archives[0]) or archives[0].start_offset
 
     async def archives(self, found: ReadablePartition, *, is_fresh: bool = False) -> list[PartitionManifest]:
-        """Return the archives that make up a partition's, oldest first, without what a client has deleted."""
+        """Return the archives that make up a partition's log, oldest first, without deleted records."""
         manifest, hidden = found.manifest, found.deleted_before
         parts = await self._history.parts(
             manifest.partition, start_offset=manifest.start_offset, is_fresh=is_fresh
@@ -349,7 +344,7 @@ class LogStarts:
         return [one for one in seen if one.segment_count]
 
     async def close(self) -> None:
-        """End every look-up."""
+        """Cancel every look-up."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -358,12 +353,12 @@ class LogStarts:
     def _known_of(self, partition: TopicIdPartition) -> _Known | None:
         manifest = self._partitions.last_manifest(partition)
         if manifest is not None and manifest.start_offset == 0 and manifest.segment_count:
-            # Most archives were never shortened: nothing has to be looked up.
+            # Most archives were never shortened, and need no look-up.
             return _NEVER_SHORTENED
         return self._known.get(partition)
 
     def _forget_unreadable(self) -> None:
-        """Forget the partitions that have gone; called before something is remembered."""
+        """Forget partitions that are no longer readable. Called before a result is remembered."""
         readable = self._partitions.readable
         if readable is not self._readable:
             self._readable = readable
@@ -372,7 +367,7 @@ class LogStarts:
             self._not_before = {key: then for key, then in self._not_before.items() if then > now}
 
     def _look(self, topic: str | UUID, number: int, broker_offset: int) -> None:
-        """Look a partition up, unless that is under way, or has just failed."""
+        """Look a partition up, unless a look-up is running or has just failed."""
         key = (topic, number)
         if key not in self._tasks and self._not_before.get(key, -math.inf) <= self._now():
             task = asyncio.get_running_loop().create_task(self._look_up(key, broker_offset))
@@ -382,7 +377,7 @@ class LogStarts:
     def _on_done(self, key: PartitionKey, task: asyncio.Task[None]) -> None:
         del self._tasks[key]
         if not task.cancelled():
-            # A fault of ours: the loop's exception handler reports it.
+            # A programming error: the loop's exception handler reports it.
             task.result()
 
     async def _look_up(self, key: PartitionKey, broker_offset: int) -> None:
@@ -392,7 +387,8 @@ class LogStarts:
                 found = await self._partitions.find(*key)
                 archive_offset = None if found is None else await self.first_offset(found)
         except TieringError as error:
-            # Clients are told that the start is unknown, and ask: their question is answered, or logged.
+            # Clients are told that the start is unknown, and ask. Their request is answered, or its
+            # failure logged.
             log.debug(
                 "the start of a log cannot be looked up now", partition=f"{key[0]}-{key[1]}", error=str(error)
             )

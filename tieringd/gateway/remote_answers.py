@@ -1,14 +1,14 @@
 """
-What the archive of the broker behind a gateway answers: records, offsets, epochs and sizes.
+The answers of the archive of the broker behind a gateway: records, offsets, epochs and sizes.
 
-Every answer rests on a manifest as the broker's own daemon knows it. Where an object has gone, which
-retention and merging may do, the manifest is read again, once.
+Every answer rests on a manifest as the broker's own daemon knows it. If an object is gone, which
+retention and merging may cause, the manifest is read once more.
 
-Older archives of other clusters, from which a restored log goes on, are a part of it; they have no epochs.
+Older archives of other clusters, which a restored log continues, are part of it; they have no epochs.
 
-`ArchiveReads` reads the partitions of one Fetch at once, and no partition keeps the others waiting. A Fetch
-is answered when one partition has records. A download for another partition goes on into the cache, for the
-client's next Fetch. That Fetch waits a while for partitions that were late before: without the wait, a
+`ArchiveReads` reads the partitions of one Fetch concurrently, and no partition keeps the others waiting. A
+Fetch is answered when one partition has records. A download for another partition goes on into the cache, for
+the client's next Fetch. That Fetch waits a while for partitions that were late before: without the wait, a
 partition without cached chunks would be late every time. Bytes of an older archive (`reading.history`) are
 under the first leader epoch, because that archive's leader epochs mean nothing to this cluster's clients.
 """
@@ -17,15 +17,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+from uuid import UUID
 
 import structlog
 
+from tieringd.archive.record_reader import RecordReader
 from tieringd.errors import ObjectNotFound, StorageUnavailable, TieringError
 from tieringd.formats.kafka_wire.fetch import Replacement
 from tieringd.formats.kafka_wire.pieces import FileSlice as WireSlice
+from tieringd.formats.kafka_wire.pieces import Piece
 from tieringd.gateway.archive_answers import (
     EARLIEST,
     EARLIEST_PENDING_UPLOAD,
@@ -34,55 +38,50 @@ from tieringd.gateway.archive_answers import (
     TRY_AGAIN,
     ArchivedFetch,
     EpochEnd,
+    FetchQuestion,
     ListedOffset,
     Onward,
+    PartitionKey,
     RemoteLogDir,
 )
-from tieringd.gateway.readable_partitions import UNKNOWN, LogStarts
+from tieringd.gateway.readable_partitions import UNKNOWN, LogStarts, ReadablePartition, ReadablePartitions
+from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.epoch_history import end_offset_for
 from tieringd.policies.reading import part_holding
-from tieringd.reading.partition_reader import HeldRead
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from uuid import UUID
-
-    from tieringd.archive.record_reader import RecordReader
-    from tieringd.formats.kafka_wire.pieces import Piece
-    from tieringd.gateway.archive_answers import FetchQuestion, PartitionKey
-    from tieringd.gateway.readable_partitions import ReadablePartition, ReadablePartitions
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.reading.history import History
-    from tieringd.reading.partition_reader import ArchivedBatches, HeldBatches, HeldGap, PartitionReader
-
+from tieringd.reading.history import History
+from tieringd.reading.partition_reader import ArchivedBatches, HeldBatches, HeldGap, HeldRead, PartitionReader
 
 log = structlog.get_logger(__name__)
 
 _REMEMBERED = 4096
 _READS_AT_ONCE = 8
-"""Partitions of one Fetch that may be waiting for the store."""
+"""How many partitions of one Fetch may wait for the store at once."""
 _PATIENCE_SECONDS = 0.003
-"""So long all are waited for, when one has records: a file of the cache takes less to open."""
+"""How long to wait for all partitions once one has records. Opening a cached file takes less."""
 _LATE_SECONDS = 5.0
-"""So long what was late before is waited for, when another partition has records."""
+"""How long to wait for partitions that were late before, once another partition has records."""
 
 T = TypeVar("T")
 _AT_ONCE = 16
-"""Partitions of one request for offsets that may be waiting for the store."""
+"""How many partitions of one ListOffsets or epoch request may wait for the store at once."""
 _EACH_SECONDS = 20.0
-"""For one partition of them: less than the gateway waits for all, so that one that hangs spoils no other."""
+"""
+Timeout for each partition of such a request.
+
+It is shorter than the gateway's timeout for the request, so that one slow partition does not fail the others.
+"""
 
 
 @dataclass(eq=False, slots=True)
 class ArchiveRead(HeldRead):
-    """How the read of one partition stands; nothing is held where the archive has nothing, or is late."""
+    """The state of the read of one partition. Nothing is held if the archive has nothing, or is late."""
 
     found: ReadablePartition | None = None
-    """None where the partition has no archive, or is not known yet."""
+    """None if the partition has no archive, or is not found yet."""
     error: TieringError | None = None
     has_begun: bool = False
     is_over: bool = False
-    """False when it is late."""
+    """False if the read is late."""
 
 
 class ArchiveReads:
@@ -96,7 +95,7 @@ class ArchiveReads:
 
     async def read(self, offsets: Mapping[PartitionKey, int]) -> Mapping[PartitionKey, ArchiveRead]:
         """
-        Begin to read each partition at its offset; return how far it is when the answer is due.
+        Begin to read each partition at its offset, and return the reads' states when the answer is due.
 
         The caller closes every read.
         """
@@ -142,7 +141,7 @@ class ArchiveReads:
                 pending, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
-                # A fault of ours: what clients can be told of is kept in the read.
+                # Raises programming errors. Errors that clients can be told are kept in the read.
                 task.result()
 
     def _remember(self, key: PartitionKey, offset: int) -> None:
@@ -175,10 +174,11 @@ class ArchiveReads:
 
     async def _held(self, found: ReadablePartition, offset: int) -> HeldBatches | HeldGap | None:
         """
-        Return what is archived from the wanted offset on; None when nothing ever was, or is not any more.
+        Hold the archived batches from the wanted offset on; None if the archive does not have it.
 
-        The broker says that it does not have the offset. A manifest that ends before it is an old one, if
-        the local log begins behind it: what lies between was trimmed because a newer one holds it.
+        The broker has reported that it does not have the offset. If the manifest ends before the offset
+        and the local log begins after it, the manifest is outdated: the offsets in between were trimmed
+        because a newer manifest holds them.
         """
         manifest, bounds = found.manifest, found.bounds
         if manifest.next_offset <= offset and (bounds is None or offset < bounds.log_start_offset):
@@ -223,10 +223,9 @@ class RemoteAnswers:
         now: Callable[[], float],
     ) -> None:
         """
-        Take the parts; *may_produce* says whether the disks have room for what clients write.
+        Keep the arguments. *may_produce* says whether the disks have room for clients' writes.
 
-        *now* returns seconds that only grow. Without *bucket* what is archived is not shown as a log
-        directory.
+        *now* is a monotonic clock in seconds. Without *bucket* the archive is not shown as a log directory.
         """
         self._partitions = partitions
         self._reads = ArchiveReads(partitions, reader, history)
@@ -248,11 +247,11 @@ class RemoteAnswers:
         return self._log_starts.told(topic, partition, broker_offset)
 
     async def close(self) -> None:
-        """End what goes on beside the answers."""
+        """Cancel the look-ups in the background."""
         await self._log_starts.close()
 
     async def fetch(self, question: FetchQuestion) -> ArchivedFetch:
-        """See `ArchiveAnswers`; partitions come in their order, and share the client's limit."""
+        """See `ArchiveAnswers`. Partitions are served in their order, and share the client's limit."""
         reads = await self._reads.read(
             {key: asked.fetch_offset for key, asked in question.partitions.items()}
         )
@@ -273,7 +272,11 @@ class RemoteAnswers:
         reads: Mapping[PartitionKey, ArchiveRead],
         taken: list[ArchivedBatches],
     ) -> tuple[dict[PartitionKey, Replacement], dict[PartitionKey, Onward]]:
-        """Return the answers, and how they go on; what they take of the reads is added to *taken*."""
+        """
+        Return the answers, and where reading continues.
+
+        Batches taken from the reads are added to *taken*.
+        """
         answers: dict[PartitionKey, Replacement] = {}
         onward: dict[PartitionKey, Onward] = {}
         left_bytes, needs_a_batch = question.max_bytes, question.needs_a_batch
@@ -282,7 +285,8 @@ class RemoteAnswers:
             if read.error is not None or (read.found is None and not read.is_over):
                 answers[key] = _try_again(key, read.error)
             if read.error is not None or read.found is None or (read.held is None and read.is_over):
-                # Else there is no archive, or it does not have the offset: the broker's answer is right.
+                # Without an error, the archive does not exist or lacks the offset: the broker's answer
+                # is right.
                 continue
             batches = read.take(size_bytes_max=min(left_bytes, asked.max_bytes), needs_a_batch=needs_a_batch)
             taken.append(batches)
@@ -293,7 +297,7 @@ class RemoteAnswers:
             answers[key] = _replacement(
                 read.found,
                 batches,
-                # A start after what is read was looked up before there was such an archive.
+                # A start after the fetched offset is outdated: it was looked up before this archive existed.
                 log_start_offset=log_start_offset if log_start_offset <= asked.fetch_offset else UNKNOWN,
                 read_committed=question.read_committed,
             )
@@ -338,7 +342,7 @@ class RemoteAnswers:
         first_offset, last_offset = archives[0].start_offset, archives[-1].next_offset - 1
         if timestamp == EARLIEST:
             first_offset = await self._log_starts.first_of(archives) or first_offset
-        # The first offset that is not archived may be the broker's next one, whose epoch we do not know.
+        # The first offset that is not archived may be the broker's next one, whose epoch is unknown here.
         special = {
             EARLIEST: ListedOffset(first_offset, leader_epoch=_epoch_at(archives[0], first_offset)),
             LATEST_TIERED: ListedOffset(last_offset, leader_epoch=_epoch_at(archives[-1], last_offset)),
@@ -364,7 +368,7 @@ class RemoteAnswers:
     async def _end_of(self, key: PartitionKey, leader_epoch: int) -> EpochEnd | None:
         found = await self._partitions.find(*key)
         epochs = found.manifest.epochs if found else ()
-        # The newest archived epoch ends where the broker says, and so does every later one.
+        # The broker knows the end of the newest archived epoch, and of every later one.
         if found is None or not epochs or leader_epoch >= epochs[-1][0]:
             return None
         end = end_offset_for(epochs, leader_epoch, log_end_offset=found.manifest.next_offset)
@@ -384,7 +388,7 @@ class RemoteAnswers:
         found = await self._partitions.find(*key)
         if found is None:
             return None
-        # It may have been seen only now.
+        # The partition may have been unknown before `find`.
         self._partitions.note_deletion(found.manifest.partition, before_offset)
         hidden = max(found.deleted_before, before_offset)
         return await self._log_starts.first_offset(replace(found, deleted_before=hidden))
@@ -403,7 +407,7 @@ class RemoteAnswers:
 async def _side_by_side(
     asked: Mapping[PartitionKey, int], work: Callable[[PartitionKey, int], Awaitable[T | None]]
 ) -> dict[PartitionKey, T | TieringError]:
-    """Return what *work* finds for each partition, or its error; nothing where it finds nothing."""
+    """Return the result of *work*, or its error, for each partition; no entry for a result of None."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def one(key: PartitionKey, value: int) -> T | TieringError | None:
@@ -424,9 +428,10 @@ async def _side_by_side(
 
 def _onward(found: ReadablePartition, batches: ArchivedBatches, fetch_offset: int) -> Onward | None:
     """
-    Return how reading goes on; None where the broker may have the next offset, or the archive has not.
+    Return where the next Fetch continues; None unless the archive has that offset and the broker has not.
 
-    What is not in a file is not gone on from: the next would be held in memory for whoever may not come.
+    Batches in memory have no continuation either: a prepared answer would hold memory for a client that
+    may not come back.
     """
     next_offset = batches.next_offset if batches.size_bytes else fetch_offset
     log_start_offset = found.bounds.log_start_offset if found.bounds else -1
@@ -458,7 +463,7 @@ def _replacement(
     if read_committed:
         aborted = tuple((one.producer_id, one.first_offset) for one in batches.aborted)
     return Replacement(
-        # The broker says neither with its error. Both only grow, and a client takes what it is told next.
+        # The broker's error response has neither. Both only grow, and a client takes the next values it gets.
         high_watermark=max(bounds.log_end_offset if bounds else 0, archive_end),
         last_stable_offset=max(bounds.last_stable_offset if bounds else 0, archive_end),
         log_start_offset=log_start_offset,

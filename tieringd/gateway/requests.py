@@ -1,17 +1,18 @@
 """
-From client to broker: every request goes on untouched, unless it is one of a few.
+From client to broker: every request is forwarded unchanged, except a few kinds.
 
-Fetch loses its session, in place. Requests whose answers are looked at are remembered whole.
-Produce is refused while the archive says that nobody may write, and ApiVersions in a version that
-is not understood is answered here.
+Fetch loses its session, in place. Requests whose responses are inspected are remembered whole. Produce
+is refused while the archive says that clients may not write. ApiVersions in an unknown version is
+answered by the gateway.
 
-A client that writes while writes are refused gets the error that Redpanda gives on a full disk.
+A client whose write is refused gets the error that Redpanda gives on a full disk.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
@@ -24,22 +25,17 @@ from tieringd.formats.kafka_wire.fetch import limit_bytes, remove_session
 from tieringd.formats.kafka_wire.messages import encode_response, response_module
 from tieringd.formats.kafka_wire.produce import ProduceRequestWalk, acks_of
 from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, Api, RequestHead
+from tieringd.gateway.ahead import FetchAhead
 from tieringd.gateway.frames import Frames
 from tieringd.gateway.pending import PendingRequest, PendingRequests
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from tieringd.gateway.ahead import FetchAhead
-    from tieringd.gateway.wire import ByteBudget
-
+from tieringd.gateway.wire import ByteBudget
 
 REFUSED: Final = ErrorCode.broker_not_available
 _MESSAGE: Final = "The broker's disk has no room for writes; ask its operator"
 _NO_DELAY: Final = i32Timedelta.parse(timedelta(0))
 
 LIMITED_FETCH_BYTES: Final = 1 << 20
-"""What a broker is asked for while its answer has to be held for archived partitions in it."""
+"""The limit that a Fetch gets while its response has to be held to replace archived partitions in it."""
 _WITH_REQUEST: Final = frozenset(
     {
         Api.FETCH,
@@ -49,7 +45,7 @@ _WITH_REQUEST: Final = frozenset(
         Api.DESCRIBE_LOG_DIRS,
     }
 )
-"""Their answers cannot be understood without them."""
+"""The responses of these requests cannot be understood without the request."""
 _MIN_REQUEST_BYTES: Final = HEAD.size - SIZE_BYTES
 
 
@@ -94,12 +90,12 @@ class RequestFrames(Frames):
 
     @property
     def is_between_messages(self) -> bool:
-        """Say whether every request that began has been dealt with."""
+        """Say whether every request that began is complete."""
         return super().is_between_messages and self._refused is None
 
     @property
     def may_resume(self) -> bool:
-        """Say whether what stopped this is over."""
+        """Say whether reading may resume: the queue has room, and no answer is awaited."""
         return self._is_stopped and not self._pending.is_full and not self._ahead.is_awaited
 
     def _step(self, view: memoryview) -> int:
@@ -164,7 +160,7 @@ class RequestFrames(Frames):
     def _begin_unheld(self, view: memoryview) -> int:
         head = RequestHead.read(view)
         if head.api_key == Api.DESCRIBE_LOG_DIRS:
-            # Its answer lacks the archive's sizes then, on which no client acts.
+            # The response then lacks the archive's sizes, on which no client acts.
             return self._begin_passing(head, view, PendingRequest(head))
         raise self._unheld(f"a request {Api(head.api_key).name}", SIZE_BYTES + head.size)
 

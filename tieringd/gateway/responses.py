@@ -1,20 +1,22 @@
 """
-From broker to client: every response goes on untouched, in the order of the requests.
+From broker to client: every response is forwarded unchanged, in the order of the requests.
 
-Answers to Fetch and Produce are walked over while they pass. The log start in them is the broker's own: where
-the archive begins before it, the archive's is written over it, in place.
+Responses to Fetch and Produce are parsed while they pass. Their log start is the broker's own. If the
+archive begins before it, the archive's start is written over it, in place.
 
-A walk over an answer to Fetch finds more. When one tells that an offset is out of range and
-the archive may have it, no byte of that answer goes on: it becomes a question, and its own answer
-takes its place. A large answer begins to pass before all of it has been seen. What is found out of
-range in its later part is turned into "nothing new", and the next one is asked to be small enough to hold.
+The walk over a Fetch response also finds archived partitions. If a partition's offset is out of range and the
+archive may have it, no byte of the response is forwarded: it becomes a question, and the answer to that
+replaces it. A large response begins to pass before all of it has been seen. Archived partitions in its later
+part are turned into "nothing new", and the next Fetch is limited to a response that can be held.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
+from uuid import UUID
 
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire import request_header
@@ -23,20 +25,14 @@ from tieringd.formats.kafka_wire.fetch import (
     FetchedPartition,
     FetchResponseWalk,
 )
-from tieringd.formats.kafka_wire.produce import FIRST_LOG_START, ProduceResponseWalk
+from tieringd.formats.kafka_wire.produce import FIRST_LOG_START, ProducedPartition, ProduceResponseWalk
 from tieringd.formats.kafka_wire.request_header import SIZE_BYTES, Api
 from tieringd.gateway.frames import ALWAYS_HELD_BYTES, Frames
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from uuid import UUID
-
-    from tieringd.formats.kafka_wire.produce import ProducedPartition
-    from tieringd.gateway.pending import Answer, PendingRequest, PendingRequests
-    from tieringd.gateway.wire import ByteBudget
+from tieringd.gateway.pending import Answer, PendingRequest, PendingRequests
+from tieringd.gateway.wire import ByteBudget
 
 SPLICED_BYTES: Final = 64 << 10
-"""From this size on it is cheaper to pass records on inside the kernel."""
+"""From this size on, passing records on inside the kernel is cheaper."""
 _HEADER_ROOM_BYTES: Final = 8 << 10
 _HEAD: Final = struct.Struct(">ii")
 _INT64: Final = struct.Struct(">q")
@@ -46,23 +42,23 @@ _UNKNOWN_PRODUCER_ID: Final = 59
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An answer of the broker's that the archive may have more to say to."""
+    """A response of the broker that the archive may add to."""
 
     pending: PendingRequest
     response: bytes
     out_of_range: tuple[FetchedPartition, ...] = ()
-    """Of a Fetch response: those that the archive may have."""
+    """For a Fetch response: the out-of-range partitions that the archive may have."""
     records_bytes: int = 0
-    """Of a Fetch response: what the broker itself sends."""
+    """For a Fetch response: the size of the broker's own records."""
 
 
 class ResponseFrames(Frames):
     """
     The responses of one connection.
 
-    *log_start* returns where the whole log of a partition begins, given where the broker's does. *ask* gets a
-    question; nothing is taken until `answered`. *send* gets the prepared answers when it is
-    their turn, and *take_ahead* what the broker says to a request that no client has sent yet.
+    *log_start* returns where the whole log of a partition begins, given the broker's log start. *ask*
+    gets a question; no bytes are taken until `answered`. *send* gets a prepared answer when its turn
+    comes. *take_ahead* gets the broker's response to a request that no client has sent yet.
     """
 
     def __init__(
@@ -91,11 +87,11 @@ class ResponseFrames(Frames):
 
     @property
     def is_between_messages(self) -> bool:
-        """Say whether no response has begun that is not over."""
+        """Say whether no response is incomplete."""
         return super().is_between_messages and self._walk is None and not self._is_stopped
 
     def room(self) -> memoryview:
-        """Return where the next bytes are to be received: a header alone, where large records follow it."""
+        """Return the memory for the next bytes. Only a header fits in if large records follow it."""
         room = super().room()
         if self._held is not None or not self._sees_large_records:
             return room
@@ -103,17 +99,17 @@ class ResponseFrames(Frames):
 
     @property
     def passing_bytes(self) -> int:
-        """Return how many of the next bytes go on without being looked at; they may go by themselves."""
+        """Return how many of the next bytes need no inspection. The kernel may pass them on."""
         if self._carry or self._held is not None:
             return 0
         return self._passing if self._walk is None else self._walk.passing
 
     def passed(self, size: int) -> None:
         """
-        Count *size* bytes, at most `passing_bytes`, that went on by themselves.
+        Count *size* bytes, at most `passing_bytes`, that the kernel passed on.
 
         Raises:
-            ProtocolViolation: The response ends where it may not.
+            ProtocolViolation: The response ends too early.
         """
         if self._walk is None:
             self._passing -= size
@@ -121,16 +117,16 @@ class ResponseFrames(Frames):
                 self._is_over()
             return
         self._walk.passed(size)
-        # What ends with these bytes need not begin with others.
+        # The response may end with these bytes, so the walk goes on without further ones.
         if not self._walk.passing:
             self._pass_walking(self._walk, self._scratch[:0])
 
     def answered(self) -> None:
         """
-        Go on after a question: its answer has been sent.
+        Go on after a question whose answer was sent.
 
         Raises:
-            ProtocolViolation: What follows is no response.
+            ProtocolViolation: The bytes that follow are not a response.
         """
         self._is_over()
         self.resume()
@@ -175,7 +171,7 @@ class ResponseFrames(Frames):
             return self._whole(view[:frame_bytes], pending)
         is_fetch = pending.head.api_key == Api.FETCH
         is_held = (self._pending.may_be_archived or not is_fetch) and not pending.is_ahead
-        # Most that matter are far smaller than what is always held.
+        # Most responses that matter are far smaller than what is always held.
         if (is_held or frame_bytes <= ALWAYS_HELD_BYTES) and self._hold(view, frame_bytes):
             return len(view)
         return self._begin_unheld(view)
@@ -191,14 +187,14 @@ class ResponseFrames(Frames):
         if head.api_key == Api.FETCH:
             return self._begin_walking(FetchResponseWalk(head.version, size), view)
         if head.api_key == Api.DESCRIBE_LOG_DIRS:
-            # It lacks the archive's sizes then, on which no client acts.
+            # The response then lacks the archive's sizes, on which no client acts.
             self._passing = SIZE_BYTES + size
             return self._pass_response(view)
         raise self._unheld(f"an answer to {Api(head.api_key).name}", SIZE_BYTES + size)
 
     def _begin_walking(self, walk: FetchResponseWalk, view: memoryview) -> int:
         taken = walk.feed(view)
-        # Nothing has been passed on yet, so the whole answer can still be held.
+        # No byte has been forwarded yet, so the whole response can still be held.
         if any(self._is_archived(partition) for partition in walk.partitions) and self._hold(view, walk.end):
             return len(view)
         self._walk = walk
@@ -214,7 +210,7 @@ class ResponseFrames(Frames):
         return self._pass_walked(walk, view[: walk.feed(view)])
 
     def _pass_walked(self, walk: FetchResponseWalk | ProduceResponseWalk, view: memoryview) -> int:
-        """Pass on what the walk has just taken."""
+        """Forward the bytes that the walk has just taken."""
         begin = walk.position - len(view)
         for partition in walk.partitions:
             self._tell_log_start(view, begin, partition)
@@ -234,7 +230,7 @@ class ResponseFrames(Frames):
         return len(view)
 
     def _drop_ahead(self, view: memoryview) -> int:
-        """Drop an answer with records of the broker's own: those it sends when its client asks."""
+        """Drop a response with the broker's own records. The broker sends them again when the client asks."""
         taken = self._drop(view)
         if not self._dropping:
             self._take_ahead(None)
@@ -277,10 +273,10 @@ class ResponseFrames(Frames):
     def _tell_log_start(
         self, view: memoryview, begin: int, partition: FetchedPartition | ProducedPartition
     ) -> None:
-        """Write the log start of the whole log over the broker's, in *view*, which begins at *begin*."""
+        """Write the start of the whole log over the broker's, in *view*, which begins at *begin*."""
         said = partition.log_start_offset
-        # Nothing lies before offset 0, and a negative one says nothing. After this error a producer compares
-        # the log start with what it wrote last, to learn whether the broker itself has let go of that.
+        # Nothing lies before offset 0, and a negative start means unknown. After this error a producer
+        # compares the log start with its last write, to learn whether the broker itself has deleted that.
         if said <= 0 or partition.error_code == _UNKNOWN_PRODUCER_ID:
             return
         told = self._log_start(partition.topic, partition.index, said)

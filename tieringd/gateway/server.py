@@ -1,38 +1,37 @@
 """
-The gateway's listener: takes clients, counts them, and ends those on which nothing moves.
+The gateway's listener: accepts clients, counts them, and closes idle connections.
 
-It belongs to one event loop. What a connection does is `connection.Connection`, unless another kind is given;
-which answers differ from the broker's is up to the `ArchiveAnswers` that is given.
+It belongs to one event loop. `connection.Connection` serves each client, unless another kind is given.
+The given `ArchiveAnswers` decide which answers differ from the broker's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
 from tieringd.errors import ConfigError
-from tieringd.gateway.archive_answers import NoArchive
+from tieringd.gateway.archive_answers import ArchiveAnswers, NoArchive
 from tieringd.gateway.connection import Connection, GatewayCounters, Shared
 from tieringd.gateway.frames import SCRATCH_BYTES
-from tieringd.gateway.opening import accepted, prepare
+from tieringd.gateway.opening import GatewaySettings, accepted, prepare
 from tieringd.gateway.wire import ByteBudget, ReadRates
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
-
-    from tieringd.gateway.archive_answers import ArchiveAnswers
-    from tieringd.gateway.opening import GatewaySettings
 
 log = structlog.get_logger(__name__)
 
 _BACKLOG: Final = 1024
 _PAUSE_SECONDS: Final = 0.1
-"""After the system has no descriptor for a client: the listener would be readable at once again."""
+"""
+Pause after the system had no descriptor for a client.
+
+Otherwise the listener would be ready at once again.
+"""
 
 
 class ClientConnection(Protocol):
@@ -40,20 +39,20 @@ class ClientConnection(Protocol):
 
     @property
     def moved_bytes(self) -> int:
-        """Return a number that grows whenever anything moves."""
+        """Return a number that grows whenever bytes move."""
 
     def start(self) -> None:
         """Read requests from now on."""
 
     def finish(self) -> None:
-        """Take no further request, and close when those that began have their answers."""
+        """Take no further request, and close when the requests that began have their answers."""
 
     def abort(self) -> None:
-        """Close at once; closing twice is allowed."""
+        """Close at once. Closing twice is allowed."""
 
 
 class GatewayServer:
-    """Pass clients on to one broker, or serve them as *connect* does; started once and closed once."""
+    """Pass clients on to one broker, or serve them as *connect* does. Started once and closed once."""
 
     def __init__(
         self,
@@ -83,18 +82,18 @@ class GatewayServer:
 
     @property
     def port(self) -> int:
-        """Return the port that clients connect to; the gateway must be started."""
+        """Return the port that clients connect to. The gateway must be started."""
         assert self._listener is not None, "the gateway is not started"
         return int(self._listener.getsockname()[1])
 
     @property
     def counters(self) -> GatewayCounters:
-        """Return what has been done so far."""
+        """Return the counters since the start."""
         return self._shared.counters
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Return what has been done so far, by name."""
+        """Return the counters since the start, by name."""
         return asdict(self._shared.counters)
 
     @property
@@ -104,12 +103,12 @@ class GatewayServer:
 
     @property
     def budget(self) -> ByteBudget:
-        """Return what counts the bytes that all connections hold."""
+        """Return the budget that counts the bytes held by all connections."""
         return self._shared.budget
 
     @property
     def rates(self) -> ReadRates:
-        """Return how fast archived records go out."""
+        """Return the rates of archived records."""
         return self._shared.rates
 
     @property
@@ -119,7 +118,7 @@ class GatewayServer:
 
     async def start(self) -> None:
         """
-        Listen, and take clients from now on.
+        Listen, and accept clients from now on.
 
         Raises:
             ConfigError: The address cannot be listened on.
@@ -142,14 +141,14 @@ class GatewayServer:
         self._serving = (self._spawn(self._accept(self._listener)), self._spawn(self._end_idle()))
 
     async def watch(self) -> None:
-        """Wait until the started gateway takes clients no more; a fault of its own is raised."""
+        """Wait until the started gateway accepts no more clients. An error of its own is raised."""
         ended, _ = await asyncio.wait(self._serving, return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
             if not task.cancelled():
                 task.result()
 
     async def close(self, *, grace_seconds: float = 5.0) -> None:
-        """Take no further client or request, wait for answers that are due, and close everything."""
+        """Accept no further client or request, wait for answers that are due, and close everything."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -202,7 +201,7 @@ class GatewayServer:
             self._spawn(self._shake(sock))
 
     def _turn_away(self, sock: socket.socket, error: OSError) -> None:
-        """Close a connection that cannot be served: its client has gone, or the system has no room for it."""
+        """Close a connection that cannot be served: its client is gone, or the system lacks resources."""
         self.counters.broken_connections += 1
         log.warning("the gateway cannot serve a client", error=str(error))
         sock.close()
@@ -233,7 +232,7 @@ class GatewayServer:
             self._is_empty.set()
 
     async def _end_idle(self) -> None:
-        """Close every connection on which nothing moved between two looks."""
+        """Close every connection on which nothing moved during a whole interval."""
         seen: dict[ClientConnection, int] = {}
         while True:
             await asyncio.sleep(self._settings.idle_timeout_seconds)

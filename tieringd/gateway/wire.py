@@ -1,23 +1,24 @@
 """
 One non-blocking socket of the gateway, plain or TLS.
 
-Bytes are received into memory of the caller and sent from it; only what a slow peer does not take
-at once is copied and kept. asyncio's transports are not used: they keep what is written to them, so
-one buffer could not serve all connections. What the bytes mean is not known here.
+Bytes are received into the caller's memory and sent from it. Only bytes that a slow peer does not take
+at once are copied and kept. asyncio's transports are not used: they keep the bytes written to them, so
+one buffer could not serve all connections. This module does not interpret the bytes.
 
-`PipePool` gives out the pipes through which records go from the broker's socket to the client's without a
-copy. The number of pipes is limited. When all pipes are taken, records are received and sent like other
-bytes. `ByteBudget` bounds the bytes that all connections of a gateway hold in memory.
+`PipePool` gives out the pipes through which records go from the broker's socket to the client's without
+a copy. The number of pipes is limited. When all pipes are taken, records are received and sent like
+other bytes. `ByteBudget` bounds the bytes that all connections of a gateway hold in memory.
 
-`ReadRates` bounds how fast archived records go out: to all clients together, and to each client. A broker's
-fetch quotas do not count bytes of the archive, so the gateway has rates of its own. They work like the
-broker's: an answer is sent whole, and the gateway does not read from the client until the answer's bytes
-have been earned. The size of one answer is bounded too, so the pause is short. A client is a host, because
-a gateway knows a client's host without asking.
+`ReadRates` bounds how fast archived records go out: to all clients together, and to each client. A
+broker's fetch quotas do not count bytes of the archive, so the gateway has rates of its own. They work
+like the broker's: an answer is sent whole, and the gateway does not read from the client until the
+answer's bytes have been earned. The size of one answer is bounded too, so the pause is short. A client
+is identified by its host, because a gateway knows a client's host without asking.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import math
@@ -25,41 +26,37 @@ import os
 import socket
 import ssl
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.errors import LocalFileError
 from tieringd.formats.kafka_wire.pieces import FileSlice, Piece, piece_bytes
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Sequence
-
 
 PIPE_BYTES: Final = 1 << 20
 _MAX_PIPES: Final = 32
 _FLAGS: Final = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 
 AHEAD_SECONDS: Final = 1.0
-"""What one answer may take, and what a client may have spent before it has to wait."""
+"""Seconds' worth of the rate that one answer may use, and that a client may overspend without a pause."""
 WAIT_SECONDS_MAX: Final = 10.0
-"""Clients give up an unanswered request after 30 seconds by default."""
+"""Longest pause. Clients give up an unanswered request after 30 seconds by default."""
 _DEBT_SECONDS_MAX: Final = AHEAD_SECONDS + WAIT_SECONDS_MAX
 _HOSTS_KEPT: Final = 1024
 
 _TURN_BYTES: Final = 1 << 20
-"""A peer that takes everything still leaves the loop to others after this much."""
+"""How much one connection sends in a turn of the loop, so that the other connections get theirs."""
 _TLS_PIECE_BYTES: Final = 256 << 10
 _FILE_ERRORS: Final = frozenset({errno.EIO, errno.EINVAL, errno.ESTALE})
-"""What `sendfile` says of the file; everything else it says of the socket."""
+"""Errors of `sendfile` that concern the file. All others concern the socket."""
 NOTHING_NOW: Final = -1
 
 
 @dataclass(slots=True)
 class Pipe:
-    """A pipe and how many bytes are in it."""
+    """A pipe, and how many bytes are in it."""
 
     reading: int
     writing: int
@@ -68,10 +65,10 @@ class Pipe:
 
     def fill_from(self, descriptor: int, size: int) -> int:
         """
-        Move at most *size* bytes from a socket into the empty pipe; 0 is the socket's end.
+        Move at most *size* bytes from a socket into the empty pipe. 0 means the socket's end.
 
         Raises:
-            BlockingIOError: The socket has nothing now.
+            BlockingIOError: The socket has no bytes now.
         """
         moved = os.splice(descriptor, self.writing, min(size, self.capacity), flags=_FLAGS)
         self.held_bytes += moved
@@ -79,7 +76,7 @@ class Pipe:
 
     def empty_into(self, descriptor: int) -> int:
         """
-        Move bytes on to a socket.
+        Move the pipe's bytes on to a socket.
 
         Raises:
             BlockingIOError: The socket takes nothing now.
@@ -102,7 +99,7 @@ class PipePool:
         self._made = 0
 
     def take(self) -> Pipe | None:
-        """Return an empty pipe, or None when all are in use."""
+        """Return an empty pipe, or None if all are in use or no descriptor is left."""
         if self._idle:
             return self._idle.pop()
         if self._made >= _MAX_PIPES:
@@ -110,18 +107,18 @@ class PipePool:
         try:
             reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
-            # No descriptors left: copying needs none.
+            # No descriptors are left. Copying needs none.
             return None
         try:
             capacity = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         except OSError:
-            # The system allows this user no more; a small pipe works too.
+            # The system allows this user no larger pipe. A small one works too.
             capacity = fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)
         self._made += 1
         return Pipe(reading, writing, capacity)
 
     def give(self, pipe: Pipe) -> None:
-        """Take a pipe back; what is still in it is lost."""
+        """Take a pipe back. Bytes still in it are lost."""
         if pipe.held_bytes:
             self._made -= 1
             pipe.close()
@@ -129,7 +126,7 @@ class PipePool:
             self._idle.append(pipe)
 
     def close(self) -> None:
-        """Close the pipes that nobody uses."""
+        """Close the unused pipes."""
         while self._idle:
             self._made -= 1
             self._idle.pop().close()
@@ -139,8 +136,8 @@ class ByteBudget:
     """
     Count bytes against a limit.
 
-    What can be avoided asks first (`take`); what is already there is counted anyway (`add`), and
-    is bounded per connection, because nothing more is read for one whose peer does not take it.
+    Avoidable bytes ask first (`take`). Bytes that are already in memory are counted in any case (`add`). They
+    are bounded per connection, because a connection is not read while its peer does not take what was read.
     """
 
     def __init__(self, limit: int) -> None:
@@ -169,7 +166,7 @@ class ByteBudget:
 
 
 class ReadRates:
-    """Bytes a second, None without a limit. Not bound to a loop: the caller says what time it is."""
+    """Rates in bytes a second, None without a limit. Not bound to a loop: the caller passes the time."""
 
     def __init__(
         self, *, bytes_per_second: int | None = None, client_bytes_per_second: int | None = None
@@ -182,9 +179,10 @@ class ReadRates:
 
     def answer_bytes(self, *, now: float) -> float:
         """
-        Return how many archived records an answer should have; a first batch comes whatever its size.
+        Return how many bytes of archived records an answer should have. A first batch may exceed it.
 
-        Many clients that all wait as long as they may, together still get too much: so it is less with debt.
+        It shrinks with the common debt: pauses are capped, so many clients that each wait the longest
+        pause would together still exceed the rate.
         """
         debt_seconds = max(0.0, self._all.earned_at - now)
         if not debt_seconds:
@@ -192,7 +190,7 @@ class ReadRates:
         return self._answer_bytes_max * max(0.0, 1 - debt_seconds / _DEBT_SECONDS_MAX)
 
     def spend(self, host: str, size_bytes: int, *, now: float) -> float:
-        """Count what is sent to *host*, and return for how many seconds nothing more is to be."""
+        """Count bytes sent to *host*. Return for how many seconds nothing more should be sent to it."""
         wait = self._all.spend(size_bytes, now=now)
         if self._client_rate is not None and size_bytes:
             account = self._clients.setdefault(host, _Account(self._client_rate))
@@ -203,7 +201,7 @@ class ReadRates:
 
 
 class _Account:
-    """When everything that was spent will have been earned."""
+    """The time at which all spent bytes will have been earned."""
 
     def __init__(self, bytes_per_second: int | None) -> None:
         self._bytes_per_second = bytes_per_second
@@ -213,7 +211,8 @@ class _Account:
         if self._bytes_per_second is None:
             return 0.0
         earned_at = max(self.earned_at, now) + size_bytes / self._bytes_per_second
-        # What nobody waits for is forgotten: else who is left would wait for those who have gone.
+        # Debt beyond the longest pause is forgotten. Otherwise the remaining clients would wait for the
+        # debt of clients that left.
         self.earned_at = min(earned_at, now + _DEBT_SECONDS_MAX)
         return max(0.0, self.earned_at - now - AHEAD_SECONDS)
 
@@ -221,7 +220,7 @@ class _Account:
 @dataclass(slots=True)
 class _Kept:
     piece: Piece | Pipe
-    """What is left of it."""
+    """The unsent rest."""
     counted_bytes: int
     release: Callable[[], None] | None
 
@@ -230,9 +229,9 @@ class Wire:
     """
     A connected plain socket.
 
-    *on_readable* is called while reading is on and there are bytes or an end; *on_drained* when
-    the last kept byte was sent. Once, when sending ends early: *on_unreadable* when a file is the reason,
-    and *on_lost* when it is the peer.
+    *on_readable* is called while reading is on and there are bytes or an end, *on_drained* when the last
+    kept byte was sent. If sending ends early, one callback follows once: *on_unreadable* if a file is
+    the reason, *on_lost* if it is the peer.
     """
 
     is_encrypted = False
@@ -251,7 +250,7 @@ class Wire:
         self.sock = sock
         self.is_closed = False
         self.later_bytes = 0
-        """Sent after they had been kept."""
+        """How many bytes were sent after they had been kept."""
         self._loop = loop
         self._budget = budget
         self._descriptor = sock.fileno()
@@ -265,7 +264,7 @@ class Wire:
 
     @property
     def is_drained(self) -> bool:
-        """Say whether everything was handed to the kernel."""
+        """Say whether all bytes were handed to the kernel."""
         return not self._kept
 
     def resume_reading(self) -> None:
@@ -275,13 +274,13 @@ class Wire:
             self._loop.add_reader(self._descriptor, self._on_readable)
 
     def pause_reading(self) -> None:
-        """Call *on_readable* no more: the peer's bytes stay in the kernel."""
+        """Stop calling *on_readable*. The peer's bytes stay in the kernel."""
         if self._is_reading:
             self._is_reading = False
             self._loop.remove_reader(self._descriptor)
 
     def receive(self, room: memoryview) -> int:
-        """Receive into *room* and return how much; 0 is the end, `NOTHING_NOW` is nothing yet."""
+        """Receive into *room* and return how many bytes. 0 is the end; `NOTHING_NOW` means none yet."""
         if self.is_closed:
             return NOTHING_NOW
         try:
@@ -289,11 +288,11 @@ class Wire:
         except (BlockingIOError, InterruptedError):
             return NOTHING_NOW
         except OSError:
-            # A reset is an end like any other: there is nobody left to tell.
+            # A reset counts as an end: no peer is left to report an error to.
             return 0
 
     def send(self, data: memoryview | bytes) -> None:
-        """Send *data*, and keep a copy of what cannot be sent now."""
+        """Send *data*, and keep a copy of the bytes that cannot be sent now."""
         if self.is_closed:
             return
         if not self._kept:
@@ -309,7 +308,7 @@ class Wire:
         self._loop.add_writer(self._descriptor, self._flush)
 
     def send_pieces(self, pieces: Sequence[Piece], release: Callable[[], None]) -> None:
-        """Send *pieces* in turn, without copying them, and call *release* when the last one is gone."""
+        """Send *pieces* in turn, without copying them, and call *release* when the last one was sent."""
         if self.is_closed:
             release()
             return
@@ -320,7 +319,7 @@ class Wire:
         self._send_kept()
 
     def wake_at(self, size: int) -> None:
-        """Call *on_readable* only when *size* bytes have come, or the end; 1 is as usual."""
+        """Call *on_readable* only when *size* bytes have arrived, or the end. 1 is the default."""
         if size != self._wake_at and not self.is_encrypted and not self.is_closed:
             self._wake_at = size
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
@@ -329,8 +328,8 @@ class Wire:
         """
         Pass at most *size* bytes on to *other* inside the kernel, and return how many.
 
-        0 is the end, `NOTHING_NOW` is nothing yet. None means that it cannot be done now: *other* is not
-        drained, no pipe is free, or one of the two encrypts.
+        0 is the end; `NOTHING_NOW` means none yet. None means that splicing is not possible now: *other*
+        is not drained, no pipe is free, or one of the two encrypts.
         """
         if self.is_encrypted or other.is_encrypted or other._kept or (pipe := pipes.take()) is None:
             return None
@@ -348,7 +347,7 @@ class Wire:
         return moved
 
     def close(self) -> None:
-        """Close the socket and forget what was kept; closing twice is allowed."""
+        """Close the socket and drop the kept bytes. Closing twice is allowed."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -362,7 +361,7 @@ class Wire:
         return self.sock.recv_into(room)
 
     def _send(self, data: memoryview | bytes) -> int:
-        """Return how much was sent; 0 when the socket takes nothing now."""
+        """Return how many bytes were sent; 0 when the socket takes nothing now."""
         try:
             return self.sock.send(data)
         except (BlockingIOError, InterruptedError):
@@ -394,14 +393,14 @@ class Wire:
             kept.release()
 
     def _flush(self) -> None:
-        """Go on sending when the socket takes something again."""
+        """Go on sending when the socket takes bytes again."""
         self._send_kept()
         if not self._kept and not self.is_closed:
             self._loop.remove_writer(self._descriptor)
             self._on_drained()
 
     def _send_kept(self) -> None:
-        """Send what was kept until the socket is full, or the turn is over."""
+        """Send kept bytes until the socket is full, or the turn's share is used up."""
         left = _TURN_BYTES
         while self._kept and left > 0:
             kept = self._kept[0]
@@ -478,7 +477,7 @@ class TlsWire(Wire):
     is_encrypted = True
 
     def _receive(self, room: memoryview) -> int:
-        # A record is 16 KiB at most: many are collected for one turn.
+        # A TLS record has at most 16 KiB: many are collected in one turn.
         received = 0
         try:
             while received < len(room):
@@ -495,9 +494,9 @@ class TlsWire(Wire):
         return received
 
     def resume_reading(self) -> None:
-        """Call *on_readable* from now on; to be called after each receive."""
+        """Call *on_readable* from now on. Call this after each receive."""
         super().resume_reading()
-        # Bytes that were decrypted and did not fit have left the socket: it is not readable for them.
+        # Decrypted bytes that did not fit in *room* have left the socket, which is not readable for them.
         if self._is_reading and self.sock.pending():
             self._loop.call_soon(self._on_more)
 
@@ -522,5 +521,5 @@ class TlsWire(Wire):
 
 
 def wire_of(sock: socket.socket) -> type[Wire]:
-    """Return the kind of wire for a connected socket, whose handshake is over if it encrypts."""
+    """Return the kind of wire for a connected socket. Its TLS handshake, if any, is over."""
     return TlsWire if isinstance(sock, ssl.SSLSocket) else Wire

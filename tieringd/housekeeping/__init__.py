@@ -10,7 +10,7 @@ Read in this order:
 * `service`, `job`: which job has a turn, how much it may do, and how it goes over the partitions.
 * `merging`: neighbouring small segments become one.
 * `reupload`: segments that the broker compacted replace their originals.
-* `scrub`, `healer`: faults are found and mended.
-* `bucket_quarantine`: objects that no manifest names wait, then go.
+* `scrub`, `healer`: faults are found and repaired.
+* `bucket_quarantine`: objects that no manifest names wait here until they are deleted.
 * `topic_purge`: the archives of deleted topics.
 """

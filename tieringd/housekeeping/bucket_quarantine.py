@@ -1,34 +1,37 @@
 """
-The quarantine of the bucket: where objects that nobody names wait before they are deleted.
+The quarantine of the bucket: where objects that no manifest names wait before they are deleted.
 
-An object keeps its key there, after a prefix, so the way back needs no other knowledge. To move one is to
-copy it, to prove the copy, to judge the object once more, and only then to delete it where it was. After
-that its manifest is read once again: should a writer have named the object meanwhile, it goes back at
-once. A crash at any point leaves the object in one of the two places or in both, and each step may be
-done again. A move that is given up leaves its copy: another process may be about to delete the object.
+An object keeps its key there, after a prefix, so putting it back needs no other knowledge. A move copies
+the object, verifies the copy, judges the object once more, and only then deletes it at its old key. After
+that its partition's manifests are read once again: should a writer have named the object meanwhile, it is
+put back at once. A crash at any point leaves the object in one of the two places or in both, and each
+step can be repeated. A move that is given up leaves its copy: another process may be about to delete the
+object.
 
 This is not the quarantine of partitions with corrupt local data (`archiving.uploader`).
 
-`QuarantineExpiry` deletes what has been in quarantine for long enough, and puts back what a manifest names
-after all. A move that was given up leaves its copy there, beside the object: the copy is dropped where it
-is the same. A named object should never be in quarantine alone. If it is, its copy stays until the
-manifests of its partition are read, and what they name is put back and never deleted.
+`QuarantineExpiry` deletes objects that have been in quarantine long enough, and puts back those that a
+manifest names after all. A move that was given up leaves a copy of an object that still exists: the copy
+is dropped where both are the same. A named object should never be in quarantine alone. If it is, its copy
+stays until the manifests of its partition can be read, and named objects are put back and never deleted.
 
 The report of what a scrub puts into quarantine is JSON in the bucket, for people. It is written before
-anything is moved. The objects in quarantine and their keys tell what is there; nothing depends on a report.
+anything is moved. The objects in quarantine and their keys are the authority; nothing depends on a report.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import structlog
 from crc32c import crc32c as crc32c_of
 
 from tieringd.archive.object_joiner import PIECE_BYTES, ObjectJoiner
+from tieringd.archive.scrub.orphan_search import Owners
 from tieringd.errors import ChecksumRejected, CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import (
     QUARANTINE_REPORTS_PREFIX,
@@ -38,19 +41,10 @@ from tieringd.formats.object_keys import (
     quarantine_report_key,
     quarantined_key,
 )
-from tieringd.policies.scrub import StoredObject, is_named
-from tieringd.storage.base import JoinSource
+from tieringd.model.partition import TopicIdPartition
+from tieringd.policies.scrub import Orphan, Owner, StoredObject, is_named
+from tieringd.storage.base import JoinSource, ObjectInfo, ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from tieringd.archive.scrub.orphan_search import Owners
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub import Orphan, Owner
-    from tieringd.storage.base import ObjectInfo, ObjectStore
-
 
 log = structlog.get_logger(__name__)
 
@@ -84,7 +78,7 @@ class QuarantinedObject:
     """An object in quarantine."""
 
     key: str
-    """That it had before."""
+    """Its key before the move."""
     size_bytes: int
     quarantined_at_ms: int
     """By the store's clock."""
@@ -92,24 +86,24 @@ class QuarantinedObject:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What became of orphans that were to be moved."""
+    """The result of moving orphans."""
 
     moved: tuple[Orphan, ...]
     left: tuple[tuple[str, str], ...]
-    """Keys of those that stayed, or went back, and why."""
+    """Keys of the orphans that stayed, or were put back, and why."""
 
 
 class ObjectQuarantine:
     """
     Move objects of one bucket into quarantine and back.
 
-    Several may do so at once: all copies of a key are the same bytes. It keeps no state.
+    Several processes may do so at once: all copies of a key have the same bytes. Stateless.
     """
 
     def __init__(
         self, store: ObjectStore, *, work_directory: Path, writer_id: str, now_ms: Callable[[], int]
     ) -> None:
-        """Take the parts; *work_directory* is for bytes that the store cannot copy itself."""
+        """Take the collaborators; *work_directory* holds bytes that the store cannot copy itself."""
         self._store = store
         self._joiner = ObjectJoiner(store, work_directory=work_directory)
         self._writer_id = writer_id
@@ -124,11 +118,12 @@ class ObjectQuarantine:
         """
         Put *orphans* of one partition into quarantine.
 
-        *still_orphans* judges them by manifests read when it is called. What cannot be copied, or put back,
-        is left with the reason, and the others go on. The copy of one that stays is left to the expiry.
+        *still_orphans* judges them by manifests that are read when it is called. An object that cannot be
+        copied, or put back, is left with the reason, and the others go on. The copy of an object that
+        stays is left to the expiry.
 
         Raises:
-            StorageUnavailable: Some may be in both places. Calling again goes on.
+            StorageUnavailable: Some may be in both places. Calling again continues.
         """
         if not orphans:
             return Moved((), ())
@@ -138,7 +133,8 @@ class ObjectQuarantine:
         wanted = await still_orphans([one for one in now if one is not None])
         leaving = [one for one in copied if one.stored.key in wanted]
         await self._store.delete_many([one.stored.key for one in leaving])
-        # Their ages are those from before: one that is named now, or in doubt, is missing from the answer.
+        # Judged with their ages from before the deletion: objects that are now named, or in doubt, are
+        # missing from the result.
         confirmed = await still_orphans([wanted[one.stored.key].stored for one in leaving])
         for key in (one.stored.key for one in copied):
             if key not in wanted:
@@ -157,12 +153,12 @@ class ObjectQuarantine:
 
     async def restore(self, key: str) -> bool:
         """
-        Put an object back where it was; say whether it was not there.
+        Put an object back where it was; say whether it was missing there.
 
         Raises:
             ObjectNotFound: It is not in quarantine.
             CorruptDataError: Another object has the key now.
-            ChecksumRejected: It cannot be read as it was stored; it stays in quarantine.
+            ChecksumRejected: Its bytes are not the stored ones any more; it stays in quarantine.
         """
         there = quarantined_key(key)
         info = await self._store.head(there)
@@ -177,7 +173,7 @@ class ObjectQuarantine:
 
     async def copy_back(self, key: str, *, size_bytes: int, crc32c: int) -> bool:
         """
-        Store an object again from its copy in quarantine, if that has just these bytes; say so.
+        Store an object again from its copy in quarantine, if that has the wanted bytes; say so.
 
         The copy stays.
 
@@ -194,7 +190,7 @@ class ObjectQuarantine:
         return True
 
     async def objects(self) -> AsyncIterator[QuarantinedObject]:
-        """Yield what is in quarantine, by key."""
+        """Yield the objects in quarantine, by key."""
         async for info in self._listed(QUARANTINED_PREFIX):
             key = parse_quarantined_key(info.key)
             assert key is not None, "it was listed under that prefix"
@@ -211,7 +207,7 @@ class ObjectQuarantine:
             await self._store.delete_many([quarantined_key(key) for key in keys])
 
     async def delete_reports(self, *, before_ms: int) -> None:
-        """Delete the reports that were written before a time, by the store's clock."""
+        """Delete the reports that were written before *before_ms*, by the store's clock."""
         old = [
             info.key async for info in self._listed(QUARANTINE_REPORTS_PREFIX) if info.modified_ms < before_ms
         ]
@@ -235,7 +231,7 @@ class ObjectQuarantine:
         await self._store.put(quarantine_report_key(now_ms=now_ms, crc32c=checksum), data, crc32c=checksum)
 
     async def _copied(self, orphans: Sequence[Orphan]) -> tuple[list[Orphan], list[tuple[str, str]]]:
-        """Copy orphans into quarantine, proved; return them, and the keys of the others and why."""
+        """Copy orphans into quarantine and verify them; return those, and the others' keys with reasons."""
         copied: list[Orphan] = []
         left: list[tuple[str, str]] = []
         for one in orphans:
@@ -254,7 +250,7 @@ class ObjectQuarantine:
         return copied, left
 
     async def _returned(self, key: str) -> str:
-        """Put back what was named while it was moved; return what became of it, in words."""
+        """Put back an object that was named while it was moved; return the outcome in words."""
         try:
             await self.restore(key)
         except (ChecksumRejected, CorruptDataError, ObjectNotFound) as error:
@@ -285,7 +281,7 @@ class ObjectQuarantine:
         return True
 
     async def _checksum(self, info: ObjectInfo) -> int:
-        """Return an object's checksum: as the store tells it, or by reading."""
+        """Return an object's checksum, from the store or by reading the object."""
         if info.crc32c is not None:
             return info.crc32c
         checksum = position = 0
@@ -300,21 +296,21 @@ class ObjectQuarantine:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """What became of what was in quarantine."""
+    """The result of emptying the quarantine."""
 
     deleted: tuple[str, ...] = ()
     put_back: tuple[str, ...] = ()
-    """Those that are named, and are where they were."""
+    """Keys of named objects that are now where they were."""
     left: tuple[tuple[str, str], ...] = ()
-    """Keys and reasons."""
+    """Keys that stay in quarantine, and why."""
 
     def joined(self, other: Expired) -> Expired:
-        """Return both together."""
+        """Return both results together."""
         return Expired(self.deleted + other.deleted, self.put_back + other.put_back, self.left + other.left)
 
 
 class QuarantineExpiry:
-    """Empty one bucket's quarantine of what has been in it for long enough. Keeps no state."""
+    """Delete objects that have been in one bucket's quarantine for long enough. Stateless."""
 
     def __init__(self, quarantine: ObjectQuarantine, owners: Owners) -> None:
         self._quarantine = quarantine
@@ -324,10 +320,12 @@ class QuarantineExpiry:
         self, *, before_ms: int, is_ours: Callable[[TopicIdPartition], bool] = lambda _: True
     ) -> Expired:
         """
-        Delete what was put into quarantine before a time, of the partitions that are ours.
+        Delete objects that were put into quarantine before *before_ms*, of the wanted partitions.
+
+        *is_ours* selects the partitions.
 
         Raises:
-            StorageUnavailable: Some may be left. Calling again goes on.
+            StorageUnavailable: Some may be left. Calling again continues.
         """
         due: defaultdict[TopicIdPartition, list[str]] = defaultdict(list)
         async for one in self._quarantine.objects():
@@ -343,12 +341,12 @@ class QuarantineExpiry:
 
     async def delete(self, partition: TopicIdPartition, keys: Iterable[str]) -> Expired:
         """
-        Delete objects of one partition from quarantine; those that its manifests name go back instead.
+        Delete objects of one partition from quarantine; put back those that its manifests name.
 
-        One that cannot go back is left there, with the reason, and the others go on.
+        An object that cannot be put back is left there, with the reason, and the others go on.
 
         Raises:
-            StorageUnavailable: Some may be left. Calling again goes on.
+            StorageUnavailable: Some may be left. Calling again continues.
         """
         owner = await self._owners.owner(partition)
         deleted: list[str] = []
@@ -375,7 +373,7 @@ class QuarantineExpiry:
 
 
 def _doubt(owner: Owner) -> str:
-    """Return why nothing of this owner may be deleted; empty where it may."""
+    """Return why nothing of this owner may be deleted; empty where deleting is allowed."""
     if owner.uncertain:
         return f"what is named is not known for certain: {owner.uncertain}"
     if owner.is_manifest_missing:

@@ -1,62 +1,53 @@
 """
-Mending what a scrub found broken, where the right bytes are still somewhere.
+Repairs the faults that a scrub found, where the right bytes still exist.
 
-They are looked for in the bucket's quarantine, in this broker's own log, and for an index in the data that
-it belongs to. Only bytes of the very size and CRC32C that the manifest names are stored, under the very
-name that it has: whoever else does the same stores the same, so this races with nothing. Should the
-segment leave the manifest meanwhile, an object is left that nobody names.
+The healer searches the bucket's quarantine, this broker's own log and, for an index, the data object. It
+stores only bytes with exactly the size and CRC32C that the manifest names, under the key that the
+manifest names: any other process that repairs the object stores the same bytes, so there are no races.
+Should the segment leave the manifest meanwhile, an object is left that no manifest names.
 
-`local_bytes` finds the bytes of a stored segment in the local log, and proves them by size and CRC32C. A
-stored segment is a local one, a part of one, or several that were merged. A compacted local log has other
-bytes, and gives none. The function blocks; services call it in a thread.
+`local_bytes` finds the bytes of a stored segment in the local log, and verifies them by size and CRC32C.
+A stored segment is a local one, a part of one, or several that were merged. A compacted local log has
+other bytes, and cannot be used. The function blocks; services call it in a thread.
 
-`IndexRebuilder` makes a lost index again. From an unchanged local log comes the same index, with the
-broker's own side files in it. From the data object comes an index without these files; a broker builds them
-when it finds none. Such an index has other bytes, so it needs another name and a commit: that is an
-`IndexChange`.
+`IndexRebuilder` rebuilds a lost index. An unchanged local log gives the same index, with the broker's own
+side files in it. The data object gives an index without these files; a broker builds them when it finds
+none. Such an index has other bytes, so it needs another name and a commit: that is an `IndexChange`.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 import structlog
 from crc32c import crc32c
 from crc32c import crc32c as crc32c_of
 
+from tieringd.archive.archive_reader import ArchiveReader
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archive.scrub.data_scan import DataIndexer, is_index_of, renamed_by
+from tieringd.archive.spillover_manifests import SpilloverManifests
+from tieringd.archiving.claim import Claim, ManifestChange
 from tieringd.archiving.segment_copier import local_index
-from tieringd.broker.segment_file import position_of
+from tieringd.broker.layout import Layout
+from tieringd.broker.segment_file import OpenSegment, position_of
 from tieringd.errors import ChecksumRejected, CorruptDataError, LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
+from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine
 from tieringd.model.corrections import reindexed
-from tieringd.model.segment import NO_CRC, SegmentSlice
-from tieringd.policies.scrub import DATA_FAULTS, INDEX_FAULTS
-from tieringd.storage.base import FileSlice, JoinSource
+from tieringd.model.local_log import LocalLog
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import NO_CRC, RemoteSegment, SegmentSlice
+from tieringd.policies.scrub import DATA_FAULTS, INDEX_FAULTS, Finding
+from tieringd.storage.base import FileSlice, JoinSource, ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-    from pathlib import Path
-
-    from tieringd.archive.archive_reader import ArchiveReader
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.archive.spillover_manifests import SpilloverManifests
-    from tieringd.archiving.claim import Claim, ManifestChange
-    from tieringd.broker.layout import Layout
-    from tieringd.broker.segment_file import OpenSegment
-    from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.policies.scrub import Finding
-    from tieringd.storage.base import ObjectStore
-
 
 log = structlog.get_logger(__name__)
 
@@ -82,14 +73,14 @@ def local_bytes(
     layout: Layout, log: LocalLog, segment: RemoteSegment, *, work_directory: Path
 ) -> Iterator[FileSlice | None]:
     """
-    Give the bytes of *segment* as the local log has them, for as long as the context lasts.
+    Give the bytes of *segment* from the local log, as long as the context lasts.
 
     None where the log does not have these offsets, or has other bytes there. Bytes of several files are
-    put together in an unlinked file in *work_directory*.
+    joined in an unlinked file in *work_directory*.
 
     Raises:
         LocalFileError: A file cannot be read, or changed meanwhile.
-        CorruptDataError: A file is not what a log's should be.
+        CorruptDataError: A file does not have the format of a log segment.
     """
     with ExitStack() as files:
         ranges = _ranges(layout, log, segment, files)
@@ -110,7 +101,7 @@ def local_bytes(
 
 
 def _ranges(layout: Layout, log: LocalLog, segment: RemoteSegment, files: ExitStack) -> list[_Range]:
-    """Return where the files have the offsets of *segment*, as many bytes as it has, or fewer."""
+    """Return where the files have the offsets of *segment*, with at most as many bytes."""
     ranges: list[_Range] = []
     left, offset = segment.size_bytes, segment.base_offset
     for local in log.segments:
@@ -170,7 +161,7 @@ def _naming(work_directory: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class IndexChange:
-    """A segment whose data is stored once more, beside an index of other bytes; see `ManifestChange`."""
+    """A segment stored again under a new name, with a rebuilt index; see `ManifestChange`."""
 
     old: RemoteSegment
     new: RemoteSegment
@@ -178,11 +169,11 @@ class IndexChange:
 
     async def commit(self, claim: Claim, stored: StoredManifest) -> StoredManifest:
         """
-        Name the new objects in the place of the old ones, where these are still named.
+        Name the new objects instead of the old ones, where these are still named.
 
         Raises:
             FencedError: Another writer owns the manifest now.
-            StorageUnavailable: The claim reads it again; then this may be called again.
+            StorageUnavailable: The claim reads the manifest again; then this may be called again.
         """
         manifest = stored.existing
         if manifest.segments.covering(self.old.base_offset) != self.old:
@@ -198,7 +189,7 @@ class IndexChange:
 
 
 class IndexRebuilder(DataIndexer):
-    """Build indexes of segments again, from the data or from the local log. Reads only, keeps no state."""
+    """Rebuild indexes of segments, from the data or from the local log. Reads only; stateless."""
 
     def __init__(
         self, store: ObjectStore, reader: ArchiveReader, spillovers: SpilloverManifests, *, layout: Layout
@@ -209,14 +200,14 @@ class IndexRebuilder(DataIndexer):
     async def from_log(
         self, partition: TopicIdPartition, segment: RemoteSegment, log: LocalLog
     ) -> bytes | None:
-        """Return the segment's index from the local log, if that gives the very same; else None."""
+        """Return the segment's index from the local log, if that gives the same bytes; None otherwise."""
         part = _slice_of(segment, log)
         if part is None:
             return None
         try:
             index = await in_thread(local_index, self._layout, partition, log, part)
         except (LocalFileError, CorruptDataError):
-            return None  # The log is not what it was, or not all there: the data object is left.
+            return None  # The log is truncated or changed, so only the data object is left as a source.
         sidecar = encode_sidecar(index) if index else b""
         return sidecar if is_index_of(sidecar, segment, partition) else None
 
@@ -232,10 +223,10 @@ def _slice_of(segment: RemoteSegment, log: LocalLog) -> SegmentSlice | None:
 
 class Healer:
     """
-    Mend segments of one bucket.
+    Repair segments of one bucket.
 
-    *offer* hands a change of a manifest to the archiver that owns it; without one, what needs a change
-    of the manifest is not mended.
+    *offer* hands a change of a manifest to the archiver that owns it. Without it, faults whose repair
+    changes the manifest are not repaired.
     """
 
     def __init__(
@@ -264,7 +255,7 @@ class Healer:
 
     async def heal(self, finding: Finding) -> str:
         """
-        Mend what *finding* says is broken; return how, in words, or "" where that was not possible.
+        Repair the fault of *finding*; return how, in words, or "" where that was not possible.
 
         Raises:
             StorageUnavailable: The store does not answer; trying again is safe.
@@ -333,7 +324,11 @@ class Healer:
         return UNDER_NEW_NAME if await self._renamed(partition, segment, sidecar) else ""
 
     async def _renamed(self, partition: TopicIdPartition, segment: RemoteSegment, sidecar: bytes) -> bool:
-        """Store data and index under the name that this index gives them, and have that committed; say so."""
+        """
+        Store data and index under the names that the rebuilt index gives them, and have them committed.
+
+        Returns whether the manifest names them now.
+        """
         if self._offer is None:
             return False
         new = renamed_by(segment, sidecar)

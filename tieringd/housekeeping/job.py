@@ -1,27 +1,24 @@
 """
-What the housekeeping service asks of a kind of work on the archive.
+The interface between the housekeeping service and one kind of work on the archive.
 
-A job is work that can wait: merging, re-uploading what was compacted, scrubbing, purging. It comes in turns
-that are cut by a number of store requests. A turn may be cancelled at any await, and the process killed:
-whatever was begun is either found again or harmless. When turns come is not the job's business.
+A job is work that can wait: merging, re-uploading compacted segments, scrubbing, purging. It gets turns
+that are limited by a number of store requests. A turn may be cancelled at any await, and the process
+killed: unfinished work is either found again or harmless. The service decides when turns come.
 
-`PartitionPasses` goes over all partitions for a job, and gives each its share of a turn. A pass goes on
+`PartitionPasses` goes over all partitions for a job, and gives each its share of a turn. A pass continues
 where the last turn ended, in the order of the partitions. The job decides what a share is, and what is
-remembered of a partition. A partition rests once its share has said that there is nothing to do until it
-changes. Passes leave out resting partitions: of ten thousand partitions nearly all rest.
+remembered of a partition. A partition rests once its share has reported that there is nothing to do until
+it changes. Passes leave out resting partitions: of ten thousand partitions nearly all rest.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
-
-    from tieringd.model.partition import Leadership
-
+from tieringd.model.partition import Leadership
 
 P = TypeVar("P")
 
@@ -31,16 +28,16 @@ PASSES_TO_SKIP_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class JobTurn:
-    """What one turn did."""
+    """The result of one turn."""
 
     requests: int
-    """Store requests that it made, about; what the quota is counted by."""
+    """The approximate number of store requests that it made, for the quota."""
     has_more: bool
     """Whether another turn would find something to do at once."""
     has_covered_all: bool = True
     """
-    Whether each partition has had its share since this was last said. When housekeeping is forced, a job gets
-    turns until it says so; one that never says otherwise gets one turn.
+    Whether each partition has had its share since this was last true. When housekeeping is forced, a job gets
+    turns until this is true; a job that leaves the default gets one turn.
     """
 
 
@@ -49,7 +46,7 @@ class HousekeepingJob(Protocol):
 
     @property
     def name(self) -> str:
-        """Return what it is called in metrics and logs."""
+        """Return its name in metrics and logs."""
         ...
 
     async def turn(self, *, requests_max: int) -> JobTurn:
@@ -64,14 +61,14 @@ class HousekeepingJob(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What was done for one partition."""
+    """The result of one partition's share of a turn."""
 
     requests: int = 0
-    """Store requests, about."""
+    """The approximate number of store requests."""
     has_more: bool = False
     """Whether its next share would find something to do at once."""
     has_failed: bool = False
-    """Whether the partition could not go on, and the others can: it is passed over for a while."""
+    """Whether this partition alone failed: it is then skipped for some passes, and the others go on."""
     may_rest: bool = False
     """Whether there is nothing to do before the partition's archive or local log changes."""
 
@@ -81,12 +78,12 @@ class _Failing:
     """A partition whose last shares failed."""
 
     failures: int = 0
-    """One after the other."""
+    """The number of failures in a row."""
     passes_to_skip: int = 0
 
 
 class PartitionPasses(Generic[P]):
-    """Give each of *partitions*, as they are then, its *share*."""
+    """Give each of the current *partitions* its *share*."""
 
     def __init__(
         self,
@@ -97,28 +94,28 @@ class PartitionPasses(Generic[P]):
         changed: Callable[[], Collection[Leadership]] | None = None,
     ) -> None:
         """
-        Take the parts; *forget* is told of each partition that is not there any more.
+        Take the collaborators; *forget* is called for each partition that is gone.
 
-        *changed* returns what has begun, changed or ended since it was called last (`ChangeFeed.reader`).
-        Without it each pass goes over all of *partitions*.
+        *changed* returns the partitions that began, changed or ended since its last call
+        (`ChangeFeed.reader`). Without it each pass goes over all of *partitions*.
         """
         self._partitions = partitions
         self._share = share
         self._forget = forget
         self._changed = changed
         self._awake: set[Leadership] | None = None
-        """Those that do not rest; None before the first pass."""
+        """The partitions that do not rest; None before the first pass."""
         self._left: list[Leadership] = []
-        """Who has not had its share in this pass, the next one last."""
+        """The partitions that have not had their share in this pass, the next one last."""
         self._found_more = False
         self._failing: dict[Leadership, _Failing] = {}
 
     async def turn(self, *, requests_max: int) -> JobTurn:
         """
-        Go on with the pass, until about *requests_max* requests are spent.
+        Continue the pass, until about *requests_max* requests are spent.
 
         Raises:
-            TieringError: One partition's share failed. The next turn goes on with the others.
+            TieringError: One partition's share failed. The next turn continues with the others.
         """
         partitions = self._partitions()
         if not self._left:
@@ -139,7 +136,7 @@ class PartitionPasses(Generic[P]):
         )
 
     def _begin(self, partitions: Mapping[Leadership, P]) -> None:
-        """Begin a pass over those that do not rest."""
+        """Begin a pass over the partitions that do not rest."""
         self._found_more = False
         awake = set(self._awake or ())
         if self._changed is not None:

@@ -1,34 +1,37 @@
 """
-Merging one partition's neighbouring small segments, in two steps that may lie apart.
+Merging one partition's neighbouring small segments, in two steps that may be far apart.
 
 Preparing stores the merged data object and its index, and touches no manifest: uploads go on meanwhile.
-Committing is for whoever holds the partition's claim. One commit names the merged segment and retires
-its parts, whose objects go after the delay that readers with an older manifest need. So the order is data,
-index, manifest, and much later the deletion; a crash after any of them leaves at most objects that
-nothing names, and a merge that is done again by the same process writes the same objects.
+The holder of the partition's claim commits. One commit names the merged segment and retires its parts,
+whose objects are deleted after the delay that readers with an older manifest need. So the order is data,
+index, manifest, and much later the deletion. A crash after any of them leaves at most objects that no
+manifest names, and a merge that is repeated by the same process writes the same objects.
 
-What to merge is decided in `policies.segment_merge`. A run that cannot be merged is remembered for as
-long as this object lives, and never tried again.
+`policies.segment_merge` decides what to merge. A run that cannot be merged is remembered as long as the
+`SegmentMerger` lives, and never tried again.
 
 `MergeJob` merges all partitions that this daemon archives, one after the other. A partition's turn is one
-plan of at most a few runs. The job prepares them beside the partition's archiver, and the archiver commits
-them. The job merges only what has left this host: before a trim, local segments are compared with their
-stored copies by size and checksum, within the bounds of the upload. Between turns the job keeps only how
-far it went over each partition, and which runs failed for good. A turn that is cut off, or a process that
-is killed, leaves at most objects that no manifest names.
+plan of at most a few runs. The job prepares them concurrently with the partition's archiver, and the
+archiver commits them. The job merges only offsets that have left this host: before a trim, local segments
+are compared with their stored copies by size and checksum, within the bounds of the upload. Between turns
+the job keeps only how far it went over each partition, and which runs failed for good. A turn that is cut
+off, or a process that is killed, leaves at most objects that no manifest names.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
 from tieringd.archive.archive_reader import SegmentIndexes
-from tieringd.archive.object_joiner import index_of_parts, store_merged
-from tieringd.archiving.claim import ended
+from tieringd.archive.manifest_store import StoredManifest
+from tieringd.archive.object_joiner import ObjectJoiner, PreparedMerge, index_of_parts, store_merged
+from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.claim import Claim, ended
+from tieringd.archiving.observer import Observation
 from tieringd.errors import (
     BucketNotFound,
     CorruptDataError,
@@ -38,39 +41,27 @@ from tieringd.errors import (
     StoreFull,
     TieringError,
 )
-from tieringd.housekeeping.job import PartitionPasses, Share
-from tieringd.policies.segment_merge import merge_limit_offset, plan_merges
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from tieringd.archive.manifest_store import StoredManifest
-    from tieringd.archive.object_joiner import ObjectJoiner, PreparedMerge
-    from tieringd.archiving.archiver import Archiver
-    from tieringd.archiving.claim import Claim
-    from tieringd.archiving.observer import Observation
-    from tieringd.housekeeping.job import JobTurn
-    from tieringd.metrics import Metrics
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership
-    from tieringd.model.segment_table import SegmentTable
-    from tieringd.policies.segment_merge import MergeLimits, MergePlan, MergeRun
-    from tieringd.storage.base import ObjectStore
-
+from tieringd.housekeeping.job import JobTurn, PartitionPasses, Share
+from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership
+from tieringd.model.segment_table import SegmentTable
+from tieringd.policies.segment_merge import MergeLimits, MergePlan, MergeRun, merge_limit_offset, plan_merges
+from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
 
 ATTEMPTS_MAX = 5
 """
-A run that could so often be read and not be stored is given up as well: it may be too much for the time that
-a join has, or for the disk. Where the store does not even answer to a read, no attempt is counted.
+A run that could be read this often, and not stored, is given up: it may be too large for the time of a join,
+or for the disk. Attempts during which the store does not even answer a read do not count.
 """
 
 _FOR_AN_OPERATOR = (StorageDenied, BucketNotFound, StoreFull)
-"""The whole store is in the way, and no run. Any other final answer is about this one."""
+"""Errors that concern the whole store and not one run. Any other final error concerns the run."""
 
 _REQUESTS_FOR_A_RUN = 5
-"""To join, to look at what was joined, to store its index, and a share of the commit."""
+"""The join, a check of the joined object, its index, and a share of the commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,28 +110,28 @@ class SegmentMerger:
     def plan(
         self, manifest: PartitionManifest, limits: MergeLimits, *, up_to: int | None = None
     ) -> MergePlan:
-        """Return what is to be merged next; see `plan_merges`. Each run is prepared and committed in turn."""
+        """Return what to merge next; see `plan_merges`. Each run is prepared and committed in turn."""
         if limits != self._limits:
-            # What was passed over by other sizes is looked at again.
+            # Segments that were skipped under other limits are planned again.
             self._limits, self._cursor = limits, 0
             self._attempts.clear()
         self._failed = [run for run in self._failed if run.next_offset > manifest.start_offset]
-        # Some that were tried are not planned again, as when their segments have expired meanwhile.
+        # Tried runs that are not planned again, for example because their segments have expired.
         behind_offset = max(self._cursor, manifest.start_offset)
         for gone in [run for run in self._attempts if run.next_offset <= behind_offset]:
             del self._attempts[gone]
         return plan_merges(manifest, limits, from_offset=self._cursor, up_to=up_to, failed=self._failed)
 
     def note_done(self, plan: MergePlan) -> None:
-        """Go on after *plan* from now on: what it names is merged, or never will be."""
+        """Continue after *plan* from now on: its runs are merged, or never will be."""
         self._cursor = plan.resume_offset
 
     async def prepare(self, manifest: PartitionManifest, run: MergeRun) -> PreparedMerge | None:
         """
-        Store the objects of what *run* becomes; None when it cannot be merged, or was tried often enough.
+        Store the objects of the merged *run*; None when it cannot be merged, or was tried often enough.
 
         Raises:
-            RetryableError: The store or a disk is in the way; another attempt may do it.
+            RetryableError: The store or a disk failed; another attempt may succeed.
             StorageError: An operator must act.
         """
         parts = manifest.segments.overlapping(run.base_offset, run.next_offset)
@@ -184,14 +175,14 @@ class SegmentMerger:
 
     async def commit(self, claim: Claim, stored: StoredManifest, *merges: PreparedMerge) -> StoredManifest:
         """
-        Name each merged segment in the manifest, in the place of its parts, by one commit for all of them.
+        Name each merged segment in the manifest instead of its parts, by one commit for all of them.
 
-        Where the manifest has changed meanwhile, that merge is given up. Its objects stay, named by
-        nothing: this is not the place to know that for certain.
+        Where the manifest has changed meanwhile, that merge is given up. Its objects stay, unnamed: only
+        a search for orphans can tell that for certain.
 
         Raises:
             FencedError: Another writer owns the manifest now.
-            StorageUnavailable: The claim reads it again; then this may be called again.
+            StorageUnavailable: The claim reads the manifest again; then this may be called again.
         """
         manifest = stored.existing
         done: list[PreparedMerge] = []
@@ -239,15 +230,15 @@ class MergePartition:
 
 @dataclass(slots=True)
 class _Known:
-    """What is kept of a partition."""
+    """What is kept of a partition between turns."""
 
     merger: SegmentMerger
     finished: tuple[SegmentTable, MergeLimits, int] | None = None
-    """What a plan was made of that left nothing to do."""
+    """The basis of a plan that left nothing to do."""
 
 
 class MergeJob:
-    """Merge small neighbouring segments of the partitions that *partitions* names at the time."""
+    """Merge small neighbouring segments of the current *partitions*."""
 
     name = "merge"
 
@@ -258,7 +249,7 @@ class MergeJob:
         make_merger: Callable[[Leadership], SegmentMerger],
         changed: Callable[[], Collection[Leadership]] | None = None,
     ) -> None:
-        """Take the parts; *changed* is as for `PartitionPasses`."""
+        """Take the collaborators; *changed* is as for `PartitionPasses`."""
         self._make_merger = make_merger
         self._known: dict[Leadership, _Known] = {}
         self._passes = PartitionPasses(
@@ -270,16 +261,16 @@ class MergeJob:
 
     async def turn(self, *, requests_max: int) -> JobTurn:
         """
-        Go on with the pass over all partitions, until about *requests_max* requests are spent.
+        Continue the pass over all partitions, until about *requests_max* requests are spent.
 
         Raises:
-            TieringError: One partition's share failed. The next turn goes on with the others.
+            TieringError: One partition's share failed. The next turn continues with the others.
         """
         return await self._passes.turn(requests_max=requests_max)
 
     async def _share(self, one: MergePartition) -> Share:
-        """Do what one plan names."""
-        # What was known last will do: the commit looks whether it still holds.
+        """Plan one partition, and merge the planned runs."""
+        # The last known manifest is enough: the commit checks whether it still holds.
         limits, manifest = one.seen.topic.merge_limits, one.archiver.last_manifest
         if limits is None or manifest is None:
             return Share(may_rest=True)
@@ -310,7 +301,7 @@ class MergeJob:
         try:
             lives = not merges or await ended(one.archiver.offer(MergeChange(merger, tuple(merges))))
         except TieringError as error:
-            # It is this partition's archiver that could not go on, and the other partitions' can.
+            # Only this partition's archiver failed; the other partitions can go on.
             log.info("merge not committed", partition=str(one.leadership.partition), reason=str(error))
             return Share(requests, has_failed=True)
         if lives:
@@ -321,5 +312,5 @@ class MergeJob:
 def _is_same(
     before: tuple[SegmentTable, MergeLimits, int], now: tuple[SegmentTable, MergeLimits, int]
 ) -> bool:
-    """Compare two plans' bases; tables never change, so another one is another object."""
+    """Compare the bases of two plans; tables never change, so a different table is a different object."""
     return before[0] is now[0] and before[1:] == now[1:]

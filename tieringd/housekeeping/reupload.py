@@ -1,40 +1,47 @@
 """
-Putting one partition's compacted segments in the place of their archived originals.
+Replacing one partition's archived segments by the compacted ones of the local log.
 
-Preparing copies the local files, as an upload does: every batch is checked, data and index are stored, and
-no manifest is touched. Committing is a `ManifestChange` that the partition's archiver makes between two of
-its own commits: one commit names what was copied and retires what it replaces, whose objects go after the
-delay that readers with an older manifest need. So the order is data, index, manifest, and much later the
-deletion. A crash after any of them leaves at most objects that nothing names.
+Preparing copies the local files, as an upload does: every batch is checked, data and index are stored,
+and no manifest is touched. Committing is a `ManifestChange` that the partition's archiver makes between
+two of its own commits: one commit names the copied segments and retires those that they replace, whose
+objects are deleted after the delay that readers with an older manifest need. So the order is data, index,
+manifest, and much later the deletion. A crash after any of them leaves at most objects that no manifest
+names.
 
-Beside what a job has rewritten parts of a file replace single segments: they are copied as slices of it.
+Where a file also covers segments that a job has rewritten, parts of the file replace single segments:
+they are copied as slices of it.
 
-Where a cleaner has dropped a tombstone that the archive still needs, the archived segments are written anew
-instead, without what else the cleaner dropped. Rebuild knows of that by a record that is stored just before
-the commit. What is replaced is held while an election could lose what it was dropped for
-(`policies.record_removal`).
+Where a cleaner has dropped a tombstone that the archive still needs, the archived segments are rewritten
+instead, without the other records that the cleaner dropped. Rebuild learns of that from a record that is
+stored just before the commit. The replaced segments are held while an election could lose the winners of
+the dropped records (`policies.record_removal`).
 
-What replaces what is decided in `policies.compacted_reupload`. A file that cannot be read is remembered as
-it is now, for as long as this object lives, and tried again only when it has changed.
+`policies.compacted_reupload` decides what replaces what. A file that cannot be read is remembered in its
+current form, as long as the `CompactedReuploader` lives, and tried again only when it has changed.
 
 `CompactedReuploadJob` goes over all partitions that this daemon archives, one after the other. A
-partition's share is a few runs of segments. The job copies them beside the partition's archiver, and the
-archiver commits them. The plan follows from what the archivers know and last saw: it asks nothing of the
-store, and is not made again while neither archive nor local log has changed. Between turns the job keeps
-only these plans, and which files could not be read. A turn that is cut off, or a process that is killed,
-leaves at most objects that no manifest names.
+partition's share is a few runs of segments. The job copies them concurrently with the partition's
+archiver, and the archiver commits them. The plan follows from the archivers' manifests and observations:
+it asks nothing of the store, and is not made again while neither archive nor local log has changed.
+Between turns the job keeps only these plans, and which files could not be read. A turn that is cut off,
+or a process that is killed, leaves at most objects that no manifest names.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.manifest_store import StoredManifest
+from tieringd.archiving.claim import Claim, ManifestChange
+from tieringd.archiving.observer import Observation
+from tieringd.archiving.remote_log import RemoteLog
+from tieringd.archiving.segment_copier import CopiedSegment
 from tieringd.errors import (
     CorruptDataError,
     FencedError,
@@ -42,9 +49,17 @@ from tieringd.errors import (
     ObjectNotFound,
     TieringError,
 )
-from tieringd.housekeeping.job import PartitionPasses, Share
-from tieringd.model.segment import SegmentSlice
+from tieringd.housekeeping.job import JobTurn, PartitionPasses, Share
+from tieringd.metrics import Metrics
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership, LogBounds
+from tieringd.model.segment import CrossingTransaction, LocalSegment, RemoteSegment, SegmentSlice
+from tieringd.model.segment_table import SegmentTable
 from tieringd.policies.compacted_reupload import (
+    Reupload,
+    ReuploadPlan,
+    RunIdentity,
     Tombstones,
     parts_to_go,
     plan_reuploads,
@@ -53,36 +68,21 @@ from tieringd.policies.compacted_reupload import (
 )
 from tieringd.policies.record_removal import winners_end_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from tieringd.archive.manifest_store import StoredManifest
-    from tieringd.archiving.claim import Claim, ManifestChange
-    from tieringd.archiving.observer import Observation
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.archiving.segment_copier import CopiedSegment
-    from tieringd.housekeeping.job import JobTurn
-    from tieringd.metrics import Metrics
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, LogBounds
-    from tieringd.model.segment import CrossingTransaction, LocalSegment, RemoteSegment
-    from tieringd.model.segment_table import SegmentTable
-    from tieringd.policies.compacted_reupload import Reupload, ReuploadPlan, RunIdentity
-
-
 log = structlog.get_logger(__name__)
 
 ATTEMPTS_MAX = 5
-"""A file may change under the look, or lack a marker that comes later. So often it is no accident."""
+"""
+A file may change while it is read, or lack a marker that comes later. After this many attempts that is no
+accident.
+"""
 
 RUNS_PER_SHARE_MAX = 4
 REQUESTS_PER_SEGMENT = 2
-"""Its data and its index."""
+"""One for its data and one for its index."""
 
 
 class CompactedReupload:
-    """Compacted segments whose objects are stored, and which no manifest names yet."""
+    """Compacted segments whose objects are stored, but which no manifest names yet."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class CompactedReupload:
         self._crossing = crossing
         self._winners_end = winners_end_of(seen.log)
         topic = seen.topic
-        # Where nothing trims the log, each replica has what is replaced here.
+        # Where the log is never trimmed, each replica has the replaced records.
         self._is_held = not (topic.is_compact_only and topic.never_trimmed_because)
         self._remote_log = remote_log
         self._metrics = metrics.reuploaded
@@ -108,14 +108,14 @@ class CompactedReupload:
 
     async def commit(self, claim: Claim, stored: StoredManifest) -> StoredManifest:
         """
-        Name the compacted segments in the place of their originals.
+        Name the compacted segments instead of their originals.
 
-        Where the manifest has changed there meanwhile, this is given up: what was copied may be of
+        Where the manifest has changed there meanwhile, the change is given up: the copied bytes may be of
         another log.
 
         Raises:
             FencedError: Another writer owns the manifest now.
-            StorageUnavailable: The claim reads it again; then this may be called again.
+            StorageUnavailable: The claim reads the manifest again; then this may be called again.
         """
         manifest, segments = stored.existing, self._segments
         partition = manifest.partition
@@ -166,7 +166,7 @@ class CompactedReupload:
 
 class CompactedReuploader:
     """
-    Upload compacted segments of one partition once more, under one leader epoch.
+    Upload compacted segments of one partition again, under one leader epoch.
 
     One task at a time uses it. It may be cancelled at any await.
     """
@@ -182,14 +182,17 @@ class CompactedReuploader:
         self._failed: set[RunIdentity] = set()
         self._attempts: Counter[Reupload] = Counter()
         self._head: Reupload | None = None
-        """The head of the log whose checksum was compared last, with what the archive had there."""
+        """The head of the log whose checksum was compared last, with the archive's segments at that time."""
         self._differs = False
         self._settled: dict[RunIdentity, tuple[RemoteSegment, ...]] = {}
-        """Files beside rewritten segments of which no part is to go, and what the archive had there."""
+        """
+        Files that cover rewritten segments and of which no part replaces anything, with the archive's
+        segments at that time.
+        """
 
     def plan(self, manifest: PartitionManifest, seen: Observation) -> ReuploadPlan:
         """
-        Return what is to be uploaded once more; see `plan_reuploads`.
+        Return what to upload again; see `plan_reuploads`.
 
         Only the broker's own files count. A pin holds a segment as it was before it was compacted.
         """
@@ -213,9 +216,9 @@ class CompactedReuploader:
 
     async def compare_head(self, manifest: PartitionManifest, seen: Observation) -> None:
         """
-        Find out whether the segment that is to be trimmed next has the archive's bytes, where sizes agree.
+        Check whether the next segment to be trimmed has the archive's bytes, where sizes agree.
 
-        If it has not, `plan` names it. Each file is read once.
+        If it does not, `plan` names it. Each file is read once.
 
         Raises:
             LocalFileError: It cannot be read, or is not the one that was scanned.
@@ -230,9 +233,10 @@ class CompactedReuploader:
 
     async def parts_to_go(self, found: Reupload) -> tuple[Reupload, ...]:
         """
-        Read a file that lies beside rewritten segments, and return which of the others parts of it replace.
+        Read a file that covers rewritten segments; return which of the others its parts replace.
 
-        Where there are none `plan` does not name the file again, while it and the archive are as they are.
+        Where there are none, `plan` does not name the file again, while the file and the archive do not
+        change.
 
         Raises:
             LocalFileError: It cannot be read, or is not the one that was scanned.
@@ -252,10 +256,10 @@ class CompactedReuploader:
         """
         Store the objects of *reupload*; None when its files cannot be read, or are not smaller after all.
 
-        None as well where it waits for an earlier one of its plan: a later plan has it again.
+        None as well where it waits for an earlier run of its plan: a later plan names it again.
 
         Raises:
-            RetryableError: The store or the file is in the way; another attempt may do it.
+            RetryableError: The store or the file failed; another attempt may succeed.
             StorageError: An operator must act.
         """
         try:
@@ -275,7 +279,7 @@ class CompactedReuploader:
     async def _copied(self, seen: Observation, reupload: Reupload) -> CompactedReupload | None:
         """Store the files as they are; None where they are not smaller after all."""
         copies: list[CopiedSegment] = []
-        # Where files are kept in another form, only reading them tells their size in this one.
+        # Where files have another format than objects, only reading them tells their size as objects.
         room = reupload.archived_bytes if seen.log.is_reframed else None
         for segment in reupload.segments:
             copy = await self._remote_log.copy_segment(
@@ -352,28 +356,28 @@ def _part_of(segment: LocalSegment, reupload: Reupload) -> SegmentSlice:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedPartition:
-    """A partition that this daemon archives, as this work needs it."""
+    """A partition that this daemon archives, as this job needs it."""
 
     leadership: Leadership
     manifest: PartitionManifest | None
-    """As its archiver holds it; None while that is not known for certain."""
+    """The archiver's manifest; None while that is not known for certain."""
     seen: Observation
-    """The newest look at its local log."""
+    """The newest observation of its local log."""
     offer: Callable[[ManifestChange], asyncio.Future[None]]
-    """The archiver's: it commits the change with its next step."""
+    """The archiver's `offer`: it commits the change with its next step."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is kept of a partition."""
+    """What is kept of a partition between turns."""
 
     reuploader: CompactedReuploader
     finished: tuple[SegmentTable, LocalLog, LogBounds] | None = None
-    """What a plan was made of that left nothing to do."""
+    """The basis of a plan that left nothing to do."""
 
 
 class CompactedReuploadJob:
-    """Put compacted segments in the place of their originals, in the partitions named at the time."""
+    """Replace archived segments by their compacted forms, in the current *partitions*."""
 
     name = "compacted_reupload"
 
@@ -386,7 +390,7 @@ class CompactedReuploadJob:
         now_ms: Callable[[], int],
         changed: Callable[[], Collection[Leadership]] | None = None,
     ) -> None:
-        """Take the parts; *changed* is as for `PartitionPasses`."""
+        """Take the collaborators; *changed* is as for `PartitionPasses`."""
         self._remote_log = remote_log
         self._metrics = metrics
         self._now_ms = now_ms
@@ -400,16 +404,16 @@ class CompactedReuploadJob:
 
     async def turn(self, *, requests_max: int) -> JobTurn:
         """
-        Go on with the pass over all partitions, until about *requests_max* requests are spent.
+        Continue the pass over all partitions, until about *requests_max* requests are spent.
 
         Raises:
-            RetryableError: The store is in the way. The next turn goes on with the others.
+            RetryableError: The store failed. The next turn continues with the other partitions.
             StorageError: An operator must act.
         """
         return await self._passes.turn(requests_max=requests_max)
 
     async def _share(self, one: ArchivedPartition) -> Share:
-        """Do the first runs of what one plan names."""
+        """Plan one partition, and do the first planned runs."""
         manifest, seen = one.manifest, one.seen
         if manifest is None or not seen.topic.reuploads_compacted:
             return Share(may_rest=True)
@@ -430,7 +434,7 @@ class CompactedReuploadJob:
         plan = known.reuploader.plan(manifest, seen)
         if plan.reuploads:
             share = await self._replace(one, known, plan.reuploads)
-            # Where a cleaner is busy there is always something: parts would wait for ever.
+            # Where a cleaner is busy there are always reuploads: without this, parts would wait for ever.
             is_next = bool(plan.beside_rewritten and share.requests and not share.has_failed)
             return replace(share, has_more=share.has_more or is_next)
         if plan.beside_rewritten:
@@ -439,7 +443,7 @@ class CompactedReuploadJob:
         return Share(may_rest=True)
 
     async def _replace_parts(self, one: ArchivedPartition, known: _Known, files: Sequence[Reupload]) -> Share:
-        """Replace what parts of the first of *files* that can be read just now take the place of."""
+        """Replace segments by parts of the first of *files* that can be read at present."""
         for number, file in enumerate(files, start=1):
             try:
                 parts = await known.reuploader.parts_to_go(file)
@@ -451,7 +455,7 @@ class CompactedReuploadJob:
         return Share()
 
     async def _replace(self, one: ArchivedPartition, known: _Known, reuploads: Sequence[Reupload]) -> Share:
-        """Replace the first of *reuploads* that can be read just now."""
+        """Replace the first of *reuploads* that can be read at present."""
         requests, has_more = 0, False
         offered: list[asyncio.Future[None]] = []
         for reupload in reuploads:
@@ -466,13 +470,14 @@ class CompactedReuploadJob:
             requests += REQUESTS_PER_SEGMENT * len(reupload.segments)
             if change is not None:
                 offered.append(one.offer(change))
-                # Also where this is cut off before it waits for them.
+                # Added at once, in case this task is cancelled before it waits for them.
                 offered[-1].add_done_callback(_retrieve)
         if offered:
             await asyncio.wait(offered)
         has_failed = False
         for future in offered:
-            # Its archiver may have ended and cancelled it, or its step failed. The others can go on.
+            # The archiver may have ended and cancelled the future, or its step failed. The other
+            # partitions can go on.
             failure = None if future.cancelled() else future.exception()
             if isinstance(failure, TieringError):
                 has_failed = True
@@ -483,23 +488,23 @@ class CompactedReuploadJob:
                 )
             elif failure is not None:
                 raise failure
-        # It is this partition's archiver that could not go on: it is not to be copied for over and over.
+        # Only this partition's archiver failed. Its segments are not to be copied over and over.
         return Share(requests + len(offered), has_more=has_more and not has_failed, has_failed=has_failed)
 
 
 def _retrieve(future: asyncio.Future[None]) -> None:
-    """See that a failure counts as seen: whoever waits for it tells of it."""
+    """Mark a failure as retrieved: the caller that waits for the future reports it."""
     if not future.cancelled():
         future.exception()
 
 
 def _note_change(one: ArchivedPartition, error: LocalFileError) -> None:
-    """Say that a file is not the one that was seen: the broker compacts on, and the next look shows it."""
+    """Log that a file changed since its observation: the broker goes on compacting."""
     log.info("a segment changed while it was read", partition=str(one.leadership.partition), error=str(error))
 
 
 def _is_same(
     before: tuple[SegmentTable, LocalLog, LogBounds], now: tuple[SegmentTable, LocalLog, LogBounds]
 ) -> bool:
-    """Compare two plans' bases; tables never change, so another one is another object."""
+    """Compare the bases of two plans; tables never change, so a different table is a different object."""
     return before[0] is now[0] and before[1:] == now[1:]

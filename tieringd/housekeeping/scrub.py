@@ -1,52 +1,46 @@
 """
 Scrubbing as housekeeping: the partitions that this broker leads, a little at a time.
 
-Each partition has a time of its own, by the original's intervals. What is found is mended at once where
-that is possible, and shown in metrics until a later look does not find it any more. Now and then the
-bucket is listed for orphans of these partitions. What needs an operator is left to `tieringd archive scrub`.
+Each partition is scrubbed at its own time, at Redpanda's intervals. A fault is repaired at once where
+that is possible, and shown in metrics until a later scrub does not find it any more. Now and then the
+bucket is listed for orphans of these partitions. Faults that need an operator are left to `tieringd
+archive scrub`.
 
-Where it stands is held in memory: a daemon that starts anew begins anew.
+The progress is held in memory: a restarted daemon begins anew.
 
-`ScrubParts` puts the parts of a scrub together for one bucket. `WholeScrub` makes one whole pass with them,
-for operators.
+`ScrubParts` puts the parts of a scrub together for one bucket. `WholeScrub` makes one whole pass with
+them, for operators.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.manifest_store import ManifestStore
+from tieringd.archive.scrub.orphan_search import NamedObjects, OrphanSearch
+from tieringd.archive.scrub.partition_scrub import PartitionScrubber, ScrubCursor, ScrubStretch
 from tieringd.archive.scrub.survey import ScrubbedTopics
 from tieringd.errors import TieringError
-from tieringd.housekeeping.bucket_quarantine import Expired
+from tieringd.housekeeping.bucket_quarantine import Expired, ObjectQuarantine, QuarantineExpiry
+from tieringd.housekeeping.healer import Healer
 from tieringd.housekeeping.job import JobTurn
-from tieringd.policies.scrub import FaultKind, first_due_ms, next_due_ms
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.archive.scrub.orphan_search import NamedObjects, OrphanSearch
-    from tieringd.archive.scrub.partition_scrub import PartitionScrubber, ScrubCursor, ScrubStretch
-    from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine, QuarantineExpiry
-    from tieringd.housekeeping.healer import Healer
-    from tieringd.metrics import Metrics
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub import Finding, Orphan, ScrubPace
-    from tieringd.storage.archive_clock import ArchiveClock
-    from tieringd.storage.base import ObjectStore
-
+from tieringd.metrics import Metrics
+from tieringd.model.partition import TopicIdPartition
+from tieringd.policies.scrub import FaultKind, Finding, Orphan, ScrubPace, first_due_ms, next_due_ms
+from tieringd.storage.archive_clock import ArchiveClock
+from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubParts:
-    """What scrubs one bucket."""
+    """The parts that scrub one bucket."""
 
     partitions: PartitionScrubber
     search: OrphanSearch
@@ -57,35 +51,35 @@ class ScrubParts:
 
 @dataclass(slots=True)
 class ScrubReport:
-    """What one whole pass found and did."""
+    """The findings and actions of one whole pass."""
 
     partitions: list[ScrubStretch] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    """All that was found, mended or not."""
+    """All faults that were found, repaired or not."""
     mended: dict[Finding, str] = field(default_factory=dict)
-    """How."""
+    """How each of these was repaired, in words."""
     orphans: list[Orphan] = field(default_factory=list)
     moved: list[Orphan] = field(default_factory=list)
-    """Those that are in quarantine now."""
+    """Orphans that are in quarantine now."""
     left: list[tuple[str, str]] = field(default_factory=list)
-    """Keys that were to be mended, moved or deleted and were not, and why."""
+    """Keys that could not be repaired, moved or deleted, and why."""
     uncertain: dict[TopicIdPartition, str] = field(default_factory=dict)
-    """Partitions whose objects nobody may judge, and why."""
+    """Partitions whose objects cannot be judged, and why."""
     expired: Expired = field(default_factory=Expired)
     listed_objects: int = 0
 
     @property
     def faults(self) -> list[Finding]:
-        """Return what is wrong still."""
+        """Return the faults that were not repaired."""
         return [one for one in self.findings if one not in self.mended]
 
 
 async def move_orphans(parts: ScrubParts, orphans: Iterable[Orphan], report: ScrubReport) -> None:
     """
-    Put orphans into quarantine, each partition's together, and note in *report* what became of them.
+    Put orphans into quarantine, each partition's together, and note the results in *report*.
 
     Raises:
-        StorageUnavailable: Some may be in both places. The next pass goes on.
+        StorageUnavailable: Some may be in both places. The next pass continues.
     """
     by_partition: defaultdict[TopicIdPartition, list[Orphan]] = defaultdict(list)
     for one in orphans:
@@ -102,8 +96,9 @@ class WholeScrub:
     """
     One pass over a bucket, or over one topic in it.
 
-    Partitions of a topic that is being purged are not looked at: their manifests name what is gone already,
-    and what is mended there would be left behind the purge. Their orphans are found like all others.
+    Partitions of a topic that is being purged are not scrubbed: their manifests name objects that are
+    gone already, and a repaired object would be left behind by the purge. Their orphans are found like
+    all others.
     """
 
     def __init__(
@@ -124,10 +119,10 @@ class WholeScrub:
         self, *, deep: bool, fix: bool, expire_before_ms: Callable[[], int] | None = None
     ) -> ScrubReport:
         """
-        Look at everything; with *fix*, mend what can be mended and put orphans into quarantine.
+        Scrub everything; with *fix*, repair what can be repaired and put orphans into quarantine.
 
-        With *expire_before_ms*, what was put into quarantine before that time is deleted as well. It is
-        asked when all else is done: by then the store has told its time.
+        With *fix* and *expire_before_ms*, objects that were put into quarantine before that time are
+        deleted as well. The time is asked for last: by then the store's responses have shown its clock.
 
         Raises:
             StorageUnavailable: The store does not answer. Nothing that was done has to be undone.
@@ -137,7 +132,7 @@ class WholeScrub:
         for partition in known:
             await self._scrub(report, partition, deep=deep, fix=fix)
         found = await self._search(report, known, fix=fix)
-        # Those that no topic manifest leads to.
+        # Partitions that have a manifest but no topic manifest that lists them.
         for partition in [one for one in found if not await self._topics.is_leaving(one)]:
             await self._scrub(report, partition, deep=deep, fix=fix)
         if fix and expire_before_ms is not None:
@@ -156,7 +151,8 @@ class WholeScrub:
         self._on_progress(str(partition))
         stretch = await self._parts.partitions.scrub(partition, deep=deep)
         if stretch.findings and await self._topics.is_leaving(partition):
-            # It was not yet when it was listed: a purge says so before it deletes anything.
+            # The topic was not being purged yet when it was listed: a purge records itself before it
+            # deletes anything.
             return
         report.partitions.append(stretch)
         for finding in stretch.findings:
@@ -199,21 +195,21 @@ class WholeScrub:
 
 @dataclass(slots=True)
 class _Progress:
-    """Where the scrub of one partition stands."""
+    """The progress of one partition's scrub."""
 
     due_ms: int
     cursor: ScrubCursor | None = None
     found: set[Finding] = field(default_factory=set)
-    """By the look that is under way, and not mended."""
+    """Faults that the current scrub found and did not repair."""
     known: set[Finding] = field(default_factory=set)
-    """By the last whole look."""
+    """Faults that the last complete scrub found."""
     done_at_ms: int = 0
-    """When the last whole look ended; 0 before the first."""
+    """When the last complete scrub ended; 0 before the first."""
 
 
 @dataclass(slots=True)
 class _SearchProgress:
-    """Where the search for orphans stands."""
+    """The progress of the search for orphans."""
 
     due_ms: int
     named: NamedObjects | None = None
@@ -225,7 +221,7 @@ class _SearchProgress:
 
 
 class ScrubJob:
-    """Scrub what this daemon leads; see `HousekeepingJob`. One task at a time calls `turn`."""
+    """Scrub the partitions that this daemon leads; see `HousekeepingJob`. One task at a time calls `turn`."""
 
     def __init__(
         self,
@@ -237,7 +233,7 @@ class ScrubJob:
         clock: ArchiveClock,
         jitter: Callable[[], float],
     ) -> None:
-        """Take the parts; *led* is asked at each turn, and *jitter* gives 0 to 1."""
+        """Take the collaborators; *led* is called at each turn, and *jitter* returns 0 to 1."""
         self._parts = parts
         self._led = led
         self._pace = pace
@@ -256,7 +252,7 @@ class ScrubJob:
         return "scrub"
 
     def set_pace(self, pace: ScrubPace) -> None:
-        """Work by *pace* from the next turn on; what was put off already stays put off."""
+        """Use *pace* from the next turn on; times that are already set stay."""
         self._pace = pace
         self._publish_pace()
         self._parts.search.grace_ms = pace.orphan_grace_ms
@@ -288,7 +284,7 @@ class ScrubJob:
         return any(one <= now_ms for one in due)
 
     def _follow(self, pace: ScrubPace, now_ms: int) -> None:
-        """Take in partitions that are led since the last turn, and forget those that are not any more."""
+        """Add partitions that are led since the last turn, and drop those that are not led any more."""
         led = set(self._led())
         for partition in [one for one in self._progress if one not in led]:
             del self._progress[partition]
@@ -307,7 +303,7 @@ class ScrubJob:
             await self._take(progress, stretch)
             is_complete = stretch.cursor is None
         finally:
-            # What fails waits as well: other partitions are not to starve behind it.
+            # A failed scrub waits as well, so that it does not starve the other partitions.
             progress.due_ms = next_due_ms(
                 pace, now_ms=self._now_ms(), is_complete=is_complete, jitter=self._jitter()
             )
@@ -317,7 +313,7 @@ class ScrubJob:
         return stretch.requests
 
     async def _take(self, progress: _Progress, stretch: ScrubStretch) -> None:
-        """Note what a stretch found, and mend what can be."""
+        """Note the findings of a stretch, and repair those that can be repaired."""
         progress.cursor = stretch.cursor
         self._metrics.objects.inc(stretch.objects)
         self._metrics.size_bytes.inc(stretch.looked_bytes)
@@ -366,7 +362,7 @@ class ScrubJob:
         return requests
 
     def _is_ours(self, partition: TopicIdPartition) -> bool:
-        """Say whether a partition was led when the search began, and is still."""
+        """Say whether a partition was led when the search began, and still is."""
         return self._search is not None and partition in self._search.ours and partition in self._progress
 
     async def _page(self, search: _SearchProgress, named: NamedObjects) -> int:
@@ -396,7 +392,7 @@ class ScrubJob:
         self._metrics.interval_seconds.set(interval_ms / 1000 if is_enabled else 0)
 
     def _publish(self) -> None:
-        """Show what is known to be wrong, by kind."""
+        """Set the metrics of known faults, by kind."""
         kinds = Counter(finding.kind for one in self._progress.values() for finding in one.known | one.found)
         for kind in FaultKind:
             self._metrics.faults.labels(kind.value).set(kinds[kind])

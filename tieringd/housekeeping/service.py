@@ -1,25 +1,28 @@
 """
-The housekeeping service: gives turns to the kinds of work that can wait, while the object store is idle.
+The housekeeping service: gives turns to work that can wait, while the object store is idle.
 
-When there is a turn, and whose it is, is decided in `policies.housekeeping`. Turns come one at a time.
-What a job asks of the store is marked, so that it is no traffic. A turn that was begun is finished
-when traffic returns: it is short, and what it has done would be done again.
+`policies.housekeeping` decides when there is a turn, and which job gets it. Turns come one at a time. A
+job's requests to the store are marked, so that they do not count as traffic. A turn that has begun is
+finished when traffic returns: it is short, and its work would have to be repeated.
 
-`TrafficWatch` measures how busy the object store is with other work. It hears of each attempt of each
-request, in the task that made the request. Housekeeping marks its tasks (`storage.background`), so its own
-requests are no traffic. A request of the store to slow down counts for every task.
+`TrafficWatch` measures how busy the object store is with other work. It is notified of each attempt of
+each request, in the task that made the request. Housekeeping marks its tasks (`storage.background`), so
+its own requests do not count. A response that asks to slow down counts for every task.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
 from tieringd.errors import TieringError
+from tieringd.housekeeping.job import HousekeepingJob, JobTurn
+from tieringd.metrics.archive_work import HousekeepingMetrics
 from tieringd.policies.housekeeping import (
+    HousekeepingLimits,
     HousekeepingState,
     JobStanding,
     SlidingCount,
@@ -30,27 +33,19 @@ from tieringd.policies.housekeeping import (
 )
 from tieringd.storage.background import background, is_background
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tieringd.housekeeping.job import HousekeepingJob, JobTurn
-    from tieringd.metrics.archive_work import HousekeepingMetrics
-    from tieringd.policies.housekeeping import HousekeepingLimits
-
-
 log = structlog.get_logger(__name__)
 
 _BREATH_SECONDS = 0.01
-"""Between two turns: one that has nothing to do may not give way to anybody."""
+"""Minimum pause between two turns: a turn with nothing to do may not yield to other tasks at all."""
 TURN_REQUESTS_MAX = 200
-"""A turn makes about so many requests: traffic that returns waits for no more than that."""
+"""A turn makes at most about this many requests, so that returning traffic waits for no more."""
 
 
 class TrafficWatch:
-    """Count requests over a sliding window. One for a store, on one event loop."""
+    """Count requests over a sliding window. One per store, on one event loop."""
 
     def __init__(self, *, window_seconds: float, now: Callable[[], float]) -> None:
-        """Begin to watch; *now* is a clock that never goes back."""
+        """Start counting; *now* is a clock that never goes back."""
         self._now = now
         self._window_seconds = window_seconds
         self._requests = SlidingCount(window_seconds)
@@ -58,13 +53,13 @@ class TrafficWatch:
         self._since = now()
 
     def set_window(self, window_seconds: float) -> None:
-        """Count over another window; what was counted before says nothing of it."""
+        """Count over another window; the earlier counts do not apply to it and are dropped."""
         if window_seconds != self._window_seconds:
             self._window_seconds, self._since = window_seconds, self._now()
             self._requests, self._throttled = SlidingCount(window_seconds), SlidingCount(window_seconds)
 
     def note(self, *, is_throttled: bool) -> None:
-        """Hear of one attempt."""
+        """Count one attempt of a request."""
         now = self._now()
         if not is_background():
             self._requests.note(now)
@@ -73,33 +68,33 @@ class TrafficWatch:
 
     @property
     def traffic(self) -> Traffic:
-        """Return what was seen up to now."""
+        """Return the current counts."""
         now = self._now()
         return Traffic(self._requests.count(now), self._throttled.count(now), now - self._since)
 
 
 @dataclass(slots=True)
 class _Job:
-    """A job and how it stands."""
+    """A job and its scheduling state."""
 
     job: HousekeepingJob
     served_at: float
     covered_at: float
     is_done: bool = False
     failures: int = 0
-    """One after the other."""
+    """The number of failures in a row."""
     not_before: float = 0.0
 
     @property
     def standing(self) -> JobStanding:
-        # A failure does not hold up the end of the round, nor does it wait for that.
+        # A failure neither delays the end of the round, nor waits for it.
         is_done = self.is_done and not self.failures
         return JobStanding(self.job.name, is_done, self.served_at, self.covered_at, self.not_before)
 
 
 class Housekeeping:
     """
-    Run housekeeping jobs. One for a daemon; `run` lives as long as that.
+    Run housekeeping jobs. One per daemon; `run` lives as long as the daemon.
 
     It may be cancelled at any await, as the turns may be.
     """
@@ -126,11 +121,11 @@ class Housekeeping:
         self._changed = asyncio.Event()
         metrics.show_state(self._state)
         for name in self._jobs:
-            # From the start on, so that one which never succeeds is seen as well.
+            # Set from the start, so that a job which never succeeds is visible as well.
             metrics.covered_at.labels(name).set_to_current_time()
 
     def set_limits(self, limits: HousekeepingLimits) -> None:
-        """Work by *limits* from now on."""
+        """Use *limits* from now on."""
         if limits != self._limits:
             self._limits = limits
             self._traffic.set_window(limits.window_seconds)
@@ -148,7 +143,7 @@ class Housekeeping:
                 continue
 
     async def step(self) -> float:
-        """Give one turn, if it is the time for one; return for how many seconds there is none after it."""
+        """Give one turn, if it is time for one; return how many seconds to wait before the next step."""
         plan = plan_turn(
             [each.standing for each in self._jobs.values()],
             self._traffic.traffic,
@@ -174,7 +169,7 @@ class Housekeeping:
             self._note_failure(each, error)
             log.warning("housekeeping failed; it comes again later", job=name, error=str(error))
         except Exception as error:
-            # The boundary between tasks: a fault of ours in one kind of work must not end the archiving.
+            # The boundary between tasks: a bug in one kind of work must not end the archiving.
             self._note_failure(each, error)
             log.exception("housekeeping failed; it comes again later", job=name)
         else:

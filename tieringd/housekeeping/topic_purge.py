@@ -1,73 +1,67 @@
 """
-The archives of deleted topics, as a job of housekeeping: note the deletion, wait, purge, look once more.
+The archives of deleted topics, as a job of housekeeping: note the deletion, wait, purge, search again.
 
-Each turn looks at the bucket's topic manifests and at what the cluster says of their names. What follows is
-decided in `policies.topic_lifecycle`, and recorded by compare-and-swap, so any number of daemons may do
-this at once: one purges, and the others see its lease. Two that purge the same topic, because a clock is
-wrong, do no harm: what one has deleted is gone for the other.
+Each turn reads the bucket's topic manifests and asks the cluster about their names.
+`policies.topic_lifecycle` decides what follows, and it is recorded by compare-and-swap, so any number of
+daemons may do this at once: one purges, and the others see its lease. Two that purge the same topic,
+because a clock is wrong, do no harm: what one has deleted is gone for the other.
 
-An archive from which a restored topic goes on is never purged. The link is looked for after the claim is
-stored, and a restore looks for a claim after its link is stored, so one of them sees the other.
+An archive that a restored topic continues is never purged. The link is searched for after the claim is
+stored, and a restore searches for a claim after its link is stored, so one of them sees the other.
 
-`TopicPurger` deletes everything that a bucket holds of deleted topics, except the mark of it. First it
-closes every partition's manifest: an archiver that still runs elsewhere loses its next commit, and stops.
-Then it lists the whole bucket once, and deletes each object with one of the topics' ids in its name,
-whether a manifest names the object, it is spilled, retired or in quarantine, or no manifest names it. The
-live manifests go last, because they keep archivers out. The name alone tells the owner of an object: so
-damaged objects go as well, and what a crash has left of an earlier purge. A topic that was created again
-has another id.
+`TopicPurger` deletes everything that a bucket holds of deleted topics, except the topic manifest that
+marks the purge. First it closes every partition's manifest: an archiver that still runs elsewhere fails
+its next commit, and stops. Then it lists the whole bucket once, and deletes each object with one of the
+topics' ids in its name, whether a manifest names it, or it is spilled, retired, in quarantine, or an
+orphan. The live manifests are deleted last, because they keep archivers out. The name alone identifies
+the owner of an object, so damaged objects are deleted as well, and leftovers of an earlier purge. A topic
+that was created again has another id.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.archive.manifest_store import closed
+from tieringd.archive.manifest_store import ManifestStore, closed
+from tieringd.broker.base import Broker
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import (
+    TopicKey,
     history_link_key,
     manifest_key,
     owner_of,
     parse_quarantined_key,
     topic_key,
 )
+from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.housekeeping.job import JobTurn
+from tieringd.metrics.archive_work import PurgeMetrics
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies import topic_lifecycle
 from tieringd.policies.topic_lifecycle import CONFIRM_AFTER_MS, PurgeStep, plan_presence, plan_purge
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.broker.base import Broker
-    from tieringd.formats.object_keys import TopicKey
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.metrics.archive_work import PurgeMetrics
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.reading.history import History
-    from tieringd.storage.archive_clock import ArchiveClock
-    from tieringd.storage.base import ObjectStore
-    from tieringd.topics.topic_registry import TopicRegistry
-
+from tieringd.reading.history import History
+from tieringd.storage.archive_clock import ArchiveClock
+from tieringd.storage.base import ObjectStore
+from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 
 _DELETED_AT_ONCE = 1000
 
 _TOPICS_AT_ONCE = 100
-"""They share one listing of the bucket."""
+"""Topics that share one listing of the bucket."""
 _KEYS_IN_A_PAGE = 1000
 
 
 class TopicPurger:
-    """Delete what is left of topics. Keeps no state: begun again, it goes on with what is there."""
+    """Delete what is left of topics. Stateless: started again, it continues with what is there."""
 
     def __init__(self, store: ObjectStore, manifests: ManifestStore, *, metrics: PurgeMetrics) -> None:
         self._store = store
@@ -83,7 +77,7 @@ class TopicPurger:
         """
         Delete everything of *topics*, piece by piece; yield the store requests that each piece took.
 
-        *count* is told how many segments and bytes each topic's archive held, before anything is deleted.
+        *count* is called with the segments and bytes of each topic's archive, before anything is deleted.
 
         Raises:
             TieringError: What is left is deleted the next time.
@@ -112,7 +106,7 @@ class TopicPurger:
                 yield 1
 
     async def _close(self, partition: TopicIdPartition) -> PartitionManifest | None:
-        """Close a partition's manifest, if it has one that can be read; return it."""
+        """Close a partition's manifest, if it has one that can be decoded; return it."""
         try:
             return (await closed(self._manifests, partition)).manifest
         except CorruptDataError as error:
@@ -122,7 +116,7 @@ class TopicPurger:
     async def _sweep(
         self, keys: frozenset[TopicKey], kept: frozenset[str], start_after: str | None
     ) -> tuple[str | None, int]:
-        """Delete what one page of the whole listing holds of *keys*, but for the objects *kept*."""
+        """Delete the objects of *keys* in one page of the whole listing, except for the objects *kept*."""
         page = await self._store.list_page("", start_after=start_after)
         found: list[str] = []
         for info in page.objects:
@@ -137,9 +131,9 @@ class TopicPurger:
 
 class TopicPurge:
     """
-    One daemon's part in it; a `HousekeepingJob`.
+    One daemon's part in the purge of deleted topics; a `HousekeepingJob`.
 
-    *registry* is its own. A turn may be cancelled at any await: what was begun is begun again.
+    *registry* is its own. A turn may be cancelled at any await: unfinished work is started again.
     """
 
     def __init__(
@@ -155,7 +149,7 @@ class TopicPurge:
         clock: ArchiveClock,
         metrics: PurgeMetrics,
     ) -> None:
-        """Take the parts; *owner* is the daemon's writer id, and names it in leases."""
+        """Take the collaborators; *owner* is the daemon's writer id, which names it in leases."""
         self._broker = broker
         self._registry = registry
         self._purger = purger
@@ -165,7 +159,7 @@ class TopicPurge:
         self._clock = clock
         self._metrics = metrics
         self._absent_since_ms: dict[TopicKey, int] = {}
-        """Since when topics that are live in the bucket are missing, by the steady clock."""
+        """Since when topics that are live in the bucket are missing in the cluster, by the steady clock."""
         self._gone: frozenset[TopicKey] = frozenset()
         self._said = self._doubt = ""
         self._batch: tuple[TopicKey, ...] = ()
@@ -173,19 +167,19 @@ class TopicPurge:
         self.grace_ms = grace_ms
         """How long a deleted topic's archive can be brought back."""
         self.is_to_stay = is_to_stay
-        """Whether the configuration of now says of a name that the archives of its deleted topics stay."""
+        """Whether the current configuration keeps the archives of deleted topics with a given name."""
 
     @property
     def name(self) -> str:
-        """Return what it is called in metrics and logs."""
+        """Return its name in metrics and logs."""
         return "topic_purge"
 
     async def turn(self, *, requests_max: int) -> JobTurn:
         """
-        Note what was deleted, and go on with a purge, if there is one.
+        Note deletions of topics, and continue or begin a purge.
 
         Raises:
-            TieringError: The bucket or the broker is in the way; the next turn goes on.
+            TieringError: The bucket or the broker failed; the next turn continues.
         """
         cluster = await self._broker.cluster_id()
         await self._registry.refresh(cluster)
@@ -230,7 +224,7 @@ class TopicPurge:
         return used
 
     async def _begin(self) -> int:
-        """Claim what is due, and begin to purge it; return the requests."""
+        """Claim the topics that are due, and begin to purge them; return the requests."""
         used = await self._redate()
         judgement = self._clock.judgement()
         doubt = judgement.doubt
@@ -239,14 +233,15 @@ class TopicPurge:
         self._doubt = doubt
         if doubt:
             return used
-        # One reading for all: what a later one shows may not be certain any more.
+        # One clock reading for all: a later one may not be certain any more.
         now_ms = judgement.now_ms
         due = [
             one.key
             for one in self._registry.manifests
             if plan_purge(one, now_ms=now_ms, by=self._owner, grace_ms=self.grace_ms).step
             is not PurgeStep.NOTHING
-            # An operator may have ordered it of a topic that lives; until that is told, nothing begins.
+            # An operator may have ordered the purge of a live topic; it begins only when the cluster
+            # reports the topic as gone.
             and (one.lifecycle is not Lifecycle.DELETED or one.key in self._gone)
         ]
         batch: list[TopicManifest] = []
@@ -262,7 +257,7 @@ class TopicPurge:
         return used + requests
 
     async def _redate(self) -> int:
-        """Let a grace begin anew whose beginning was noted under a wrong clock; return the requests."""
+        """Restart a grace whose beginning was noted under a wrong clock; return the requests."""
         used, judgement = 0, self._clock.judgement()
         if judgement.doubt:
             return used
@@ -278,14 +273,14 @@ class TopicPurge:
         return used
 
     async def _without_history(self, batch: Sequence[TopicManifest]) -> tuple[list[TopicManifest], int]:
-        """Keep those that a restored topic goes on from; return the others, and the requests."""
+        """Keep the archives that a restored topic continues; return the others, and the requests."""
         if not batch:
             return [], 0
         users = await self._history.users()
         left: list[TopicManifest] = []
         for manifest in batch:
             user = next(iter(users.get(manifest.key, ())), None)
-            # Once something may be deleted, a link that came too late was refused.
+            # After the first deletion there cannot be a valid link: one that came too late was refused.
             if user is None or manifest.deletion is None or manifest.deletion.segments is not None:
                 left.append(manifest)
                 continue
@@ -303,7 +298,7 @@ class TopicPurge:
         used = await self._renew()
         if self._work is None:
             return used
-        # Whatever ends the piece early ends the work: the next turn begins it again, with what is left.
+        # An error or cancellation ends the work: the next turn begins it again, with what is left.
         self._work = None
         try:
             used += await anext(work)
@@ -313,7 +308,11 @@ class TopicPurge:
         return used
 
     async def _renew(self) -> int:
-        """See that the leases last; where one is lost, or its topic is not to be purged, begin anew."""
+        """
+        Renew leases that run out. Where one is lost, or its topic is not to be purged, drop the work.
+
+        Returns the requests.
+        """
         used, now_ms = 0, self._now_ms()
         for key in self._batch:
             known = self._registry.manifest(key)
@@ -327,7 +326,7 @@ class TopicPurge:
         return used
 
     async def close(self) -> None:
-        """Let go of work under way; it is begun again."""
+        """Drop the work under way; it is started again later."""
         work, self._work = self._work, None
         if work is not None:
             async with aclosing(work):
@@ -342,7 +341,7 @@ class TopicPurge:
         return 2 * len(self._batch)
 
     def _claimed_at(self, now_ms: int) -> Callable[[TopicManifest], TopicManifest]:
-        """Return the change that claims a topic, by one reading of the clock."""
+        """Return the change that claims a topic, for one reading of the clock."""
         return partial(topic_lifecycle.claimed, now_ms=now_ms, by=self._owner, grace_ms=self.grace_ms)
 
     async def _count(self, key: TopicKey, segments: int, size_bytes: int) -> None:
@@ -352,7 +351,7 @@ class TopicPurge:
         )
 
     async def _change(self, key: TopicKey, change: Callable[[TopicManifest], TopicManifest]) -> int:
-        """Change a topic manifest, and say what its state is when that is another; return the requests."""
+        """Change a topic manifest, and log its lifecycle state if that changed; return the requests."""
         before = self._registry.manifest(key)
         after = await self._registry.change(key, change)
         if before is not None and before.lifecycle is not after.lifecycle:

@@ -1,15 +1,16 @@
 """
-Every metric: name, labels, unit, meaning. Those of the gateway and of work on the archive are beside this.
+Every metric: name, labels, unit, meaning.
 
-Gauges that change with each round carry topic and partition; counters carry the topic only,
-so that ten thousand partitions do not become a hundred thousand series. Services get a
-`Metrics` and call its fields. Outside this package only the admin page imports the metrics library.
-`docs/metrics.md` lists every metric for operators.
+The other modules hold the metrics of the gateway, of work on the archive and of the daemon's health.
+Gauges that change with each round carry topic and partition; counters carry the topic only, so that ten
+thousand partitions do not become a hundred thousand series. Services get a `Metrics` object and use its
+fields. Only this package uses the metrics library to record values.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from pathlib import Path
 
 from prometheus_client import (
     CollectorRegistry,
@@ -28,24 +29,18 @@ from tieringd.metrics.archive_work import (
     ReuploadCounters,
     ScrubMetrics,
 )
-from tieringd.metrics.gateway import GatewayCollector
+from tieringd.metrics.gateway import GatewayCollector, GatewaySource
 from tieringd.metrics.health import (
     CertificateCollector,
     CredentialsCollector,
     DaemonTotals,
     HealthGauges,
     ReadinessCollector,
+    ReadinessSource,
 )
+from tieringd.model.partition import TopicPartition
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from pathlib import Path
-
-    from tieringd.metrics.gateway import GatewaySource
-    from tieringd.metrics.health import ReadinessSource
-    from tieringd.model.partition import TopicPartition
-
-# A series for the time at which each counter began would double the counters, and no rule reads it.
+# A series for the creation time of each counter would double the counters, and no rule reads it.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _PARTITION = ("topic", "partition")
@@ -55,7 +50,7 @@ _REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class DiskGauges:
-    """What is known of disks, under Redpanda's names and ours; one series for each filesystem."""
+    """The figures of disks, under Redpanda's names and ours; one series for each filesystem."""
 
     def __init__(self, kind: str, whose: str, registry: CollectorRegistry) -> None:
         def pair(name: str, meaning: str) -> tuple[Gauge, Gauge]:
@@ -74,14 +69,14 @@ class DiskGauges:
         return (*self.total_bytes, *self.free_bytes, *self.alert)
 
     def set(self, directory: str, *, total_bytes: int, free_bytes: int, state: int) -> None:
-        """Show what is known of the filesystem whose first directory this is."""
+        """Show the figures of the filesystem whose first directory this is."""
         values = ((self.total_bytes, total_bytes), (self.free_bytes, free_bytes), (self.alert, state))
         for gauges, value in values:
             for gauge in gauges:
                 gauge.labels(directory).set(value)
 
     def forget(self, directory: str) -> None:
-        """Drop the series of a filesystem that is not seen any more."""
+        """Drop the series of a filesystem that is no longer measured."""
         for gauge in self.all:
             gauge.remove_by_labels(dict.fromkeys(_DISK, directory))
 
@@ -104,7 +99,7 @@ class ClockGauges:
 
 
 class StrayPins:
-    """Pins that are kept and never uploaded, as they may be of another log."""
+    """Pins that are kept and never uploaded, because they may belong to another log."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.pins = Gauge(
@@ -117,7 +112,7 @@ class StrayPins:
 
 
 class BallastGauges:
-    """The ballast file, as it is and as it is to be."""
+    """The current and the wanted size of the ballast file."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.size_bytes = Gauge(
@@ -132,7 +127,7 @@ class BallastGauges:
 
 
 class SpaceMetrics:
-    """How the space manager sees the filesystems of the log directories, each by its first directory."""
+    """The space manager's figures for the filesystems of the log directories, each by its first directory."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str) -> Gauge:
@@ -168,7 +163,7 @@ class SpaceMetrics:
 
 
 class CacheMetrics:
-    """What the chunk cache holds, and what became of what readers asked it for."""
+    """The contents of the chunk cache, and the outcomes of readers' requests to it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str) -> Gauge:
@@ -199,7 +194,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        ProcessCollector(registry=self.registry)  # Memory, processor time, descriptors: read when asked for.
+        ProcessCollector(registry=self.registry)  # Memory, processor time, descriptors: read at each scrape.
         gauge, counter = self._gauge, self._counter
 
         self.pending_bytes = gauge(
@@ -329,19 +324,19 @@ class Metrics:
         self.registry.register(DaemonTotals(self))
 
     def watch_readiness(self, source: ReadinessSource) -> None:
-        """Tell from now on whether the daemon is ready, and why not."""
+        """Report from now on whether the daemon is ready, and why not."""
         self.registry.register(ReadinessCollector(source))
 
     def watch_certificates(self, files: Callable[[], Collection[Path]]) -> None:
-        """Tell from now on when the certificates in *files* end."""
+        """Report from now on when the certificates in *files* expire."""
         self.registry.register(CertificateCollector(files))
 
     def watch_credentials(self, end: Callable[[], float | None]) -> None:
-        """Tell from now on when the credentials for the object store end, in Unix time."""
+        """Report from now on when the credentials for the object store expire, in Unix time."""
         self.registry.register(CredentialsCollector(end))
 
     def watch_gateway(self, gateway: GatewaySource) -> None:
-        """Tell of *gateway* from now on."""
+        """Report the counts of *gateway* from now on."""
         self.registry.register(GatewayCollector(gateway))
 
     def forget_partition(self, partition: TopicPartition) -> None:
@@ -361,7 +356,7 @@ class Metrics:
         self.archiver_pending.remove("kafka", *labels)
 
     def forget_topic(self, topic: str) -> None:
-        """Drop what was counted for a topic of which this broker has no partition any more."""
+        """Drop the counts of a topic of which this broker has no partition any more."""
         for counter in (
             self.uploads,
             self.upload_bytes,

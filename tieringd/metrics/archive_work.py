@@ -1,17 +1,14 @@
-"""What is done to the archive after uploads: retention, merging, compaction, scrubbing, purging, and when."""
+"""Work on the archive after uploads: retention, merging, compaction, scrubbing, purging, housekeeping."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from prometheus_client import Counter, Gauge
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
 class ExpiryCounters:
-    """What total retention took out of the archive, by topic."""
+    """Segments that total retention removed from the archive, by topic."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str) -> Counter:
@@ -101,13 +98,13 @@ class HousekeepingMetrics:
         return tuple(vars(self).values())
 
     def show_state(self, state: str) -> None:
-        """Show what housekeeping does now."""
+        """Show the current state of housekeeping."""
         for one in self.STATES:
             self.state.labels(one).set(one == state)
 
 
 class ReuploadCounters:
-    """Archived segments whose place was taken by what compaction left of them."""
+    """Archived segments that were replaced by their compacted form."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -129,7 +126,7 @@ class ReuploadCounters:
 
 
 class ScrubMetrics:
-    """What scrubbing found in the archive, and did about it."""
+    """Faults that scrubbing found in the archive, and its repairs."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, *labels: str) -> Gauge:

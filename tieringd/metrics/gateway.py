@@ -1,20 +1,19 @@
-"""The gateway's own counts, read when a scrape comes."""
+"""The gateway's own counts, read at each scrape."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from prometheus_client.metrics_core import Metric
 
 
 class GatewaySource(Protocol):
-    """What a gateway tells of itself when it is asked."""
+    """The figures that a gateway reports."""
 
     @property
     def open_connections(self) -> int:
@@ -22,15 +21,15 @@ class GatewaySource(Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """Return what all connections hold in memory."""
+        """Return the bytes that all connections hold in memory."""
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Return what was counted since the start, by the names in `GatewayCollector`."""
+        """Return the counts since the start, by the names in `GatewayCollector`."""
 
 
 class GatewayCollector(Collector):
-    """The gateway's own counts, read when a scrape comes: nothing is counted twice for every message."""
+    """Collects the gateway's own counts at each scrape, so that a message is counted only once."""
 
     COUNTERS: Final = {
         "accepted_connections": "Clients that were let in",
@@ -47,7 +46,7 @@ class GatewayCollector(Collector):
         self._gateway = gateway
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what there is to tell now."""
+        """Yield the current values."""
         gateway = self._gateway
         yield GaugeMetricFamily(
             "tieringd_gateway_connections", "Clients that are connected", value=gateway.open_connections

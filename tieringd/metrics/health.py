@@ -1,51 +1,50 @@
 """
-Is the daemon well: what alerts rest on, as totals of one daemon that exist from the first scrape on.
+The health of the daemon: totals for alerts, which exist from the first scrape on.
 
-A counter with a label has no series before its first event, so `increase()` never sees that event.
-The totals here have no labels and begin at 0. They are summed up when a scrape comes, so that nothing
-is counted twice.
+A counter with a label has no series before its first event, so `increase()` never sees that event. The
+totals here have no labels and begin at 0. They are summed up at each scrape, so that no event is counted
+twice.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cryptography import x509
-from prometheus_client import Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
-    from pathlib import Path
-
-    from prometheus_client import CollectorRegistry, Counter
     from prometheus_client.metrics_core import Metric
 
+    # `tieringd.metrics` imports this module.
     from tieringd.metrics import Metrics
 
 _STORE_FAILURES: Final = frozenset(
     {"StorageUnavailable", "StorageDenied", "BucketNotFound", "StoreFull", "CorruptDataError", "timeout"}
 )
-"""Outcomes of a request that are faults of the store; an object that is not there, or a lost race, is not."""
+"""Outcomes of requests that are faults of the store. A missing object or a lost race is not one."""
 
 
 class ReadinessSource(Protocol):
-    """What knows whether the daemon is ready."""
+    """A source that knows whether the daemon is ready."""
 
     def readiness(self) -> Mapping[str, str]:
-        """Return what each reason says now, by its name; empty text where it does not stand in the way."""
+        """Return the current text of each reason, by its name; empty while it does not apply."""
 
 
 class ReadinessCollector(Collector):
-    """`tieringd_ready{reason}`, read when a scrape comes."""
+    """`tieringd_ready{reason}`, read at each scrape."""
 
     def __init__(self, source: ReadinessSource) -> None:
         self._source = source
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one series for each reason there can be."""
+        """Yield one series for each possible reason."""
         family = GaugeMetricFamily(
             "tieringd_ready",
             "0 while this reason keeps the daemon from being ready, else 1",
@@ -57,7 +56,7 @@ class ReadinessCollector(Collector):
 
 
 class HealthGauges:
-    """When each loop of the daemon last did its work well, and how the last reload went."""
+    """When each loop of the daemon last succeeded, and whether the last reload did."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.succeeded_at = Gauge(
@@ -75,15 +74,15 @@ class HealthGauges:
         self.all = (self.succeeded_at, self.reload_succeeded)
 
     def loop_succeeded(self, loop: str) -> None:
-        """Take note that *loop* did its work well now, or begins."""
+        """Note that *loop* has just succeeded, or begins."""
         self.succeeded_at.labels(loop).set_to_current_time()
 
 
 class CertificateCollector(Collector):
-    """When our certificates end. A file is read again when it has changed, so that a renewal is seen."""
+    """When our certificates expire. A file is read again when it has changed, so a renewal is seen."""
 
     def __init__(self, files: Callable[[], Collection[Path]]) -> None:
-        """Take how to learn which *files* there are: PEM files that begin with our certificate."""
+        """Keep *files*, which returns the PEM files that begin with our certificate."""
         self._files = files
         self._known: dict[Path, tuple[tuple[int, int], float]] = {}
 
@@ -111,14 +110,14 @@ class CertificateCollector(Collector):
 
 
 class CredentialsCollector(Collector):
-    """When the credentials for the object store end, where they do."""
+    """When the credentials for the object store expire, if they do."""
 
     def __init__(self, end: Callable[[], float | None]) -> None:
-        """Take how to learn the *end*, in Unix time."""
+        """Keep *end*, which returns the expiry in Unix time."""
         self._end = end
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the time, or no series while there is no end."""
+        """Yield the expiry, or no series without one."""
         end = self._end()
         if end is not None:
             yield GaugeMetricFamily(
@@ -129,7 +128,7 @@ class CredentialsCollector(Collector):
 
 
 class DaemonTotals(Collector):
-    """What the labelled metrics of one daemon come to."""
+    """Totals of the labelled metrics of one daemon."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -203,7 +202,7 @@ def _sum(
     but_not: Mapping[str, str] | None = None,
     **wanted: Collection[str],
 ) -> float:
-    """Return the sum of the counter's series with *wanted* values of labels, without those of *but_not*."""
+    """Return the sum of the counter's series with *wanted* label values, without those of *but_not*."""
     return sum(
         sample.value
         for family in counter.collect()
@@ -215,9 +214,9 @@ def _sum(
 
 def _by_labels(gauge: Gauge) -> dict[tuple[str, ...], float]:
     """
-    Return the values of a partition's gauge by topic and partition.
+    Return the values of a gauge per partition, by topic and partition.
 
-    They are read where the library keeps them: of ten thousand partitions `collect()` makes objects and
+    They are read from the library's internals: for ten thousand partitions `collect()` makes objects and
     dictionaries, which takes ten times as long as all the totals.
     """
     children: Any = gauge._metrics  # noqa: SLF001

@@ -1,26 +1,22 @@
 """
-Manifests in which a detail is corrected: offsets and records stay as they are.
+Manifests in which a detail is corrected. Offsets and records stay as they are.
 
-`with_upload_times` and `with_marks_redated` correct times that a wrong clock noted.
+`with_upload_times` and `with_marks_redated` correct times that a wrong clock recorded.
 
-`reindexed` gives one segment another index. An index is part of the name of its data object, because other
-bytes have other names. So where a lost index cannot be made again byte for byte, the same data gets a new
-name with the new index.
+`reindexed` gives one segment another index. An index's checksum is part of the name of its data object,
+because other bytes have other names. So where a lost index cannot be rebuilt byte for byte, the same
+data gets a new name with the new index.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Retired
+from tieringd.model.segment import RemoteSegment
 from tieringd.model.segment_table import SegmentTable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment import RemoteSegment
 
 
 def reindexed(
@@ -30,7 +26,7 @@ def reindexed(
     Return *manifest* with *new* in the place of *old*, whose objects are to be deleted later.
 
     Raises:
-        ValueError: *old* is not live in it, or *new* has other data, or the same index.
+        ValueError: *old* is not live in the manifest, or *new* has other data, or the same index.
     """
     table = manifest.segments
     row = table.row_at_or_after(old.base_offset)
@@ -50,7 +46,7 @@ def reindexed(
 
 
 def with_upload_times(table: SegmentTable, uploaded_ms: Mapping[int, int]) -> SegmentTable:
-    """Return *table* with other upload times, by base offset; those that it lacks count for nothing."""
+    """Return *table* with other upload times, by base offset. Times of segments that it lacks are ignored."""
     for base_offset, time_ms in uploaded_ms.items():
         row = table.row_at_or_after(base_offset)
         if row < len(table) and table[row].base_offset == base_offset:
@@ -62,9 +58,9 @@ def with_marks_redated(
     manifest: PartitionManifest, is_impossible: Callable[[int], bool], *, now_ms: int
 ) -> PartitionManifest:
     """
-    Return *manifest* with the times of what was retired or replaced set to *now_ms* where they cannot be.
+    Return *manifest* with impossible retirement and replacement times set to *now_ms*.
 
-    The same manifest where all of them can be.
+    If all times are possible, the manifest itself is returned.
     """
 
     def possible(time_ms: int) -> int:

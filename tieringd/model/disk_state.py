@@ -1,8 +1,8 @@
 """
-How a disk is doing, as a plain value; what makes it so is in `policies.disk_alert`.
+The state of a disk, as a plain value. `policies.disk_alert` decides it.
 
-A full disk slows producers down through client quotas of the Kafka cluster: `QuotaEntity` names the clients
-of a quota, and `QuotaChange` is a change of one. `broker.kafka` asks the broker for them.
+A full disk slows producers down through client quotas of the Kafka cluster: `QuotaEntity` names the
+clients of a quota, and `QuotaChange` is a change of one. `broker.kafka` reads and sets them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
 
 @dataclass(frozen=True, slots=True, order=True)
 class QuotaEntity:
-    """Whom a quota is for: types of clients with names, in the order of the types."""
+    """The clients that a quota is for: pairs of a type and a name, ordered by type."""
 
     parts: tuple[tuple[str, str | None], ...]
-    """Pairs such as ("user", "alice"); a name that is None is the default for all others of the type."""
+    """Pairs such as ("user", "alice"). The name None is the default for all others of the type."""
 
     @property
     def types(self) -> frozenset[str]:
-        """Return the types that it is about: `user`, `client-id`, `ip`."""
+        """Return its types: `user`, `client-id`, `ip`."""
         return frozenset(kind for kind, _ in self.parts)
 
     def __str__(self) -> str:
@@ -32,25 +32,25 @@ class QuotaEntity:
 
 
 def quota_entity(**names: str | None) -> QuotaEntity:
-    """Return the entity of these names; an underscore stands for the dash in `client-id`."""
+    """Return the entity of these names. An underscore stands for the dash in `client-id`."""
     return QuotaEntity(tuple(sorted((kind.replace("_", "-"), name) for kind, name in names.items())))
 
 
 EVERY_PRODUCER: Final = quota_entity(user=None, client_id=None)
-"""Every client of every user, where nothing more special is set."""
+"""Every client of every user without a more specific quota."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaChange:
-    """A producer's quota that was lowered, and what it was before."""
+    """A producer quota that was lowered, and its value before."""
 
     entity: QuotaEntity
     previous: float | None
-    """None where nothing was set."""
+    """None if no quota was set before."""
 
 
 class DiskState(IntEnum):
-    """How a disk is doing; the numbers are those of the metric."""
+    """The state of a disk. The numbers are those of the metric."""
 
     OK = 0
     LOW = 1

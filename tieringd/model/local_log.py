@@ -1,25 +1,23 @@
 """
 What one scan of the log directories saw of a partition.
 
-`LogDirSizes` is what the log directories of a cluster's brokers hold, as the brokers themselves tell it.
+`LogDirSizes` is what one log directory of a cluster's broker holds, as the broker itself reports it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from tieringd.model.partition import TopicPartition
-    from tieringd.model.segment import EpochStart, LocalSegment
-
+from tieringd.model.partition import TopicPartition
+from tieringd.model.segment import EpochStart, LocalSegment
 
 NO_BROKER = -1
-"""Stands for a broker's id where there is no broker, or no one knows which."""
+"""Stands for a broker's id if there is no broker, or if it is unknown."""
 
 Hole: TypeAlias = tuple[int, int]
-"""Offsets that no segment of a log has, between two that are there: the first one, and the one after them."""
+"""Offsets between two segments of a log that no segment has: the first one, and the one after the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +34,10 @@ class LogDirSizes:
 
     broker: int
     path: str
-    """Empty where the broker did not tell of its log directories at all."""
+    """Empty if the broker reported none of its log directories."""
     replicas: tuple[ReplicaSize, ...] = ()
     error: str = ""
-    """Why it is not known what is there; empty when it is."""
+    """Why the content is unknown; empty if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class LocalLog:
     epochs: tuple[EpochStart, ...]
     """`leader-epoch-checkpoint`; empty when the file is absent."""
     is_reframed: bool = False
-    """Whether the files have other bytes than the Kafka batches that are stored: sizes differ then."""
+    """Whether the files have other bytes than the stored Kafka batches. Their sizes then differ."""
 
     @property
     def closed_segments(self) -> tuple[LocalSegment, ...]:
@@ -71,12 +69,12 @@ class LocalLog:
 
     @property
     def first_offset(self) -> int | None:
-        """Return the base offset of the oldest segment on disk; None when there is none."""
+        """Return the base offset of the oldest segment on disk, or None if there is no segment."""
         return self.segments[0].base_offset if self.segments else None
 
     @property
     def holes(self) -> frozenset[Hole]:
-        """Return the holes: where a segment does not begin at the end of the one before it."""
+        """Return the holes: places where a segment does not begin at the end of the one before it."""
         return frozenset(
             (before.next_offset, segment.base_offset)
             for before, segment in pairwise(self.segments)
@@ -85,5 +83,5 @@ class LocalLog:
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of all `.log` files, the active one as stat sees it."""
+        """Return the bytes of all `.log` files. The active file's size is the one from stat."""
         return sum(segment.size_bytes for segment in self.segments)

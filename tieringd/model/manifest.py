@@ -5,70 +5,67 @@ A manifest is a value. Every change returns a new manifest and keeps these rules
 
 1. segments ascend and never overlap;
 2. between two neighbours there is either nothing, or a recorded gap that fills it exactly;
-3. `next_offset` is the end of the last segment or gap, and never moves back;
+3. `next_offset` is the end of the last segment or gap, and only `cut_back` moves it back;
 4. leader epochs ascend, and so do their start offsets;
-5. what was taken out, and whose objects are still to be deleted, is not held as well;
+5. a retired segment, whose objects are still to be deleted, is not among the held segments as well;
 6. a crossing transaction begins below `next_offset`, and before its marker;
-7. every record that made another one go lies below `next_offset`: a cut of the tail undoes compactions.
+7. the winner of every compacted record lies below `next_offset`: cutting the tail undoes compactions.
 
-`start_offset` is the base of the first segment or gap. Where a user deleted records up to the middle of a
-segment it lies inside that one, which is the only one that may begin before it.
+`start_offset` is the base of the first segment or gap. If a user deleted records up to the middle of a
+segment, it lies inside that segment. Only that segment may begin before `start_offset`.
 
-The oldest part of a long history lies in spillover manifests (`model.spillover`): rules 1 and 2 hold
-from `live_offset` on then, and in each of those for itself. The newest segment never spills.
+The oldest part of a long history lies in spillover manifests (`model.spillover`). Rules 1 and 2 then
+hold from `live_offset` on, and in each spillover manifest. The newest segment never spills.
 
-Segments are held as columns, not as objects: a long history stays small in memory and is
-searched by bisection. Bytes live in `formats.manifest_codec`; reading and conditional writing
-in `archive.manifest_store`.
+Segments are held as columns, not as objects: a long history stays small in memory and is searched by
+bisection. Bytes live in `formats.manifest_codec`; reading and conditional writing in
+`archive.manifest_store`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from tieringd.model.manifest_parts import Gap, Replacement, Retired, Unsettled
+from tieringd.model.offset_translation import OffsetTranslation
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import CrossingTransaction, EpochStart, RemoteSegment
 from tieringd.model.segment_table import SegmentTable
-from tieringd.model.spillover import span_faults
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from tieringd.model.offset_translation import OffsetTranslation
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import CrossingTransaction, EpochStart, RemoteSegment
-    from tieringd.model.spillover import Spillover
+from tieringd.model.spillover import Spillover, span_faults
 
 SEGMENTS_REMEMBERED = 32
 """
-A manifest remembers the crossing transactions whose markers are in that many of its last segments, or
-after them. An unclean election loses what a follower lagged behind, which is seldom a whole segment.
+How many of its last segments a manifest remembers crossing transactions for.
+
+A transaction is remembered if its marker is in one of these segments, or after them. An unclean election
+loses the offsets by which a follower lagged, which is seldom a whole segment.
 """
 
 CLOSED_EPOCH = 2**31 - 1
 """
-The epoch under which a manifest is closed for good: no leader comes to it, so all are fenced.
+The epoch under which a manifest is closed for good: no leader reaches it, so all leaders are fenced.
 
-The archive was moved to another bucket, or its topic is being purged; the topic manifest says which.
+The archive was moved to another bucket, or its topic is being purged. The topic manifest says which.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionManifest:
-    """What the object store holds of one partition, and who said so last."""
+    """What the object store holds of one partition, and which writer committed it last."""
 
     partition: TopicIdPartition
     start_offset: int
-    """The first offset that the archive was ever asked to hold, or still lets anyone read."""
+    """The first readable offset. At first it is the offset at which archiving began."""
     next_offset: int
-    """Exclusive: uploading goes on from here."""
+    """Exclusive end of the archive: the next upload begins here."""
     leader_epoch: int = -1
-    """The epoch of the last writer; a writer with a lower one is fenced."""
+    """The epoch of the last writer. A writer with a lower one is fenced."""
     writer_id: str = ""
-    """The daemon process that wrote this version."""
+    """The daemon process that wrote this version. After a job's edit, the id with a suffix."""
     commit_number: int = 0
-    """Unique per writer, so that a writer can recognise a commit of its own."""
+    """Unique per writer, so that a writer recognises its own commits."""
     committed_at_ms: int = 0
     began_at_ms: int = 0
     """When the first version was written."""
@@ -77,34 +74,36 @@ class PartitionManifest:
     gaps: tuple[Gap, ...] = ()
     replacements: tuple[Replacement, ...] = ()
     translation: OffsetTranslation | None = None
-    """Of Redpanda's own offsets, at the archive's end or before it; None where there are none."""
+    """A point of Redpanda's offset translation, at the archive's end or before it; None without one."""
     allowed_local_start_offset: int | None = None
-    """The local retention hint: where local retention lets the local log begin; None when it has no say."""
+    """The local retention hint: where local retention lets the local log begin; None if it sets no limit."""
     expired_at_ms: int | None = None
-    """When total retention, or a user's DeleteRecords, last moved `start_offset` on; None when none did."""
+    """When total retention or a user's DeleteRecords last moved `start_offset`; None if it never moved."""
     retired: tuple[Retired, ...] = ()
-    """Of total retention, of merges and of what compaction replaced, oldest first."""
+    """Segments removed by retention, merges and compaction, oldest first."""
     crossing: tuple[CrossingTransaction, ...] = ()
     """
-    The transactions with records in one of the segments, and their markers after it, in the archive
-    or past its end. The segment's index tells how each of them ended, which is true for as long as
-    the leader's log has that marker. Those with a marker far from the end are forgotten.
+    Transactions with records in one of the segments and a marker after it.
+
+    The marker is in the archive or past its end. The segment's index tells how each transaction ended, which
+    holds while the leader's log has that marker. Transactions with a marker far from the end are forgotten.
     """
     spillover: Spillover | None = None
-    """What is spilled; None where `segments` are all."""
+    """The spilled part; None if `segments` are all."""
     trimmed_offset: int = 0
     """
-    The record of our own trims: none went further than this. It is stored before a trim is asked for. Where
-    the log began when its leader claimed this counts as ours.
+    The record of the daemon's own trims: none went further than this.
 
-    So a log that begins past it was cut by someone else: a user, or the broker's own retention.
+    It is stored before a trim is requested. The log start at the time when a leader claimed the
+    partition counts as a trim of the daemon's. So a log that begins after it was cut by someone else: a
+    user, or the broker's own retention.
     """
     unsettled: Unsettled | None = None
-    """What only a leader's log can bring back, should winners of compactions be cut off; None: nothing."""
+    """What only a leader's log can restore if winners of compactions are cut off; None if nothing."""
 
     @classmethod
     def begin(cls, partition: TopicIdPartition, *, start_offset: int, now_ms: int = 0) -> PartitionManifest:
-        """Return the manifest of a partition of which nothing is stored yet."""
+        """Return the manifest of a partition without stored segments."""
         return cls(
             partition,
             start_offset=start_offset,
@@ -115,7 +114,7 @@ class PartitionManifest:
 
     @property
     def last_offset(self) -> int | None:
-        """Return the highest offset that is stored or recorded as lost; None before the first."""
+        """Return the highest offset that is stored or recorded as lost; None if there is none yet."""
         return self.next_offset - 1 if self.next_offset > self.start_offset else None
 
     @property
@@ -126,24 +125,28 @@ class PartitionManifest:
 
     @property
     def live_offset(self) -> int:
-        """Return the first offset of which `segments` and `gaps` tell: what is before it is spilled."""
+        """Return the first offset that `segments` and `gaps` cover. Earlier offsets are spilled."""
         spillover = self.spillover
         return spillover.next_offset if spillover and spillover.segments else self.start_offset
 
     @property
     def live_base(self) -> int:
-        """Return where the first of `segments` and `gaps` begins: mostly at `live_offset`."""
+        """
+        Return where the first of `segments` and `gaps` begins.
+
+        This is `live_offset`, unless that is inside a segment.
+        """
         first = self.segments.covering(self.start_offset) if self.live_offset == self.start_offset else None
         return first.base_offset if first else self.live_offset
 
     @property
     def segment_count(self) -> int:
-        """Return how many segments are held, spilled ones included."""
+        """Return how many segments are held, including spilled ones."""
         return len(self.segments) + (self.spillover.segments if self.spillover else 0)
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of their data objects."""
+        """Return the size of the data objects of all held segments."""
         return self.segments.total_bytes + (self.spillover.size_bytes if self.spillover else 0)
 
     @property
@@ -158,13 +161,13 @@ class PartitionManifest:
         crossing: Iterable[CrossingTransaction] = (),
     ) -> PartitionManifest:
         """
-        Return a manifest with *segments* at its tip, and *epochs* added to the history.
+        Return a manifest with *segments* at its end, and *epochs* added to the history.
 
         *crossing* are the transactions over the end of each of *segments*.
 
         Raises:
-            ValueError: A segment does not begin where the one before it ends, or is empty, or an
-                epoch goes back.
+            ValueError: A segment does not begin where the one before it ends, or is empty, or an epoch
+                goes back.
         """
         added = tuple(segments)
         next_offset = self.next_offset
@@ -186,9 +189,9 @@ class PartitionManifest:
 
     def with_gap(self, gap: Gap) -> PartitionManifest:
         """
-        Return a manifest in which *gap* is recorded at the tip.
+        Return a manifest in which *gap* is recorded at the end.
 
-        A transaction whose marker is lost there is cut off from it: no log decides it any more.
+        A transaction whose marker is in the gap is removed from `crossing`: no log decides it any more.
 
         Raises:
             ValueError: The gap does not begin at `next_offset`, or is empty.
@@ -208,15 +211,15 @@ class PartitionManifest:
 
     def cut_back(self, next_offset: int, *, leader_epoch: int, now_ms: int) -> PartitionManifest:
         """
-        Return a manifest that ends at *next_offset*, and remembers what was replaced.
+        Return a manifest that ends at *next_offset*, and records the offsets that were replaced.
 
-        The epochs and transactions that began at or past the cut go as well: another leader's follow.
-        Compactions whose winners are cut off are undone (`undone`). An archive of which nothing is left may
-        begin anew before its start: what was there has expired, or was never archived, and another leader
-        wrote other records at these offsets.
+        Epochs and transactions that began at or past the cut are removed: those of another leader
+        follow. Compactions whose winners are cut off are undone (`undone`). An archive of which nothing
+        is left may begin anew before its start: what was there has expired, or was never archived, and
+        another leader wrote other records at these offsets.
 
         Raises:
-            ValueError: *next_offset* is inside a segment or gap, or outside the manifest; or all that
+            ValueError: *next_offset* is inside a segment or gap, or outside the manifest. Or all that
                 would be left is spilled, and has to be taken back first.
         """
         undone = self.undone(next_offset, now_ms=now_ms)
@@ -239,7 +242,7 @@ class PartitionManifest:
         return replace(
             self,
             start_offset=min(self.start_offset, next_offset),
-            # Below the old start nobody can tell any more who cut the log.
+            # Below the old start it is unknown which trims were the daemon's.
             trimmed_offset=(
                 max(self.trimmed_offset, self.start_offset)
                 if next_offset < self.start_offset
@@ -255,17 +258,17 @@ class PartitionManifest:
         )
 
     def undone_from(self, next_offset: int) -> int | None:
-        """Return where the oldest segment begins that `undone` puts back; None where it changes nothing."""
+        """Return where the oldest segment begins that `undone` puts back; None if it changes nothing."""
         return min((one.base_offset for one in self._to_undo(next_offset)), default=None)
 
     def undone(self, next_offset: int, *, now_ms: int) -> PartitionManifest:
         """
         Return a manifest without the compactions that rest on records at *next_offset* or after it.
 
-        The segments that they replaced take their places again, and the objects of the compacted ones are to
-        be deleted later. A later compaction may rest on an earlier one: it may have dropped a tombstone, as
-        the earlier one had dropped all that the tombstone hid. So all that follow the oldest one that has
-        to be undone are undone as well, the newest first.
+        The segments that they replaced take their places again, and the objects of the compacted ones
+        are to be deleted later. A later compaction may rest on an earlier one: it may have dropped a
+        tombstone, because the earlier one had dropped all records that the tombstone hid. So all
+        compactions after the oldest one that has to be undone are undone as well, the newest first.
         """
         manifest = self
         for one in reversed(self._to_undo(next_offset)):
@@ -278,13 +281,13 @@ class PartitionManifest:
         return tuple(held[oldest:])
 
     def _with_original(self, held: Retired, *, now_ms: int) -> PartitionManifest:
-        """Return a manifest with the segments of *held* back in their places, as far as these are there."""
+        """Return a manifest with the segments of *held* back in their places, as far as they exist."""
         table = self.segments
         first, last = table.row_at_or_after(held.base_offset), table.row_at_or_after(held.next_offset)
         compacted = table.head(last).without_head(first)
         if not compacted:
             return self.released([held])
-        # Retention may have taken the oldest ones.
+        # Retention may have removed the oldest ones.
         originals = held.segments.without_head(held.segments.row_at_or_after(compacted[0].base_offset))
         begin, end = compacted[0].base_offset, compacted[len(compacted) - 1].next_offset
         if end != held.next_offset or span_faults(originals, (), begin=begin, end=end):
@@ -302,9 +305,9 @@ class PartitionManifest:
 
     def released(self, held: Collection[Retired], *, is_settled: bool = True) -> PartitionManifest:
         """
-        Return a manifest that does not hold the objects of *held* any more: they are to be deleted.
+        Return a manifest that no longer holds the objects of *held*: they are to be deleted.
 
-        Where that is not settled for good, `unsettled` tells of them from now on.
+        If that is not settled for good, `unsettled` covers them from now on.
         """
         chosen = {id(one) for one in held}
         unsettled = self.unsettled
@@ -319,10 +322,10 @@ class PartitionManifest:
 
     def expired(self, segments: int, *, now_ms: int) -> PartitionManifest:
         """
-        Return a manifest without its first *segments* rows; their objects are to be deleted later.
+        Return a manifest without its first *segments* rows. Their objects are to be deleted later.
 
         Raises:
-            ValueError: There are not as many segments, or older ones are spilled.
+            ValueError: There are fewer segments, or older ones are spilled.
         """
         if not 0 < segments <= len(self.segments) or self.live_offset > self.start_offset:
             raise ValueError(f"{segments} of {len(self.segments)} segments of {self.partition} cannot expire")
@@ -341,10 +344,11 @@ class PartitionManifest:
 
     def starting_inside(self, segment: RemoteSegment, offset: int, *, now_ms: int) -> PartitionManifest:
         """
-        Return a manifest that lets nobody read what is before *offset*, inside its first *segment*.
+        Return a manifest that hides offsets before *offset*, which is inside its first *segment*.
 
         Raises:
-            ValueError: *offset* is outside of it, or the archive begins there already, or has another first.
+            ValueError: *offset* is outside of the segment, or the archive begins there already, or
+                another segment is the first.
         """
         is_spilled = self.live_offset > self.start_offset
         is_first = is_spilled or self.segments.row_at_or_after(segment.base_offset) == 0
@@ -366,7 +370,7 @@ class PartitionManifest:
         )
 
     def seen_from(self, offset: int) -> PartitionManifest:
-        """Return what readers may see when all before *offset* is hidden from them; never to be stored."""
+        """Return the manifest that readers may see when offsets before *offset* are hidden; never stored."""
         if offset <= self.start_offset:
             return self
         offset = min(offset, self.next_offset)
@@ -385,7 +389,7 @@ class PartitionManifest:
         Return a manifest with corrected rows for its live segments.
 
         Raises:
-            ValueError: The rows are of other offsets.
+            ValueError: The rows are of other offsets or leader epochs.
         """
         for name in ("base_offset", "last_offset", "leader_epoch"):
             if list(segments.column(name)) != list(self.segments.column(name)):
@@ -396,24 +400,24 @@ class PartitionManifest:
         """
         Return a manifest with another local retention hint, and a record of the trim that follows from it.
 
-        So most trims need no commit of their own to be known. *trims_to* is 0 where nothing is trimmed: the
-        hint is then where the log begins already, whoever cut it.
+        So most trims need no commit of their own to be recorded. *trims_to* is 0 if nothing is trimmed:
+        the log then begins at or after the hint already.
         """
         return replace(self.with_trim(trims_to), allowed_local_start_offset=offset)
 
     def with_trim(self, offset: int) -> PartitionManifest:
-        """Return a manifest that knows of a trim up to *offset*, as far as that is archived."""
+        """Return a manifest that records a trim up to *offset*, as far as that is archived."""
         return replace(self, trimmed_offset=max(self.trimmed_offset, min(offset, self.next_offset)))
 
     def merged(self, segment: RemoteSegment, *, now_ms: int) -> PartitionManifest:
         """
         Return a manifest with *segment* in the place of those that it was merged from.
 
-        Their objects are to be deleted later, as of what expired. A transaction that begins and ends
-        inside crosses no segment's end any more.
+        Their objects are to be deleted later, like those of expired segments. A transaction that begins
+        and ends inside no longer crosses the end of a segment.
 
         Raises:
-            ValueError: It is not all of two or more neighbours: by their bounds and their sizes.
+            ValueError: By its bounds and its size, *segment* is not made of two or more neighbours.
         """
         table = self.segments
         first, last = table.row_at_or_after(segment.base_offset), table.row_at_or_after(segment.next_offset)
@@ -450,18 +454,18 @@ class PartitionManifest:
         is_held: bool = True,
     ) -> PartitionManifest:
         """
-        Return a manifest with *segments*, which compaction left, in the place of what they came from.
+        Return a manifest with compacted *segments* in the place of those that they came from.
 
-        The objects of that are to be deleted later, as of what expired. *crossing* are the transactions
-        over the end of each of *segments*; what was known of others stays.
+        The objects of the replaced segments are to be deleted later, like those of expired ones.
+        *crossing* are the transactions over the end of each of *segments*; known transactions stay.
 
-        All records that made others go lie below *winners_end*. It is 0 where none of them can be lost, or
-        no record went because of another one. Otherwise the objects are held until that is settled, or
-        `unsettled` tells of them, where a leader's log has all of it and *is_held* is false.
+        All winners lie below *winners_end*. It is 0 if none of them can be lost, or if no record was removed
+        because of another one. Otherwise the objects are held until that is settled. With *is_held* false
+        they are not held, because a leader's log has all of their records, and `unsettled` covers them.
 
         Raises:
-            ValueError: They are not all of one or more neighbours by their bounds; or one of them was there
-                before, and its objects will be deleted.
+            ValueError: By their bounds, the segments do not replace one or more neighbours exactly. Or
+                one of them was there before, and its objects will be deleted.
         """
         table, base_offset, next_offset = self.segments, segments[0].base_offset, segments[-1].next_offset
         first, last = table.row_at_or_after(base_offset), table.row_at_or_after(next_offset)
@@ -484,7 +488,7 @@ class PartitionManifest:
         kept = (
             one
             for one in self.crossing
-            # What is undone one day has the ends of its segments back.
+            # If a compaction is undone one day, the segments have their old ends again.
             if winners_end
             or not any(
                 new.base_offset <= one.first_offset and one.marker_offset < new.next_offset
@@ -521,7 +525,7 @@ class PartitionManifest:
     def committed(
         self, *, writer_id: str, leader_epoch: int, commit_number: int, now_ms: int
     ) -> PartitionManifest:
-        """Return this manifest under the name of the writer that is about to store it."""
+        """Return this manifest signed by the writer that is about to store it."""
         return replace(
             self,
             writer_id=writer_id,
@@ -531,7 +535,7 @@ class PartitionManifest:
         )
 
     def faults(self) -> tuple[str, ...]:
-        """Return every broken rule of this page, in words; empty for a sound manifest."""
+        """Return every broken rule of the module's list, in words; empty for a sound manifest."""
         found = list(span_faults(self.segments, self.gaps, begin=self.live_base, end=self.next_offset))
         if self.spillover is not None:
             found += self.spillover.faults(start_offset=self.start_offset)
@@ -560,7 +564,7 @@ class PartitionManifest:
 
 
 def _cut(unsettled: Unsettled | None, next_offset: int) -> Unsettled | None:
-    """Return what is unsettled still of an archive that was cut back to *next_offset*."""
+    """Return what is still unsettled in an archive that was cut back to *next_offset*."""
     if unsettled is None or unsettled.base_offset >= next_offset:
         return None
     return replace(unsettled, winners_end=min(unsettled.winners_end, next_offset))
@@ -572,7 +576,8 @@ def _remembered(
     """
     Return those of *transactions* that are not forgotten yet, each once, ascending by marker.
 
-    One is known by its marker. Segments tell of it each from its first record in them.
+    A transaction is identified by its marker. Each segment reports it from its first record in that
+    segment; the smallest first offset is kept.
     """
     rows_forgotten = len(segments) - SEGMENTS_REMEMBERED
     begin = segments.column("base_offset")[rows_forgotten] if rows_forgotten > 0 else 0
@@ -585,7 +590,7 @@ def _remembered(
 
 
 def _extended(history: tuple[EpochStart, ...], epochs: Iterable[EpochStart]) -> tuple[EpochStart, ...]:
-    """Return *history* with those of *epochs* that it does not know yet."""
+    """Return *history* with those of *epochs* that it does not have yet."""
     result = list(history)
     for epoch, start_offset in epochs:
         known, known_start = result[-1] if result else (epoch - 1, start_offset)

@@ -1,17 +1,19 @@
-"""What a partition manifest notes besides the segments that it holds: gaps, and what was taken out."""
+"""What a partition manifest records besides its segments: gaps, and segments that were taken out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tieringd.model.segment_table import SegmentTable
+from tieringd.model.segment_table import SegmentTable
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Offsets that the archive will never hold, and why. Never silent: also a metric and an alert."""
+    """
+    Offsets that the archive will never hold, and why.
+
+    Each gap is also counted in a metric and raises an alert.
+    """
 
     base_offset: int
     last_offset: int
@@ -25,18 +27,18 @@ class Gap:
 
     @property
     def offsets(self) -> int:
-        """Return how many offsets are in it."""
+        """Return how many offsets it has."""
         return self.next_offset - self.base_offset
 
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Offsets that were stored, and replaced: another leader's log took their place."""
+    """Offsets that were stored and then replaced by those of another leader's log."""
 
     base_offset: int
     last_offset: int
     leader_epoch: int
-    """Of the leader whose log is archived from here on."""
+    """The epoch of the leader whose log is archived from here on."""
     replaced_at_ms: int
 
 
@@ -46,13 +48,13 @@ class Retired:
 
     segments: SegmentTable
     retired_at_ms: int
-    """Readers that began before may still have the old manifest, and need the objects."""
+    """When they were taken out. Earlier readers may still use the old manifest, and need the objects."""
     winners_end: int = 0
     """
-    Set for what a compaction replaced: the exclusive end of the offsets of the records that won.
+    For segments that a compaction replaced: the exclusive end of the offsets of the winners.
 
-    While it is set the objects are held: the segments take their places again when an election cuts a winner
-    off the archive. `policies.record_removal` says when it may be cleared. 0 means: not held.
+    While it is set the objects are held: the segments take their places again when an election cuts a
+    winner off the archive. `policies.record_removal` says when it may be cleared. 0 means: not held.
     """
 
     @property
@@ -74,18 +76,18 @@ class Retired:
 @dataclass(frozen=True, slots=True)
 class Unsettled:
     """
-    Offsets of which compactions took records out, and whose replaced segments are not held.
+    Offsets of which compactions removed records, and whose replaced segments are not held.
 
     If an election cuts a winner off the archive, only the new leader's log can bring the records back.
     """
 
     base_offset: int
-    """Nothing below it went in this way."""
+    """No record below it was removed in this way."""
     winners_end: int
     """Exclusive: all winners lie below it."""
 
     def joined(self, other: Unsettled | None) -> Unsettled:
-        """Return what stands for both."""
+        """Return one value that covers both."""
         if other is None:
             return self
         return Unsettled(min(self.base_offset, other.base_offset), max(self.winners_end, other.winners_end))

@@ -1,13 +1,11 @@
 """
-Where a Redpanda log's own offsets stand against the offsets that Kafka clients see.
+How a Redpanda log's own offsets relate to the offsets that Kafka clients see.
 
-Redpanda gives every batch of its log an offset, its own bookkeeping included. Clients see
-offsets that do not count the bookkeeping. The difference at a place in the log is the *delta*:
-how many offsets before it are not Kafka's. It never falls along a log, and every replica of a
-partition has the same.
+Redpanda gives every batch of its log an offset, including its own bookkeeping. Clients see offsets that
+do not count the bookkeeping. The difference at a place in the log is the *delta*: how many offsets
+before it are not Kafka's. It never falls along a log, and every replica of a partition has the same.
 
-Only this layer's users that read Redpanda's files meet raw offsets. All other offsets in this
-package are Kafka's.
+Only code that reads Redpanda's files handles raw offsets. All other offsets in this package are Kafka's.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetTranslation:
-    """One known place of a log: of the offsets below *raw_offset*, *delta* are not Kafka's."""
+    """A known place of a log: of the offsets below *raw_offset*, *delta* are not Kafka's."""
 
     raw_offset: int
     delta: int
@@ -34,7 +32,7 @@ class OffsetTranslation:
     @classmethod
     def at(cls, *, raw_offset: int, kafka_offset: int) -> OffsetTranslation:
         """
-        Return the translation of a place whose offsets are known in both counts.
+        Return the translation of a place whose offset is known in both counts.
 
         Raises:
             ValueError: The Kafka offset is larger than the raw one, or negative.
@@ -43,4 +41,4 @@ class OffsetTranslation:
 
 
 LOG_BEGINNING = OffsetTranslation(0, 0)
-"""Every log that was created empty has begun here."""
+"""The beginning of every log that was created empty."""

@@ -1,17 +1,14 @@
 """
-Names of partitions, and what is known of one beside a broker.
+Names of partitions, and what a broker tells about a partition.
 
-A topic that is deleted and created again has a new topic id and shares nothing with the
-old one, so everything that is stored carries a `TopicIdPartition`, never a bare name.
+A topic that is deleted and created again has a new topic id and shares nothing with the old one. So
+every stored object carries a `TopicIdPartition`, never a bare name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Kafka's zero UUID: a directory without `partition.metadata` (brokers before 2.8)."""
@@ -53,14 +50,14 @@ class LogBounds:
 
     log_start_offset: int
     last_stable_offset: int
-    """Exclusive: the first offset that may still be undone. Nothing at or past it is uploaded."""
+    """Exclusive: records at or past this offset may still be undone, so none of them is uploaded."""
     log_end_offset: int
-    """Exclusive; the high watermark on a replicated log."""
+    """Exclusive. On a replicated log this is the high watermark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """That this broker leads a partition, and since which leader epoch."""
+    """The fact that this broker leads a partition, and since which leader epoch."""
 
     partition: TopicIdPartition
     leader_epoch: int
@@ -68,21 +65,21 @@ class Leadership:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """What this broker is to a partition that it holds."""
+    """The role of this broker for a partition that it holds."""
 
     leader_epoch: int
     is_leader: bool
     has_all_in_sync: bool = True
-    """Whether every replica of the partition is in sync: then none lacks a record that is committed."""
+    """Whether every replica of the partition is in sync: then each has every committed record."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """What the cluster says of the partitions that this broker holds, at one moment."""
+    """What the cluster reports of the partitions that this broker holds, at one moment."""
 
     replicas: Mapping[TopicPartition, Replica]
-    """A partition whose topic id on disk differs from the cluster's is not among them."""
+    """Partitions whose topic id on disk differs from the cluster's are left out."""
     partition_counts: Mapping[str, int]
     """How many partitions each of their topics has in the whole cluster."""
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    """The ids of topics whose directories do not tell them."""
+    """The ids of topics whose directories do not contain them."""

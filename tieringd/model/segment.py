@@ -1,12 +1,10 @@
 """
 Segments: a broker's `.log` file with its side files, and its stored copy.
 
-`last_offset` is inclusive, `next_offset` exclusive. A segment's last offset is the next
-segment's base minus one, not the last offset found inside: compaction and control records
-leave holes that are not gaps.
+`last_offset` is inclusive, `next_offset` exclusive. A segment's last offset is the next segment's base minus
+one, not the last offset found inside: compaction and control records leave holes that are not gaps.
 
-A `Rewriting` is what a job says of the segments that it rewrote: which they are, and what they were made
-of.
+A `Rewriting` is a job's record of the segments that it rewrote, and of the segments that they were made of.
 """
 
 from __future__ import annotations
@@ -23,16 +21,16 @@ NO_TIMESTAMP = -1
 
 
 NO_CRC = -1
-"""No checksum was noted: what was stored before there was room for one."""
+"""No checksum was recorded: the segment was stored before the manifest had a field for it."""
 
 JOB_PREFIX: Final = "spark-"
-"""What the id of a writer begins with that is a job on an archive, and no daemon."""
+"""Prefix of the writer id of a job on an archive; no daemon's id has it."""
 REWRITER_PREFIX: Final = "rewritten-"
-"""What the id of a writer begins with of a job that takes records out of stored segments."""
+"""Prefix of the writer id of a job that removes records from stored segments."""
 
 
 def rewriter_of(writer_id: str) -> str:
-    """Return the id under which a daemon or job stores what it makes of rewritten segments."""
+    """Return the id under which a daemon or job stores segments made of rewritten ones."""
     return f"{REWRITER_PREFIX}{writer_id.removeprefix(JOB_PREFIX)}"
 
 
@@ -51,15 +49,15 @@ class CrossingTransaction:
     """
     A transaction with records below some offset, and its marker there or later.
 
-    The marker's offset and leader epoch name it for ever: each epoch has one leader. A log that
-    has another record at that offset may have ended the transaction otherwise.
+    The marker's offset and leader epoch identify it for ever: each epoch has one leader. In a log with
+    another record at that offset, the transaction may have ended differently.
     """
 
     producer_id: int
     first_offset: int
     marker_offset: int
     leader_epoch: int
-    """Under which the marker was written."""
+    """The epoch under which the marker was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +68,9 @@ class LocalSegment:
     next_offset: int | None
     """The base offset of the following segment; None for the active segment."""
     size_bytes: int
-    """What stat says. The active segment's may be preallocated and longer than its data."""
+    """The size from stat. The active segment's file may be preallocated and longer than its data."""
     path: str
-    """The `.log` file; side files share its name up to the suffix."""
+    """The `.log` file. Side files have the same name with another suffix."""
     inode: int
     modified_ns: int
 
@@ -90,22 +88,26 @@ class LocalSegment:
 @dataclass(frozen=True, slots=True)
 class SegmentSlice:
     """
-    What one upload takes of a local segment: mostly all of a closed one.
+    The part of a local segment that one upload takes: mostly all of a closed one.
 
-    It is a part where an earlier upload, or another leader that rolled elsewhere, ended inside the
-    segment, and where stable records of a segment that is not eligible yet have waited long enough.
+    It is only a part in two cases. An earlier upload, or another leader that rolled elsewhere, ended
+    inside the segment. Or stable records of a segment that is not eligible yet have waited long enough.
     """
 
     segment: LocalSegment
     base_offset: int
     """The first offset to take: the segment's own base, or where the archive goes on."""
     next_offset: int
-    """Exclusive. A bound only where *is_open*: then the slice ends with the last whole batch below it,
-    unless it *keeps_end*."""
+    """
+    Exclusive.
+
+    With *is_open* only a bound: then the slice ends with the last whole batch below it, unless it
+    *keeps_end*.
+    """
     is_open: bool = False
     """Whether the segment goes on after the slice."""
     keeps_end: bool = False
-    """Whether it ends at *next_offset* wherever its last batch does: what followed was compacted away."""
+    """Whether it ends at *next_offset* even if its last batch ends earlier: the rest was compacted away."""
 
     @classmethod
     def whole(cls, segment: LocalSegment) -> SegmentSlice:
@@ -115,7 +117,7 @@ class SegmentSlice:
 
     @classmethod
     def between(cls, segment: LocalSegment, base_offset: int, next_offset: int) -> SegmentSlice:
-        """Return the part of a closed segment that was archived by itself, from *base_offset* on."""
+        """Return the part of a closed segment that was archived separately, from *base_offset* on."""
         is_open = next_offset != segment.next_offset
         return cls(segment, base_offset, next_offset, is_open=is_open, keeps_end=True)
 
@@ -131,7 +133,7 @@ class SegmentSlice:
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """What a local segment's file has between two offsets."""
+    """The bytes of a local segment's file between two offsets."""
 
     size_bytes: int
     crc32c: int
@@ -139,13 +141,13 @@ class FilePart:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSegment:
-    """A stored segment, as its manifest knows it."""
+    """A stored segment, as its manifest describes it."""
 
     base_offset: int
     last_offset: int
     size_bytes: int
     crc32c: int
-    """Of the whole data object."""
+    """Checksum of the whole data object."""
     base_timestamp_ms: int
     """The smallest batch base timestamp, or NO_TIMESTAMP."""
     max_timestamp_ms: int
@@ -156,13 +158,15 @@ class RemoteSegment:
     """The daemon process that uploaded it (part of the object's name)."""
     uploaded_at_ms: int
     index_size_bytes: int
-    """Of the `.log.index` sidecar object."""
+    """Size of the `.log.index` sidecar object."""
     broker_timestamp_ms: int = NO_TIMESTAMP
-    """When the broker took the newest of its records, where the broker notes that, or NO_TIMESTAMP."""
+    """When the broker appended the newest of its records, if the broker records that, or NO_TIMESTAMP."""
     index_crc32c: int = NO_CRC
     """
-    Of the whole sidecar, and part of the object's name: two uploads of the same offsets by one process
-    have the same name only where they are the same bytes. NO_CRC for what was stored before version 3.
+    Checksum of the whole sidecar, and part of the object's name.
+
+    So two uploads of the same offsets by one process have the same name only if they are the same bytes.
+    NO_CRC for segments stored before version 3.
     """
 
     @property
@@ -173,9 +177,9 @@ class RemoteSegment:
     @property
     def is_rewritten(self) -> bool:
         """
-        Say whether a job took records out of it: it has less than the log that it came from, on purpose.
+        Say whether a job removed records from it: it has fewer records than its log, on purpose.
 
-        So a local log that has more is no reason not to be trimmed, and must not take its place.
+        So a local log with more records may be trimmed all the same, and must not replace the segment.
         """
         return self.writer_id.startswith(REWRITER_PREFIX)
 
@@ -203,17 +207,17 @@ class BrokerIndexes:
 
 @dataclass(frozen=True, slots=True)
 class SegmentIndex:
-    """What the sidecar of a stored segment holds."""
+    """The content of a stored segment's sidecar."""
 
     base_offset: int
     last_offset: int
     size_bytes: int
     crc32c: int
-    """Of the data object this index describes."""
+    """Checksum of the data object that this index describes."""
     record_count: int
     batch_count: int
     epochs: tuple[EpochStart, ...]
-    """The leader epochs of the batches inside, the first clipped to the segment's base."""
+    """The leader epochs of the batches inside. The first one starts at the segment's base at the earliest."""
     aborted: tuple[AbortedTransaction, ...]
     """Every aborted transaction that has data in this segment, wherever its marker is."""
     entries: tuple[IndexEntry, ...]
@@ -222,19 +226,19 @@ class SegmentIndex:
 
 
 class RewritingKind(StrEnum):
-    """Which of the new segments count together."""
+    """Which of the new segments take effect together."""
 
     MERGED = "merged"
-    """Each for itself; they hold all records of what they were made of."""
+    """Each by itself. They hold all records of the segments that they were made of."""
     REWRITTEN = "rewritten"
-    """Each for itself."""
+    """Each by itself."""
     COMPACTED = "compacted"
     """All together or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentIdentity:
-    """What the name of a stored segment says of it, but for its index, which may be made again."""
+    """What the name of a stored segment says of it, without its index, which may be rebuilt."""
 
     base_offset: int
     last_offset: int
@@ -244,7 +248,7 @@ class SegmentIdentity:
 
     @classmethod
     def of(cls, segment: RemoteSegment) -> SegmentIdentity:
-        """Return that of a segment."""
+        """Return the identity of a segment."""
         return cls(
             segment.base_offset,
             segment.last_offset,
@@ -260,19 +264,19 @@ class SegmentIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Rewriting:
-    """Segments of one partition that are all stored, and may take the places of what they were made of."""
+    """Stored segments of one partition that may replace the segments they were made of."""
 
     kind: RewritingKind
     replaced: tuple[SegmentIdentity, ...]
-    """Of what they were made of, those that were rewritten themselves."""
+    """The replaced segments that were rewritten ones themselves."""
     stored: tuple[SegmentIdentity, ...]
-    """Ascending; at least one."""
+    """The new segments, ascending; at least one."""
 
     @classmethod
     def of(
         cls, kind: RewritingKind, parts: tuple[RemoteSegment, ...], segments: tuple[RemoteSegment, ...]
     ) -> Rewriting:
-        """Return that of *segments*, which are made of *parts*."""
+        """Return the record of *segments*, which are made of *parts*."""
         return cls(
             kind,
             tuple(SegmentIdentity.of(part) for part in parts if part.is_rewritten),
@@ -281,5 +285,5 @@ class Rewriting:
 
     @property
     def writer_id(self) -> str:
-        """Return whoever stored them."""
+        """Return the writer id of the new segments."""
         return self.stored[0].writer_id

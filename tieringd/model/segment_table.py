@@ -1,27 +1,25 @@
 """
 The segment table: a partition's remote segments as columns.
 
-Held as columns, and not as objects, a long history stays small in memory and is searched by
-bisection. What rows mean together, such as that they follow each other, is for `model.manifest`.
+Held as columns, and not as objects, a long history stays small in memory and is searched by bisection.
+`model.manifest` keeps the rules between rows, such as that they follow each other.
 
-Rows lie in blocks of a few hundred. In a block, a column keeps its smallest value once, and of each
-row what that row is above it, in as few bytes as the block needs; a column of one value takes no room
-at all. Blocks never change, so tables that were made of one another share most of them.
+Rows lie in blocks of a few hundred. In a block, a column keeps its smallest value once, and for each row
+the difference to it, in as few bytes as the block needs. A column of one value takes no room at all.
+Blocks never change, so tables that were made of one another share most of them.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, repeat
 from operator import add, sub
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.model.segment import RemoteSegment
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 COLUMNS: tuple[str, ...] = (
     "base_offset",
@@ -39,7 +37,7 @@ COLUMNS: tuple[str, ...] = (
 """The integer columns of a segment table, in their stored order."""
 
 BLOCK_ROWS: Final = 512
-"""A larger block takes less room beside its rows, and more time when a row is added to it."""
+"""A larger block needs less overhead per row, and more time when a row is added to it."""
 
 _WRITER: Final = "writer_number"
 _NAMES: Final = (*COLUMNS, _WRITER)
@@ -53,7 +51,7 @@ _LIMITS: Final = {
 }
 _PLACES: Final = {name: place for place, name in enumerate(_NAMES)}
 _REFERENCES: Final = {"last_offset": "base_offset", "base_timestamp_ms": "max_timestamp_ms"}
-"""Columns that are near another one are kept as what they are above it."""
+"""Columns that are near another one are kept as the difference to it."""
 _WIDTHS: Final = ((1 << 8, "B"), (1 << 16, "H"), (1 << 32, "I"))
 
 
@@ -63,7 +61,7 @@ class _Cells:
 
     low: int
     above: array[int] | None
-    """What each row is above *low*; None where no row is."""
+    """The difference of each row to *low*; None if all are 0."""
 
     def __getitem__(self, row: int) -> int:
         return self.low if self.above is None else self.low + self.above[row]
@@ -79,19 +77,19 @@ class _Cells:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Rows that follow each other; at least one."""
+    """Consecutive rows; at least one."""
 
     rows: int
     cells: tuple[_Cells, ...]
     """In the order of `_NAMES`."""
     base_offset: int
-    """Of its first row."""
+    """Base offset of its first row."""
     latest_ms: int
     """The largest maximum timestamp of its rows."""
 
     @classmethod
     def of(cls, values: Mapping[str, Sequence[int]]) -> _Block:
-        """Pack the columns of a block, which are of one length."""
+        """Pack the columns of a block, which have the same length."""
         for name, column in values.items():
             low, high = _LIMITS[name]
             if min(column) < low or max(column) > high:
@@ -120,13 +118,13 @@ class _Block:
         return _Block(rows, cells, self.value("base_offset", begin), latest_ms)
 
     def renumbered(self, numbers: Sequence[int]) -> _Block:
-        """Return the same rows, with each writer's number exchanged for its entry in *numbers*."""
+        """Return the same rows, with each writer number replaced by its entry in *numbers*."""
         writers = _packed([numbers[number] for number in self.values(_WRITER)])
         return replace(self, cells=(*self.cells[:-1], writers))
 
 
 class Column:
-    """One integer column of a table: by row, in order, and in number."""
+    """One integer column of a table. It has a length, and is read by row or in order."""
 
     __slots__ = ("_name", "_table")
 
@@ -162,7 +160,7 @@ class SegmentTable:
         self._ends = array("q", accumulate(block.rows for block in blocks))
         self._bases = array("q", (block.base_offset for block in blocks))
         self._latest = array("q", accumulate((block.latest_ms for block in blocks), max))
-        """The newest timestamp up to the end of each block: times do not ascend, and this does."""
+        """The newest timestamp up to the end of each block. Times do not ascend, but this does."""
 
     @classmethod
     def of(cls, segments: Iterable[RemoteSegment] = ()) -> SegmentTable:
@@ -214,11 +212,11 @@ class SegmentTable:
 
     @property
     def latest_timestamp_ms(self) -> int | None:
-        """Return the largest maximum timestamp; None where there is no segment."""
+        """Return the largest maximum timestamp; None if there is no segment."""
         return self._latest[-1] if self._latest else None
 
     def place(self, row: int) -> tuple[_Block, int]:
-        """Return the block that holds *row*, and its place in there; for `Column` only."""
+        """Return the block that holds *row*, and the row's index in the block; for `Column` only."""
         if row < 0:
             row += len(self)
         if not 0 <= row < len(self):
@@ -252,7 +250,7 @@ class SegmentTable:
         return f"SegmentTable({len(self)} segments)"
 
     def row_at_or_after(self, offset: int) -> int:
-        """Return the first row whose last offset is at or past *offset*; `len(self)` when none is."""
+        """Return the first row whose last offset is at or past *offset*, or `len(self)` if none is."""
         number = bisect_right(self._bases, offset) - 1
         if number < 0:
             return 0
@@ -308,7 +306,7 @@ class SegmentTable:
 
     def appended(self, segments: Iterable[RemoteSegment]) -> SegmentTable:
         """
-        Return a table with *segments* at the end; the caller has checked their order.
+        Return a table with *segments* at the end. The caller has checked their order.
 
         Raises:
             ValueError: A value does not fit its column.
@@ -325,7 +323,7 @@ class SegmentTable:
         """
         Return a table with *segments* in the place of the rows from *first* to before *last*.
 
-        The rest of the block after it is packed anew with it, so that blocks do not get smaller and smaller.
+        The rest of the block after them is packed with them, so that blocks do not get smaller and smaller.
 
         Raises:
             ValueError: A value does not fit its column.
@@ -337,7 +335,7 @@ class SegmentTable:
 
     @classmethod
     def joined(cls, tables: Iterable[SegmentTable]) -> SegmentTable:
-        """Return the rows of one table after another; the caller has checked their order."""
+        """Return the rows of one table after another. The caller has checked their order."""
         writers: dict[str, int] = {}
         blocks: list[_Block] = []
         for table in tables:
@@ -347,13 +345,13 @@ class SegmentTable:
         return cls(tuple(blocks), tuple(writers))
 
     def with_writers(self, writers: Sequence[str]) -> SegmentTable:
-        """Return the same rows, with the numbers of *writers*, which are at least those of the rows."""
+        """Return the same rows, numbered by *writers*, which include all writers of the rows."""
         places = {writer: number for number, writer in enumerate(writers)}
         numbers = [places.get(writer, -1) for writer in self._writers]
         return SegmentTable(tuple(block.renumbered(numbers) for block in self.blocks), tuple(writers))
 
     def _followed_by(self, added: Mapping[str, list[int]], writers: tuple[str, ...]) -> SegmentTable:
-        """Return a table with *added* at the end; the last block takes as much as there is room for."""
+        """Return a table with *added* at the end. The last block is filled up first."""
         blocks = self.blocks
         if blocks and blocks[-1].rows < BLOCK_ROWS:
             added = {name: [*blocks[-1].values(name), *column] for name, column in added.items()}

@@ -1,32 +1,26 @@
 """
-How a manifest gives up its oldest part to a spillover manifest, and takes it back.
+How a manifest moves its oldest part to a spillover manifest, and takes it back.
 
     part = part_to_spill(manifest, rows)        encode and store it, and then
     manifest = spilled(manifest, part, name)    commit this
 
-`with_parts` is the inverse: the manifest as if these parts had never been spilled. What it returns is
-a manifest like any other. Readers look at it, and a writer may commit it, as it has to before segments
-that are spilled are replaced. Bytes and names are for `formats`, what is spilled and when for
-`policies.spillover`.
+`with_parts` is the inverse: the manifest as if these parts had never been spilled. It returns an ordinary
+manifest. Readers use it, and a writer may commit it, which is necessary before spilled segments are replaced.
+`formats` has the bytes and names, and `policies.spillover` decides what is spilled and when.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from heapq import merge
 from itertools import pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
-from tieringd.model.manifest_parts import Retired
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap, Retired
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spillover import ExpiredSpillover, Spillover, SpilloverManifest, SpilloverName
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
 
 
 def part_to_spill(manifest: PartitionManifest, rows: int) -> SpilloverManifest:
@@ -34,7 +28,8 @@ def part_to_spill(manifest: PartitionManifest, rows: int) -> SpilloverManifest:
     Return the first *rows* segments of a live manifest, with the gaps among them.
 
     Raises:
-        ValueError: It has not more segments than that, or an expired part that is still to be deleted.
+        ValueError: The manifest has not more segments than *rows*, or has an expired part that is still
+            to be deleted.
     """
     spillover = manifest.spillover
     if not 0 < rows < len(manifest.segments):
@@ -73,7 +68,7 @@ def with_parts(manifest: PartitionManifest, parts: Sequence[SpilloverManifest]) 
     """
     Return *manifest* with *parts* back in it: the newest spilled ones, ascending and without a hole.
 
-    Segments that have expired are as they would be without spilling: on their way to be deleted.
+    Expired segments in them become retired segments, as without spilling: their objects are to be deleted.
 
     Raises:
         ValueError: These are not the newest parts of this manifest.
@@ -95,14 +90,15 @@ def with_parts(manifest: PartitionManifest, parts: Sequence[SpilloverManifest]) 
         manifest,
         segments=SegmentTable.joined([held, manifest.segments]) if held else manifest.segments,
         gaps=(*gaps, *manifest.gaps),
-        # Not sorted: compactions are undone in the order in which they are noted, whatever a clock said.
+        # Merged, not sorted: compactions are undone in the order in which they are recorded, whatever
+        # the clock.
         retired=tuple(merge(_retired(whole, spillover), manifest.retired, key=attrgetter("retired_at_ms"))),
         spillover=_left(spillover, held, gaps, parts[0].previous),
     )
 
 
 def piece_of(manifest: PartitionManifest, part: SpilloverManifest) -> PartitionManifest:
-    """Return what *part* holds of an archive, as a manifest for readers: it is never committed."""
+    """Return the content of *part* as a manifest for readers. It is never committed."""
     start_offset = max(part.base_offset, manifest.start_offset)
     return replace(
         live_piece(manifest),
@@ -115,7 +111,7 @@ def piece_of(manifest: PartitionManifest, part: SpilloverManifest) -> PartitionM
 
 
 def live_piece(manifest: PartitionManifest) -> PartitionManifest:
-    """Return what the live manifest itself holds of an archive, likewise."""
+    """Return the live part of an archive as a manifest for readers."""
     if manifest.spillover is None:
         return manifest
     return replace(manifest, start_offset=manifest.live_offset, spillover=None, retired=(), unsettled=None)
@@ -123,12 +119,12 @@ def live_piece(manifest: PartitionManifest) -> PartitionManifest:
 
 def spillover_expired(manifest: PartitionManifest, gone: SegmentTable, *, now_ms: int) -> PartitionManifest:
     """
-    Return a manifest that begins where *gone* end, which are its first segments and spilled.
+    Return a manifest that begins after *gone*, which are its first, spilled segments.
 
-    They are to be deleted later.
+    Their objects are to be deleted later.
 
     Raises:
-        ValueError: The spilled part does not hold as much, or does not reach there.
+        ValueError: The spilled part has fewer segments, or does not reach that far.
     """
     spillover = manifest.spillover
     next_offset = gone[-1].next_offset if gone else manifest.start_offset
@@ -152,7 +148,7 @@ def spillover_expired(manifest: PartitionManifest, gone: SegmentTable, *, now_ms
 
 def spillover_deleted(manifest: PartitionManifest, next_offset: int) -> PartitionManifest:
     """
-    Return a manifest that knows that the spilled objects before *next_offset* are gone.
+    Return a manifest that records that the spilled objects before *next_offset* are deleted.
 
     Raises:
         ValueError: Not all of them have expired.
@@ -171,7 +167,7 @@ def spillover_deleted(manifest: PartitionManifest, next_offset: int) -> Partitio
 
 
 def _retired(segments: SegmentTable, spillover: Spillover) -> Iterator[Retired]:
-    """Yield those of the restored *segments* that have expired and are not deleted, by their marks."""
+    """Yield the restored *segments* that have expired and are not deleted, by their marks."""
     left = segments.without_head(segments.row_at_or_after(spillover.begin_offset))
     for mark in spillover.retired:
         rows = left.row_at_or_after(mark.next_offset)
@@ -183,12 +179,12 @@ def _retired(segments: SegmentTable, spillover: Spillover) -> Iterator[Retired]:
 def _left(
     spillover: Spillover, restored: SegmentTable, gaps: Sequence[Gap], newest: SpilloverName | None
 ) -> Spillover | None:
-    """Return what is still spilled without the *restored* segments and *gaps*; None when that is nothing."""
+    """Return what is still spilled without the *restored* segments and *gaps*; None if nothing is."""
     if newest is None or newest.next_offset <= spillover.begin_offset:
         return None
     marks: list[ExpiredSpillover] = []
     for mark in spillover.retired:
-        # Of those that go to the end of what is left, or past it, the first one is the one for it.
+        # Of several marks that reach the end of what is left, or pass it, the first one applies to it.
         if not marks or marks[-1].next_offset < newest.next_offset:
             marks.append(replace(mark, next_offset=min(mark.next_offset, newest.next_offset)))
     return Spillover(

@@ -1,24 +1,21 @@
 """
-Spillover manifests: the oldest part of a partition's history, out of the way of every commit.
+Spillover manifests: the oldest part of a partition's history, kept out of every commit.
 
-Plain values. A spillover manifest never changes, and its name says what it holds and is made of its
-own checksum: the same content has the same name, whoever stores it. Each names the one before it, and
-the live manifest names the newest, so what belongs to an archive is decided there and never by what
-happens to lie in the bucket. How a manifest gives and takes such parts is in `model.spilling`.
+Plain values. A spillover manifest never changes. Its name describes its content and contains its own
+checksum: the same content has the same name under every writer. Each names the one before it, and the
+live manifest names the newest. So these names decide what belongs to an archive, and not what happens to
+lie in the bucket. `model.spilling` moves parts out of a manifest and back.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import NO_TIMESTAMP
-
-if TYPE_CHECKING:
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment_table import SegmentTable
+from tieringd.model.segment_table import SegmentTable
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -28,11 +25,11 @@ class SpilloverName:
     base_offset: int
     last_offset: int
     base_timestamp_ms: int
-    """The smallest of its segments' base timestamps; 0 where none has a time."""
+    """The smallest of its segments' base timestamps; 0 if no segment has a time."""
     max_timestamp_ms: int
-    """The largest of their maximum timestamps, likewise."""
+    """The largest of its segments' maximum timestamps; 0 if no segment has a time."""
     crc32c: int
-    """Of the whole document."""
+    """Checksum of the whole document."""
 
     @property
     def next_offset(self) -> int:
@@ -50,7 +47,7 @@ class SpilloverManifest:
     segments: SegmentTable
     gaps: tuple[Gap, ...]
     previous: SpilloverName | None
-    """The part that ends where this one begins; None where there was none when this one was made."""
+    """The part that ends where this one begins; None if there was none when this one was made."""
 
     def name(self, crc32c: int) -> SpilloverName:
         """Return the name of this part, given the checksum of its document."""
@@ -61,7 +58,7 @@ class SpilloverManifest:
         )
 
     def faults(self) -> tuple[str, ...]:
-        """Return what is wrong with it, in words; empty for a sound one."""
+        """Return its faults, in words; empty for a sound part."""
         found = list(span_faults(self.segments, self.gaps, begin=self.base_offset, end=self.next_offset))
         if not self.segments:
             found.append("it holds no segment")
@@ -74,7 +71,7 @@ class SpilloverManifest:
 
 @dataclass(frozen=True, slots=True)
 class ExpiredSpillover:
-    """That total retention let go of all spilled segments before *next_offset*, and when."""
+    """Records that total retention dropped all spilled segments before *next_offset*, and when."""
 
     next_offset: int
     retired_at_ms: int
@@ -82,19 +79,19 @@ class ExpiredSpillover:
 
 @dataclass(frozen=True, slots=True)
 class Spillover:
-    """What a live manifest says of the parts that are spilled."""
+    """What a live manifest says of the spilled parts."""
 
     begin_offset: int
-    """All spilled objects below have been deleted; parts that end before it as well, or will be."""
+    """All spilled objects below it have been deleted. Parts that end before it are deleted, or will be."""
     newest: SpilloverName
     segments: int
-    """How many are spilled and still held."""
+    """How many segments are spilled and still held."""
     size_bytes: int
-    """Of their data objects."""
+    """Size of their data objects."""
     gap_offsets: int = 0
-    """How many offsets are in recorded gaps there, from the archive's start on."""
+    """How many offsets are in recorded gaps of the spilled part, from the archive's start on."""
     retired: tuple[ExpiredSpillover, ...] = ()
-    """Ascending: what is not held any more, and whose objects are still in the store."""
+    """Ascending marks of segments that are no longer held, and whose objects are still in the store."""
 
     @property
     def next_offset(self) -> int:
@@ -102,7 +99,7 @@ class Spillover:
         return self.newest.next_offset
 
     def expired(self, gone: SegmentTable, mark: ExpiredSpillover, *, gap_offsets: int) -> Spillover:
-        """Return it without the segments in *gone* and the gaps among them, which *mark* lets go of."""
+        """Return it without the segments in *gone* and the gaps among them, which *mark* covers."""
         return replace(
             self,
             segments=self.segments - len(gone),
@@ -112,7 +109,7 @@ class Spillover:
         )
 
     def faults(self, *, start_offset: int) -> tuple[str, ...]:
-        """Return what is wrong with it in a manifest that begins at *start_offset*, in words."""
+        """Return its faults in a manifest that begins at *start_offset*, in words."""
         found = []
         if min(self.segments, self.size_bytes, self.gap_offsets) < 0:
             found.append("fewer than no segments or offsets are spilled")
@@ -129,7 +126,7 @@ class Spillover:
 
 
 def span_faults(segments: SegmentTable, gaps: tuple[Gap, ...], *, begin: int, end: int) -> tuple[str, ...]:
-    """Return where segments and gaps do not fill the offsets from *begin* to *end* exactly, in words."""
+    """Return, in words, where segments and gaps do not fill the offsets from *begin* to *end* exactly."""
     bases, lasts = segments.column("base_offset"), segments.column("last_offset")
     found = [
         f"segment {later} follows segment {base}, out of order"

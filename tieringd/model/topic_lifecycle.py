@@ -1,7 +1,7 @@
 """
-How a topic's archive stands when its topic is deleted: plain values, kept in the topic manifest.
+What happens to a topic's archive when the topic is deleted: plain values, kept in the topic manifest.
 
-Which state follows which, and when, is decided in `policies.topic_lifecycle`.
+`policies.topic_lifecycle` decides which state follows which, and when.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from enum import StrEnum
 
 
 class Lifecycle(StrEnum):
-    """The state of one incarnation of a topic, as far as its archive goes."""
+    """The state of the archive of one incarnation of a topic."""
 
     LIVE = "live"
-    """The topic is there, or nobody has seen that it is not."""
+    """The topic exists, or no daemon has seen that it is gone."""
     DELETED = "deleted"
-    """The topic is gone, or an operator has said so; the archive is purged after a grace."""
+    """The topic is gone, or an operator said so. The archive is purged after a grace period."""
     KEPT = "kept"
     """The topic is gone, and its archive stays."""
     PURGING = "purging"
-    """A daemon deletes the objects; there is no way back."""
+    """A daemon deletes the objects. This cannot be undone."""
     PURGED = "purged"
-    """Nothing is left but this mark."""
+    """Only this mark is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who purges, and until when nobody else may take that over."""
+    """Which process purges, and until when no other process may take over."""
 
     owner: str
     until_ms: int
@@ -35,7 +35,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What is known of a topic's end. Only the topic manifest of a topic that is not live has one."""
+    """What is known of a topic's deletion. Only the topic manifest of a topic that is not live has one."""
 
     noted_at_ms: int
     noted_by: str
@@ -45,7 +45,7 @@ class Deletion:
     segments: int | None = None
     """How many segments the archive held when it was closed; None before that."""
     size_bytes: int | None = None
-    """Of their data objects."""
+    """Size of their data objects; None before the archive was closed."""
     purged_at_ms: int | None = None
     checked_at_ms: int | None = None
-    """When the bucket was searched again for what came late; None before that."""
+    """When the bucket was searched again for late objects; None before that."""

@@ -1,38 +1,34 @@
 """
-Cache trim: which files of the chunk cache go when it is over a limit, and which stay.
+Cache trim: which files of the chunk cache are evicted when it is over a limit, and which stay.
 
-Chunks go first, the least recently used before the others. An index goes with the last chunk of its
-segment; other indexes, and manifests, only where all chunks are not enough. What is being read is
-never evicted. Eviction ends as soon as the cache is at its target: a part (the low watermark)
-of the limit that was passed, so that the next put does not begin it again.
+Chunks are evicted first, the least recently used before the others. An index is evicted with the last
+chunk of its segment. Other indexes and manifests are evicted only where all chunks are not enough. A file
+that is being read is never evicted. Eviction ends as soon as the cache is at its target: a fraction (the
+low watermark) of the limit that was passed, so that the next put does not start it again.
 
-A cache is over when it holds more than its limit, or than a threshold below it, counts what is
-asked for, or when its disk has less free than `storage_min_free_bytes`. Each trim looks at both bytes
-and objects, and lowers only the one that is over.
+A cache is over when it holds more than its limit (or a threshold below it), including what is asked for,
+or when its disk has less free space than `storage_min_free_bytes`. Each trim checks both bytes and
+objects, and lowers only the one that is over.
 
 `plan_releases` decides which open chunks without readers to close. A chunk stays open when its reader
 leaves, so that the next one needs no access to the disk. Each open chunk costs a descriptor, and a file
-that is evicted meanwhile keeps its room until it is closed. Three strategies decide how many stay:
+that is evicted meanwhile keeps its disk space until it is closed. Three strategies decide how many stay:
 
 * eager: none;
 * capped: of each segment as many as may be hydrated, the most recently used;
-* predictive: as many, and those stay that a reader of the segment gets to next.
+* predictive: as many, and preferably those that a reader of the segment reaches next.
 
-Closing is about open files only; trimming decides which files leave the disk.
+Closing concerns open files only; trimming decides which files leave the disk.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from tieringd.formats.cache_names import FileKind
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
 
 NOBODY_READS = "nobody reads it"
 OVER_SHARE = "its segment has more chunks open than it may, and others are nearer to a reader"
@@ -66,9 +62,12 @@ class ChunkEvictionLimits:
     hydrated_ratio: float = 0.7
     """`cloud_storage_hydrated_chunks_per_segment_ratio`."""
     min_chunks_threshold: int = 5
-    """`cloud_storage_min_chunks_per_segment_threshold`: of a segment with no more all may stay."""
+    """
+    `cloud_storage_min_chunks_per_segment_threshold`: a segment with at most this many chunks may keep all of
+    them open.
+    """
     max_open: int = 1024
-    """Of all segments together: the bound on descriptors."""
+    """The bound on descriptors, for all segments together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class OpenChunk:
     number: int
     readers: int
     used_at: float
-    """When a reader last came or left; any clock that does not go back."""
+    """Time of the last start or end of a read, on any clock that does not go back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class ReleasePlan:
-    """What to close, and why the rest stays open."""
+    """Which open chunks to close, and why the others stay open."""
 
     releases: tuple[Release, ...]
     held: tuple[Held, ...]
@@ -142,7 +141,7 @@ def _plan_segment(
     if limits.strategy is EvictionStrategy.EAGER:
         return [Release(chunk, NOBODY_READS) for chunk in idle], held
     positions = [chunk.number for chunk in read] if limits.strategy is EvictionStrategy.PREDICTIVE else []
-    # The worst first: needed last or never, then used longest ago.
+    # Worst first: those that no reader reaches, or the last to be reached, then the least recently used.
     idle.sort(key=lambda chunk: (-_needed_after(chunk, positions), chunk.used_at, chunk.number))
     most = max_hydrated(chunk_count, limits)
     over = min(len(idle), max(0, len(chunks) - most))
@@ -151,7 +150,7 @@ def _plan_segment(
 
 
 def _needed_after(chunk: OpenChunk, positions: Sequence[int]) -> int:
-    """Return how many chunks the nearest reader is before this one; a large number when none is."""
+    """Return how many chunks the nearest reader is before this one; a large number without one."""
     return min((chunk.number - position for position in positions if position < chunk.number), default=_NEVER)
 
 
@@ -176,12 +175,12 @@ def _within_total(releases: list[Release], held: list[Held], max_open: int) -> R
 
 @dataclass(frozen=True, slots=True)
 class CachedFile:
-    """A file of the cache, as the accounts know it."""
+    """A file of the cache, as the cache's accounting knows it."""
 
     name: str
     size_bytes: int
     accessed_ms: int
-    """When it was last read, in wall-clock time; 0 where nobody will read it again."""
+    """Wall-clock time of the last read; 0 where it will not be read again."""
     kind: FileKind
     segment: str
     """The data object that a chunk or an index belongs to; empty for a manifest."""
@@ -196,36 +195,38 @@ class TrimLimits:
     objects: int
     """`cloud_storage_cache_max_objects`."""
     min_free_bytes: int = 0
-    """`storage_min_free_bytes`: so much of the disk stays free."""
+    """`storage_min_free_bytes`: the bytes of the disk that stay free."""
     threshold_percent_size: float | None = None
     """`cloud_storage_cache_trim_threshold_percent_size`; None trims when the cache is full."""
     threshold_percent_objects: float | None = None
     """`cloud_storage_cache_trim_threshold_percent_objects`, likewise."""
     carryover_bytes: int = 0
-    """`cloud_storage_cache_trim_carryover_bytes`: candidates to remember for the next trim."""
+    """
+    `cloud_storage_cache_trim_carryover_bytes`: total size of the candidates to remember for the next trim.
+    """
     low_watermark: float = LOW_WATERMARK
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What the cache holds and is asked for."""
+    """What the cache holds, and what a put asks for."""
 
     size_bytes: int
-    """Of all files."""
+    """The size of all files."""
     objects: int
     reserved_bytes: int = 0
-    """Promised to puts under way; it counts as used and cannot be evicted."""
+    """Promised to puts under way: counted as used, and not evictable."""
     reserved_objects: int = 0
     free_bytes: int | None = None
-    """Of its disk, where what is reserved is taken already; None where that is not known."""
+    """Free bytes of its disk, with reservations already deducted; None where not known."""
     wanted_bytes: int = 0
-    """By a put that waits for room; 0 for a periodic look."""
+    """Bytes of a put that waits for room; 0 for a periodic check."""
     wanted_objects: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TrimDemand:
-    """How much has to go, and why."""
+    """How much to evict, and why."""
 
     size_bytes: int
     objects: int
@@ -234,7 +235,7 @@ class TrimDemand:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A file that goes."""
+    """A file to evict."""
 
     file: CachedFile
     because: str
@@ -242,7 +243,7 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """A file that would have gone by its turn, and does not."""
+    """A file whose turn to be evicted came, but that stays."""
 
     file: CachedFile
     because: str
@@ -256,26 +257,26 @@ class TrimPlan:
     evictions: tuple[Eviction, ...] = ()
     kept: tuple[KeptFile, ...] = ()
     carry_over: tuple[CachedFile, ...] = ()
-    """The next in turn, for a trim that cannot wait for a plan over all files."""
+    """The next files in turn, for a trim that cannot wait for a plan over all files."""
 
     @property
     def size_bytes(self) -> int:
-        """Return how many bytes go."""
+        """Return how many bytes are evicted."""
         return sum(one.file.size_bytes for one in self.evictions)
 
     @property
     def short_by_bytes(self) -> int:
-        """Return how many bytes more had to go, and nothing more may."""
+        """Return how many bytes are still missing although nothing more may be evicted."""
         return max(0, self.demand.size_bytes - self.size_bytes)
 
     @property
     def short_by_objects(self) -> int:
-        """Return the same in objects."""
+        """Return how many objects are still missing although nothing more may be evicted."""
         return max(0, self.demand.objects - len(self.evictions))
 
 
 def has_room(use: CacheUse, limits: TrimLimits) -> bool:
-    """Say whether what is wanted can be put without evicting anything."""
+    """Say whether the wanted bytes and objects can be put without evicting anything."""
     if use.size_bytes + use.reserved_bytes + use.wanted_bytes > limits.size_bytes:
         return False
     if use.objects + use.reserved_objects + use.wanted_objects > limits.objects:
@@ -284,12 +285,12 @@ def has_room(use: CacheUse, limits: TrimLimits) -> bool:
 
 
 def fits_at_all(use: CacheUse, limits: TrimLimits) -> bool:
-    """Say whether what is wanted could be put in an empty cache; without that nothing is evicted for it."""
+    """Say whether the wanted bytes could be put in an empty cache; if not, nothing is evicted for them."""
     return use.wanted_bytes <= limits.size_bytes and use.wanted_objects <= limits.objects
 
 
 def trim_demand(use: CacheUse, limits: TrimLimits) -> TrimDemand:
-    """Return how much has to go; nothing while the cache is within its limits."""
+    """Return how much to evict; nothing while the cache is within its limits."""
     if not fits_at_all(use, limits):
         return TrimDemand(0, 0, f"{use.wanted_bytes} bytes are more than the whole cache may hold")
     size_bytes, size_reason = _demand(
@@ -319,7 +320,7 @@ def trim_demand(use: CacheUse, limits: TrimLimits) -> TrimDemand:
 def plan_cache_trim(
     files: Iterable[CachedFile], demand: TrimDemand, *, in_use: Collection[str], carryover_bytes: int = 0
 ) -> TrimPlan:
-    """Choose what goes of *files* to meet *demand*; *in_use* are the names of files that are being read."""
+    """Choose which of *files* to evict to meet *demand*; *in_use* are the names of files being read."""
     if demand.size_bytes <= 0 and demand.objects <= 0:
         return TrimPlan(demand)
     trim = _Trim(demand, in_use)
@@ -344,14 +345,14 @@ def plan_cache_trim(
     return TrimPlan(
         demand,
         tuple(trim.evictions),
-        # Only of interest when it matters: the rest of the cache is kept because nothing has to go.
+        # Only reported when it matters: otherwise the rest is kept because nothing more has to go.
         () if trim.is_met else tuple(trim.kept),
         _carry_over(chunks[turn:], in_use, carryover_bytes),
     )
 
 
 class _Trim:
-    """A plan in the making."""
+    """A plan under construction."""
 
     def __init__(self, demand: TrimDemand, in_use: Collection[str]) -> None:
         self._in_use = in_use
@@ -362,16 +363,16 @@ class _Trim:
 
     @property
     def is_met(self) -> bool:
-        """Say whether enough goes."""
+        """Say whether the evictions meet the demand."""
         return self._bytes_left <= 0 and self._objects_left <= 0
 
     @property
     def names(self) -> set[str]:
-        """Return what goes."""
+        """Return the names of the evicted files."""
         return {one.file.name for one in self.evictions}
 
     def take(self, file: CachedFile, because: str) -> bool:
-        """Evict *file* unless it is being read; return whether it goes."""
+        """Evict *file* unless it is being read; return whether it is evicted."""
         if file.name in self._in_use:
             self.kept.append(KeptFile(file, BEING_READ))
             return False
@@ -384,8 +385,9 @@ class _Trim:
 def _demand(
     used: int, *, wanted: int, limit: int, threshold_percent: float | None, low_watermark: float, unit: str
 ) -> tuple[int, str]:
-    """Return how much of one dimension has to go, and why."""
-    # Who waits for room gets it at the limit itself; only the periodic look keeps below a threshold.
+    """Return how much of one dimension to evict, and why."""
+    # A put that waits for room may fill the cache to the limit; only the periodic check keeps below a
+    # threshold.
     bound = limit if wanted or threshold_percent is None else int(limit * threshold_percent / 100)
     if used + wanted <= bound:
         return 0, ""
@@ -395,14 +397,14 @@ def _demand(
 
 
 def _disk_deficit(use: CacheUse, limits: TrimLimits) -> int:
-    """Return how many bytes the disk lacks to what has to stay free, with what is wanted."""
+    """Return how many bytes the disk lacks to have the minimum free after the wanted put."""
     if use.free_bytes is None:
         return 0
     return limits.min_free_bytes + use.wanted_bytes - use.free_bytes
 
 
 def _in_turn(files: Iterable[CachedFile]) -> tuple[list[CachedFile], list[CachedFile]]:
-    """Return the chunks and the others, each in the order in which they may go."""
+    """Return the chunks and the others, each in eviction order."""
     chunks: list[CachedFile] = []
     others: list[CachedFile] = []
     for file in files:

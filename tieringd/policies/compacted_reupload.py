@@ -1,47 +1,49 @@
 """
-Which local segments take the place of archived ones, after the broker has compacted them.
+Which local segments replace archived ones, after the broker has compacted them.
 
-A closed segment is archived as it was when it closed. Compaction later leaves a smaller file in its place,
-or one file in the place of several. Here local and archived segments are put beside each other in the
-shortest runs that begin and end together. A run that is smaller on disk goes into the archive in the place
-of what is there: then reading the archive gives what the broker would give.
+A closed segment is archived as it was when it closed. Compaction later replaces it by a smaller file, or
+several files by one. This policy aligns local and archived segments in the shortest runs that begin and
+end together. A run that is smaller on disk replaces its archived segments: then reading the archive gives
+what the broker would give.
 
-Where the local log is trimmed, one that only differs goes there as well. A cleaner may rewrite batches
-without saving a byte, each broker's in its own way, and nothing is trimmed that is not what the archive has.
+Where the local log is trimmed, a run that only differs in its bytes is uploaded as well. A cleaner may
+rewrite batches without saving a byte, and each broker's does so in its own way. A trim takes only bytes
+that match the archive.
 
-Bounds count, and not the offsets found inside: compaction leaves holes that are no gaps. Nothing is
-replaced over a recorded gap, nothing past the last stable offset, nothing that the broker is letting go.
-Nothing takes the place of what a job has rewritten: an erased record would come back with it. Where a file
-has that and more, and the log is trimmed, the rest may be replaced piece by piece; the file would stay for
-ever otherwise. What is spilled is passed over; the archiver takes back whatever the local log still holds.
+Bounds are compared, and not the offsets found inside: compaction leaves holes that are no gaps. Nothing
+is replaced over a recorded gap, past the last stable offset, or where the broker is deleting. Segments
+that a job has rewritten are not replaced: an erased record would come back with the file. Where a file
+covers such segments and others, and the log is trimmed, the others may be replaced piece by piece; the
+file would stay for ever otherwise. Spilled segments are skipped; the archiver takes back those that the
+local log still holds.
 
-A tombstone may go only where all that the archive has before it is what the log has there: see `Tombstones`,
-and `policies.record_removal` for the rule.
+A tombstone may be dropped only where all that the archive has before it matches the log: see
+`Tombstones`, and `policies.record_removal` for the rule.
 
-This decides nothing about trimming. A segment whose file is not what the archive holds is never trimmed,
-before and after this.
+This policy decides nothing about trimming. A segment whose file does not match the archive is never
+trimmed, before and after a reupload.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import LogBounds
+from tieringd.model.segment import FilePart, LocalSegment, RemoteSegment
 from tieringd.policies.record_removal import may_drop_tombstones
 from tieringd.policies.retention_time import retention_time_ms
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import LogBounds
-    from tieringd.model.segment import FilePart, LocalSegment, RemoteSegment
-
 RUN_SEGMENTS_MAX = 64
-"""Local segments in one run: where brokers cut their logs so differently, more is not worth one commit."""
+"""
+Local segments in one run. Where brokers cut their logs so differently that a run is longer, it is not worth
+one commit.
+"""
 _NS_PER_MS = 1_000_000
 
 ACTIVE = "the broker still appends to it"
@@ -52,7 +54,7 @@ NOT_COVERED = "the archive does not hold all of it"
 NOT_ALIGNED = "archived segments begin or end inside it"
 AS_LARGE = "the archive has as many bytes: compaction has not changed it since"
 LARGER = "the archive has fewer bytes: another broker had compacted it further"
-"""Not where the log is trimmed."""
+"""This reason does not apply where the log is trimmed."""
 REWRITTEN = "a job took records out of what is archived, which the file may still have"
 NOT_TOUCHED = "its file has not changed since it was uploaded"
 PART_IS_MISSING = "its file is as large as the first archived segments alone: the rest may be missing on disk"
@@ -61,23 +63,25 @@ FAILED = "an earlier attempt could not read it"
 
 
 RunIdentity: TypeAlias = tuple[tuple[int, int, int], ...]
-"""Of each file of a run: it changes when the bytes may have changed."""
+"""The identities of a run's files; it changes when the bytes may have changed."""
 
 
 class Tombstones(Enum):
-    """What becomes of tombstones that the archive has, and a cleaned run has not any more."""
+    """What becomes of tombstones that the archive has and a cleaned run no longer has."""
 
     GO = "go"
-    """All that can be read before the run is what the log has there: no older record of a key is left."""
+    """
+    They are dropped: all readable offsets before the run match the log, so no older record of a key is left.
+    """
     WAIT = "wait"
-    """It will be, once earlier runs of the same plan are replaced."""
+    """They will go, once earlier runs of the same plan are replaced."""
     STAY = "stay"
-    """The archive may have what they hide."""
+    """They stay: the archive may have older records that they hide."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reupload:
-    """Local segments, and the archived ones whose place they take, or a part of them takes."""
+    """Local segments, and the archived segments that they, or parts of them, replace."""
 
     segments: tuple[LocalSegment, ...]
     replaced: tuple[RemoteSegment, ...]
@@ -90,17 +94,17 @@ class Reupload:
 
     @property
     def next_offset(self) -> int:
-        """Return the first offset after what is replaced."""
+        """Return the first offset after the replaced segments."""
         return self.replaced[-1].next_offset
 
     @property
     def archived_bytes(self) -> int:
-        """Return the size of what is replaced."""
+        """Return the size of the replaced segments, in bytes."""
         return sum(one.size_bytes for one in self.replaced)
 
     @property
     def identity(self) -> RunIdentity:
-        """Return what tells these local bytes from others."""
+        """Return the identities that distinguish these local bytes from others."""
         return tuple(one.identity for one in self.segments)
 
 
@@ -114,13 +118,14 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True)
 class ReuploadPlan:
-    """What to upload once more, oldest first, and what not."""
+    """What to upload again, oldest first, and what not."""
 
     reuploads: tuple[Reupload, ...]
     passed: tuple[PassedOver, ...]
     beside_rewritten: tuple[Reupload, ...] = ()
     """
-    Files that are passed over as a whole, and of which parts may go: reading them tells; see `parts_to_go`.
+    Files that replace nothing as a whole, because part of what they cover was rewritten. Reading them shows
+    which parts may replace archived segments; see `parts_to_go`.
     """
 
 
@@ -136,10 +141,11 @@ def plan_reuploads(
     """
     Compare the local log of a compacted topic with its archive.
 
-    *is_trimmed* says whether we trim that log. *failed* are the runs that could not be read as they are
-    now, *differing* those that are known to have other bytes, and as many. Where files have other
-    bytes than what is stored, as Redpanda's, sizes say nothing: a run counts as smaller once a file of
-    it is newer than its upload, and whether it is so is known when it was read.
+    *is_trimmed* says whether tieringd trims that log. *failed* are the runs that could not be read in
+    their current form. *differing* are those known to have as many bytes as the archive, but other ones.
+    Where the layout stores other bytes than its files have, as for Redpanda, sizes cannot be compared: a
+    run then counts as smaller once one of its files is newer than its upload, and only reading it shows
+    whether it is.
     """
     closed_end = max((one.next_offset for one in log.segments if one.next_offset is not None), default=0)
     if closed_end > manifest.next_offset:
@@ -154,11 +160,12 @@ def plan_reuploads(
 
 def parts_to_go(found: Reupload, parts: Sequence[FilePart]) -> tuple[Reupload, ...]:
     """
-    Return the archived segments that parts of a file take the place of; each replaces one.
+    Return the archived segments that parts of a file replace; each part replaces one.
 
-    *found* is of one file, beside what a job has rewritten; *parts* is what the file has of each segment
-    that is archived there. One of which it has nothing stays: its file may be lost, and not joined to this.
-    So does one of which it has more: a replica that was compacted less is likely to have what was erased.
+    *found* is a run of one file that covers segments that a job has rewritten; *parts* is what the file
+    has of each archived segment. A segment of which the file has nothing stays: its own file may be lost
+    rather than merged into this one. A segment of which the file has more stays too: a replica that was
+    compacted less is likely to have what was erased.
     """
     return tuple(
         Reupload(found.segments, (piece,))
@@ -171,9 +178,9 @@ def parts_to_go(found: Reupload, parts: Sequence[FilePart]) -> tuple[Reupload, .
 
 def same_sized_head(log: LocalLog, manifest: PartitionManifest, bounds: LogBounds) -> Reupload | None:
     """
-    Return the first segment that a trim would take, where only its checksum can tell whether it may.
+    Return the first segment that a trim would take, if only its checksum can tell whether it may.
 
-    None where it has another size than the archive has there, or has to stay for other reasons.
+    None where its size differs from the archive's, or it has to stay for other reasons.
     """
     for segment in log.segments:
         if segment.next_offset is None or segment.next_offset > bounds.last_stable_offset:
@@ -193,10 +200,10 @@ def same_sized_head(log: LocalLog, manifest: PartitionManifest, bounds: LogBound
 
 def reuploaded_segment(copied: RemoteSegment, replaced: Sequence[RemoteSegment]) -> RemoteSegment:
     """
-    Return the manifest's row of *copied*, which takes the place of some of *replaced*.
+    Return the manifest's row of *copied*, which replaces some of *replaced*.
 
-    The age of what it holds counts as before: a copy is not new data, and retention must not let its
-    records go earlier because the newest one was compacted away.
+    The age of the records counts as before: a copy is not new data, and retention must not delete its
+    records earlier because the newest one was compacted away.
     """
     before = [
         one
@@ -211,7 +218,7 @@ def reuploaded_segment(copied: RemoteSegment, replaced: Sequence[RemoteSegment])
 
 
 class _Walk:
-    """One pass over a local log: the run that is being made, and what came of those before."""
+    """One pass over a local log: the current run, and the results so far."""
 
     def __init__(
         self,
@@ -225,11 +232,13 @@ class _Walk:
         self._table = manifest.segments
         self._readable_from = manifest.start_offset
         self._alike_from: int | None = None
-        """From here on, up to the run, the archive is what the log is; None where the run begins."""
+        """
+        From this offset up to the run, the archive matches the log; None where the run begins such a range.
+        """
         self._expected: int | None = None
-        """Where the next file begins if none is missing."""
+        """Where the next file begins if no file is missing."""
         self._has_earlier = False
-        """Whether that is so only once an earlier run is replaced."""
+        """Whether the range from `_alike_from` matches only once an earlier run is replaced."""
         self._is_reframed = log.is_reframed
         self._is_trimmed = is_trimmed
         self._failed = failed
@@ -240,9 +249,9 @@ class _Walk:
         self.passed: list[PassedOver] = []
 
     def take(self, segment: LocalSegment, why_not: str) -> None:
-        """Look at the next segment, which is left alone if *why_not* says why."""
+        """Add the next segment to the run, unless *why_not* gives a reason to skip it."""
         if segment.base_offset != self._expected:
-            # Files are missing in between, and the archive may have what was in them.
+            # Files are missing in between, and the archive may hold the records that were in them.
             self._alike_from = None
         self._expected = segment.next_offset
         self._run.append(segment)
@@ -263,13 +272,13 @@ class _Walk:
             self.end(NOT_ALIGNED)
 
     def end(self, reason: str) -> None:
-        """Pass the run over."""
+        """Skip the run, for *reason*."""
         self.passed += [PassedOver(one.base_offset, reason) for one in self._run]
         self._run = []
         self._alike_from = None
 
     def _tombstones(self, base_offset: int) -> Tombstones:
-        """Return what becomes of the tombstones of a run that begins there."""
+        """Return what becomes of the tombstones of a run that begins at *base_offset*."""
         looked_from = base_offset if self._alike_from is None else self._alike_from
         if not may_drop_tombstones(looked_from=looked_from, readable_from=self._readable_from):
             return Tombstones.STAY
@@ -334,7 +343,7 @@ def _why_not(segment: LocalSegment, manifest: PartitionManifest, bounds: LogBoun
 
 
 def _covers(pieces: Sequence[RemoteSegment], begin: int, end: int) -> bool:
-    """Say whether *pieces* hold all offsets from *begin* to before *end*."""
+    """Say whether *pieces* hold all offsets from *begin* up to *end* (exclusive)."""
     return (
         bool(pieces)
         and pieces[0].base_offset <= begin
@@ -345,10 +354,10 @@ def _covers(pieces: Sequence[RemoteSegment], begin: int, end: int) -> bool:
 
 def _lacks_rest(segment: LocalSegment, pieces: Sequence[RemoteSegment]) -> bool:
     """
-    Say whether a file has just the bytes of the first of *pieces* in it, and none of the later ones.
+    Say whether a file has exactly the bytes of the first *pieces* in it, and none of the later ones.
 
-    A segment ends where the next file begins. Where a file is lost, the one before it seems to reach
-    over the hole: what is archived of that hole may be all there is.
+    A segment ends where the next file begins. Where a file is lost, the one before it seems to reach over
+    the hole, and the archived segments of that hole may be the only copy.
     """
     size_bytes = 0
     for piece in pieces:

@@ -1,46 +1,40 @@
 """
 Disk alerts: is a disk all right, low on space, or so full that writes must be refused?
 
-A state is entered when free space is at or below its threshold, and left only when free space is
-more than a tenth above it: a disk that hovers at a threshold does not flap. Degraded wins over
-low, also on small disks where its threshold is the higher one.
+A state is entered when free space is at or below its threshold, and left only when free space is more
+than a tenth above it: a disk that hovers at a threshold does not flap. Degraded wins over low, also on
+small disks where its threshold is the higher one.
 
-This module judges one disk from one reading. Who is told, how often a line is written and what
-degraded mode does are not its business.
+This module judges one disk from one reading. It does not decide who is notified, how often a line is
+logged, or what degraded mode does.
 
-Two decisions follow from a verdict. `plan_ballast` says when the ballast file is let go, and when there is
-room for it again: it is made only where the disk would be all right with it, so it never fills the disk,
-and does not come back at once.
+Two decisions follow from a verdict. `plan_ballast` decides when the ballast file is deleted, and when
+there is room for it again: it is created only where the disk would be all right with it, so it never
+fills the disk, and does not come back at once.
 
 `degraded_nodes`, `plan_lowering` and `plan_additions` decide which broker of the cluster acts, and which
-producers' quotas are lowered and put back. A quota holds back clients' writes and leaves replication alone.
-Of the quotas that fit a client Kafka takes the most special one, so lowering the default is not enough:
-each quota that goes before it, and allows more, is lowered as well. A quota that is set to less already
-stays as it is. What an operator sets meanwhile is never undone: a quota is put back only while it still is
-as we made it.
+producers' quotas are lowered and restored. A quota limits clients' writes and leaves replication alone.
+Of the quotas that match a client Kafka takes the most specific one, so lowering the default is not
+enough: each quota that takes precedence over it, and allows more, is lowered as well. A quota that is
+lower already stays as it is. What an operator sets meanwhile is never undone: a quota is restored only
+while it still has the value that tieringd set.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
 
-from tieringd.model.disk_state import EVERY_PRODUCER, DiskState, QuotaChange
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from tieringd.model.disk_state import QuotaEntity
-
+from tieringd.model.disk_state import EVERY_PRODUCER, DiskState, QuotaChange, QuotaEntity
 
 _MARGINS_IN_THRESHOLD = 10
-"""A state is left when free space is above its threshold by this part of it."""
+"""A state is left when free space is above its threshold by one such part of it."""
 _UNIT_STEP = 1024
 
 
 def degraded_nodes(states: Mapping[int, DiskState]) -> tuple[int, ...]:
-    """Return the brokers that are known to be degraded; the first of them acts for all."""
+    """Return the brokers that are known to be degraded, ascending; the first of them acts for all."""
     return tuple(sorted(node for node, state in states.items() if state is DiskState.DEGRADED))
 
 
@@ -56,7 +50,7 @@ def plan_lowering(current: Mapping[QuotaEntity, float], rate: int) -> tuple[Quot
 def plan_additions(
     changes: Iterable[QuotaChange], current: Mapping[QuotaEntity, float], rate: int
 ) -> tuple[QuotaChange, ...]:
-    """Return what came since *changes* were recorded, and is to be lowered as well."""
+    """Return the quotas that were added since *changes* were recorded, and must be lowered as well."""
     known = {change.entity for change in changes}
     return tuple(one for one in plan_lowering(current, rate) if one.entity not in known)
 
@@ -64,19 +58,19 @@ def plan_additions(
 def still_to_lower(
     changes: Iterable[QuotaChange], current: Mapping[QuotaEntity, float], rate: int
 ) -> dict[QuotaEntity, float | None]:
-    """Return what to set where the quota is still what it was before."""
+    """Return the quotas to set to *rate*: those that still have their previous value."""
     return {one.entity: rate for one in changes if current.get(one.entity) == one.previous}
 
 
 def still_to_restore(
     changes: Iterable[QuotaChange], current: Mapping[QuotaEntity, float], rate: int
 ) -> dict[QuotaEntity, float | None]:
-    """Return what to set where the quota is still at *rate*; None takes a quota away."""
+    """Return the quotas to restore: those still at *rate*. None removes a quota."""
     return {one.entity: one.previous for one in changes if current.get(one.entity) == rate}
 
 
 def _goes_first(entity: QuotaEntity) -> bool:
-    """Say whether Kafka prefers an entity's quota to, or takes it for, that of every producer."""
+    """Say whether Kafka prefers an entity's quota to that of every producer, or it is that quota."""
     kinds = dict(entity.parts)
     return "user" in kinds and (kinds["user"] is not None or "client-id" in kinds)
 
@@ -99,12 +93,12 @@ class AlertSettings:
 
 @dataclass(frozen=True, slots=True)
 class DiskReading:
-    """One look at a disk."""
+    """One measurement of a disk."""
 
     path: str
     total_bytes: int
     free_bytes: int
-    """What the broker can still write: without the part that is kept for the superuser."""
+    """Free bytes for the broker, without the part reserved for the superuser."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +114,9 @@ def judge_disk(
     reading: DiskReading, settings: AlertSettings, *, previous: DiskState = DiskState.OK
 ) -> DiskVerdict:
     """
-    Return the state of a disk that was in the state *previous* at the last look.
+    Return the state of a disk that was in the state *previous* at the last reading.
 
-    A filesystem that says it has no size cannot be judged, and keeps its state.
+    A filesystem that reports no size cannot be judged, and keeps its state.
     """
     if reading.total_bytes <= 0:
         return DiskVerdict(previous, 0)
@@ -153,7 +147,7 @@ def _ends_at(threshold_bytes: int, *, is_held: bool) -> int:
 
 
 def _size(size_bytes: float) -> str:
-    """Return a size as the line has always shown it: `24.739GiB`, `0.000bytes`."""
+    """Return a size in the line's established format: `24.739GiB`, `0.000bytes`."""
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
         if size_bytes < _UNIT_STEP:
             return f"{size_bytes:.3f}{unit}"
@@ -181,7 +175,7 @@ def plan_ballast(
     """
     Return what to do on a disk in this *state*, with *held_bytes* of the ballast on it.
 
-    *releases* lets the ballast go by itself when the disk is degraded.
+    *releases* lets the ballast file be deleted automatically when the disk is degraded.
     """
     if state is DiskState.DEGRADED and held_bytes and releases:
         return BallastAction.RELEASE
@@ -195,6 +189,6 @@ def plan_ballast(
 
 
 def has_room(reading: DiskReading, settings: AlertSettings, more_bytes: int) -> bool:
-    """Say whether a disk would be all right with *more_bytes* on it, and not low at the next breath."""
+    """Say whether a disk would be all right with *more_bytes* on it, with the margin against flapping."""
     after = replace(reading, free_bytes=reading.free_bytes - more_bytes)
     return judge_disk(after, settings, previous=DiskState.DEGRADED).state is DiskState.OK

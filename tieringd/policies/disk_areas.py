@@ -1,26 +1,26 @@
 """
 Disk areas: how one filesystem is divided between the reserve, the cache and the log.
 
-Percentages are of the whole disk. Of a percentage and a number of bytes the smaller one counts;
-null and 0 both mean "not set". Two rules keep the cache from taking the log's space:
+Percentages are of the whole disk. Of a percentage and a number of bytes the smaller one counts; null and
+0 both mean "not set". Two rules keep the cache from taking the log's space:
 
 1. where both do not fit, the log's area is filled first and the cache gets the rest;
 2. bytes that the log uses now are not the cache's, even while the log is over its own area.
 
-So on a disk that shrinks the cache goes first. What the log then has to give up is planned in
-`policies.space_plan`; this module only says how many bytes are whose.
+So on a disk that shrinks the cache gives way first. `policies.space_plan` plans what the log has to give
+up then; this module only divides the bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _LEAST_LOG_SHARE = 0.25
-"""Of what the reserve leaves; for a log without a target of its own, beside a cache that wants more."""
+"""
+The log's minimum share of what the reserve leaves, where the log has no target of its own and the cache wants
+more.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,20 @@ class AreaSettings:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryUse:
-    """A log directory or the cache directory, as one look at the disk saw it."""
+    """A log directory or the cache directory, as one scan of the disk found it."""
 
     path: str
     filesystem: int
-    """What `stat` calls the device: two directories with the same number share one space."""
+    """The device number from `stat`: directories with the same number share one space."""
     total_bytes: int
     """The size of the filesystem."""
     used_bytes: int
-    """By the files in this directory."""
+    """Bytes of the files in this directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskAreas:
-    """One filesystem's bytes, divided. Together the areas are never more than the disk."""
+    """The division of one filesystem's bytes. Together the areas are never more than the disk."""
 
     reserved_bytes: int
     cache_bytes: int
@@ -63,13 +63,13 @@ class DiskAreas:
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """One filesystem: its areas, who is on it, and what they use."""
+    """One filesystem: its areas, the directories on it, and what they use."""
 
     filesystem: int
     total_bytes: int
     areas: DiskAreas
     log_dirs: tuple[str, ...]
-    """All of them share the log's area; empty on a disk that holds only the cache."""
+    """The directories that share the log's area; empty on a disk that holds only the cache."""
     log_used_bytes: int
     cache_dir: str | None
     cache_used_bytes: int
@@ -97,8 +97,8 @@ def plan_spaces(
     """
     Return one space for each filesystem that holds a log directory or the cache, in order of appearance.
 
-    Each is divided by itself: limits in bytes hold for each filesystem, not for their sum. A cache
-    on a filesystem of its own is sized there and deducted from nothing.
+    Each is divided by itself: limits in bytes hold for each filesystem, not for their sum. A cache on a
+    filesystem of its own is sized there and takes nothing from the logs.
     """
     everyone = [*log_dirs, *([cache] if cache else [])]
     return tuple(
@@ -113,10 +113,9 @@ def plan_spaces(
 
 def divide_disk(total_bytes: int, settings: AreaSettings, *, has_logs: bool, has_cache: bool) -> DiskAreas:
     """
-    Divide a disk of *total_bytes* between the reserve and those that are on it.
+    Divide a disk of *total_bytes* between the reserve and the directories on it.
 
-    A log without a target gets what the reserve and the cache leave, and a cache without a size
-    gets nothing.
+    A log without a target gets what the reserve and the cache leave, and a cache without a size gets nothing.
     """
     reserved_bytes = _share(total_bytes, settings.reservation_percent)
     usable_bytes = total_bytes - reserved_bytes
@@ -137,7 +136,7 @@ def divide_disk(total_bytes: int, settings: AreaSettings, *, has_logs: bool, has
 
 def _space(logs: Sequence[DirectoryUse], cache: DirectoryUse | None, settings: AreaSettings) -> DiskSpace:
     directories = [*logs, *([cache] if cache else [])]
-    # A disk that is resized between two looks has two sizes: the smaller one is safe.
+    # A disk that is resized between two measurements has two sizes: the smaller one is safe.
     total_bytes = min(one.total_bytes for one in directories)
     return DiskSpace(
         filesystem=directories[0].filesystem,
@@ -151,7 +150,7 @@ def _space(logs: Sequence[DirectoryUse], cache: DirectoryUse | None, settings: A
 
 
 def _smaller(total_bytes: int, percent: float | None, size_bytes: int | None) -> int | None:
-    """Return the smaller of those that are set; None when neither is."""
+    """Return the smaller of the limits that are set; None when neither is."""
     limits = [_share(total_bytes, percent)] if percent else []
     return min([*limits, *([size_bytes] if size_bytes else [])], default=None)
 

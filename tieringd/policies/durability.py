@@ -1,39 +1,36 @@
 """
-Durability: up to where a local log is safe in the archive.
+Durability: up to which offset a local log is safe in the archive.
 
-A segment is durable when a stored manifest covers it without a hole: mostly with one entry of the
-same bounds and size, else with several, or with entries that another leader cut elsewhere. A
-recorded gap covers nothing: it stands for bytes that were not archived.
+A segment is durable when a stored manifest covers it without a hole: mostly with one entry of the same
+bounds and size, otherwise with several, or with entries that another leader cut elsewhere. A recorded gap
+covers nothing: it stands for bytes that were not archived.
 
-What a job has rewritten holds less than the log, on purpose: what it took out was archived before, and
-is no longer wanted. So it covers what it replaced, whatever its size, where the leader epochs of log and
-archive are known and could be compared (`policies.lineage`).
+A segment that a job has rewritten holds less than the log, on purpose: the removed records were archived
+before, and are no longer wanted. So it covers what it replaced, whatever its size, where the leader
+epochs of log and archive are known and could be compared (`policies.lineage`).
 
-Whether the bytes are the same is looked at just before a trim: that takes a read of the file, so
-it is the trimmer's work and not this policy's.
+The trimmer compares the bytes just before a trim, because that takes a read of the file; this policy does
+not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment import LocalSegment, RemoteSegment
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.segment import LocalSegment, RemoteSegment
 
 
 @dataclass(frozen=True, slots=True)
 class DurableEnd:
-    """Where the durable head of a local log ends."""
+    """The end of the durable head of a local log."""
 
     offset: int
-    """Exclusive: all that is on disk below it is in the archive."""
+    """Exclusive: all offsets on disk below it are in the archive."""
     because: str
-    """What is the matter with the next offset."""
+    """Why the next offset is not durable."""
 
 
 def durable_end(
@@ -42,7 +39,7 @@ def durable_end(
     """
     Return how far *log*, from *log_start_offset* on, is durable without a hole.
 
-    Nobody who asks about offsets below *up_to* needs to know more: the walk ends with the segment
+    A caller that asks about offsets below *up_to* needs to know no more: the walk ends with the segment
     that reaches it.
     """
     end = log_start_offset
@@ -67,17 +64,17 @@ def why_not_durable(
     segment: LocalSegment, pieces: Sequence[RemoteSegment], log: LocalLog, manifest: PartitionManifest
 ) -> str:
     """
-    Say why a closed segment of *log*, of which *manifest* has *pieces*, is not durable; empty when it is.
+    Say why a closed segment, of which *manifest* has *pieces*, is not durable; empty when it is.
 
-    Sizes are compared where the pieces begin and end with the segment, and none was rewritten. Where a log
-    is reframed, files have other bytes than the batches that are stored, and sizes say nothing.
+    Sizes are compared where the pieces begin and end with the segment, and none was rewritten. Where a
+    log is reframed, its files have other bytes than the stored batches, and sizes cannot be compared.
     """
     assert segment.next_offset is not None, "only closed segments are looked at"
     covered_to = _covered_to(segment, pieces)
     if covered_to < segment.next_offset:
         return f"offset {covered_to} of segment {segment.base_offset} is not in the archive"
     if any(piece.is_rewritten for piece in pieces) and not (log.epochs and manifest.epochs):
-        # No byte is compared with a rewritten piece: only the lineage says that it is of this log.
+        # No byte is compared with a rewritten piece, so only the lineage shows that it belongs to this log.
         return (
             f"a job has rewritten what the archive has of segment {segment.base_offset}, and there is no "
             "leader-epoch history to tell whether that was this log"
@@ -92,7 +89,7 @@ def why_not_durable(
 
 
 def is_comparable(segment: LocalSegment, pieces: Sequence[RemoteSegment]) -> bool:
-    """Say whether *pieces* begin and end where *segment* does, and hold all that was in it."""
+    """Say whether *pieces* begin and end where *segment* does, and none was rewritten."""
     return (pieces[0].base_offset, pieces[-1].next_offset) == (
         segment.base_offset,
         segment.next_offset,
@@ -100,7 +97,7 @@ def is_comparable(segment: LocalSegment, pieces: Sequence[RemoteSegment]) -> boo
 
 
 def _covered_to(segment: LocalSegment, pieces: Sequence[RemoteSegment]) -> int:
-    """Return the first offset of *segment*, or behind it, that *pieces* do not hold."""
+    """Return the first offset from the base of *segment* on, or after it, that *pieces* do not hold."""
     expected = segment.base_offset
     for piece in pieces:
         if piece.base_offset > expected:

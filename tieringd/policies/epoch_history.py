@@ -2,24 +2,22 @@
 One log's leader-epoch history: which leader wrote which offsets.
 
 A history is pairs of (epoch, first offset written under it) that ascend in both, as in a broker's
-`leader-epoch-checkpoint`. An epoch ends where the next begins, and the last one where the log
-does. Two pairs may share an offset: the leader of the first wrote nothing.
+`leader-epoch-checkpoint`. An epoch ends where the next begins, and the last one where the log does. Two
+pairs may share an offset: the leader of the first wrote nothing.
 
-The functions here look at one history and answer as Kafka does, or say what two have in common.
-Two are compared in `lineage` and `pinning`.
+The functions here answer questions about one history as Kafka does, or return what two have in common.
+`lineage` and `pinning` compare histories.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.model.segment import EpochStart
+from tieringd.model.segment import EpochStart
 
 EpochHistory: TypeAlias = "tuple[EpochStart, ...]"
 
@@ -31,7 +29,7 @@ def with_records(history: Sequence[EpochStart]) -> EpochHistory:
     """
     Return *history* without the epochs under which nothing was written.
 
-    The last epoch stays: where it ends is not known here.
+    The last epoch stays: this function does not know where it ends.
     """
     return (*(entry for entry, later in pairwise(history) if entry[1] != later[1]), *history[-1:])
 
@@ -48,9 +46,9 @@ def end_offset_for(
     """
     Return the newest known epoch that is not above *epoch*, and where it ends (exclusive).
 
-    This is the answer to an `OffsetForLeaderEpoch` request. Below the first known epoch it is
-    *epoch* itself, which ends where the first one begins. None when *epoch* is newer than all:
-    this log cannot say where it will end.
+    This is the answer to an `OffsetForLeaderEpoch` request. Below the first known epoch it is *epoch*
+    itself, which ends where the first one begins. None when *epoch* is newer than all: this log does not
+    know where it will end.
     """
     row = bisect_right(history, epoch, key=_epoch_of) - 1
     if row == len(history) - 1:
@@ -84,8 +82,8 @@ def clipped(history: Sequence[EpochStart], *, base_offset: int, next_offset: int
     """
     Return the epochs of the offsets from *base_offset* up to *next_offset* (exclusive).
 
-    It is what a segment with these bounds carries. Unlike the epochs of the batches that are
-    found inside, it also knows the epochs whose batches compaction has removed.
+    A segment with these bounds carries them. Unlike the epochs of the batches found inside, they include
+    epochs whose batches compaction has removed.
     """
     inside = without_from(history, next_offset)
     return with_records(without_below(inside, base_offset))
@@ -93,9 +91,9 @@ def clipped(history: Sequence[EpochStart], *, base_offset: int, next_offset: int
 
 def completed(history: Sequence[EpochStart], of_batches: Sequence[EpochStart]) -> EpochHistory:
     """
-    Return *history* with the epochs *of_batches* of the offsets before it begins.
+    Return *history*, preceded by those epochs *of_batches* that begin before it.
 
-    A broker forgets the epochs of what it deletes, and a pin may hold that.
+    A broker forgets the epochs of offsets that it deletes, but a pin may hold those offsets.
     """
     known_from = history[0][1] if history else None
     return (*(one for one in of_batches if known_from is None or one[1] < known_from), *history)

@@ -1,44 +1,34 @@
 """
 Explanation: why each segment of a partition is where it is, and what would move it.
 
-It decides nothing. It asks the policies that do, those of uploads, of local and of total retention,
-and puts their answers to each segment. What they say of the first segment that stays holds for the
-later ones too: uploads, trims and deletions go on from one end, so a segment also waits for those
-before it.
+It decides nothing. It asks the policies that do, those of uploads, of local and of total retention, and
+applies their answers to each segment. The reason for the first segment that stays holds for the later
+ones too: uploads, trims and deletions proceed from one end, so a segment also waits for those before it.
 
-Nothing here knows what the daemon did, or failed to do. Its faults are on its status page.
+This module does not know what the daemon did, or failed to do. The daemon's faults are on its status page.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
-from tieringd.policies.compacted_reupload import plan_reuploads
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import LogBounds
+from tieringd.model.segment import LocalSegment, RemoteSegment
+from tieringd.policies.compacted_reupload import ReuploadPlan, plan_reuploads
 from tieringd.policies.durability import why_not_durable
 from tieringd.policies.limit_wording import Kept, kept_in_total, kept_locally, span
-from tieringd.policies.local_retention import plan_trim
+from tieringd.policies.local_hint import HintShape
+from tieringd.policies.local_retention import LocalTarget, TrimPlan, plan_trim
 from tieringd.policies.retention_time import retention_time_ms
-from tieringd.policies.total_retention import plan_total_retention, total_bytes
-from tieringd.policies.trim_target import TrimWishes, plan_trim_to_target
-from tieringd.policies.upload import UploadLimits, plan_uploads, upload_due_ms
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.partition import LogBounds
-    from tieringd.model.segment import LocalSegment, RemoteSegment
-    from tieringd.policies.compacted_reupload import ReuploadPlan
-    from tieringd.policies.local_hint import HintShape
-    from tieringd.policies.local_retention import LocalTarget, TrimPlan
-    from tieringd.policies.total_retention import TotalRetention
-    from tieringd.policies.trim_target import TrimTarget
-    from tieringd.policies.upload import MissingRange, UploadPlan
+from tieringd.policies.total_retention import TotalRetention, plan_total_retention, total_bytes
+from tieringd.policies.trim_target import TrimTarget, TrimWishes, plan_trim_to_target
+from tieringd.policies.upload import MissingRange, UploadLimits, UploadPlan, plan_uploads, upload_due_ms
 
 
 class Place(StrEnum):
@@ -46,31 +36,31 @@ class Place(StrEnum):
 
     LOCAL = "local"
     PARTLY = "partly"
-    """On the broker, and the head of it in the archive."""
+    """On the broker, with its head in the archive."""
     BOTH = "both"
     ARCHIVE = "archive"
     NOWHERE = "nowhere"
 
 
 class State(StrEnum):
-    """What is next for a segment."""
+    """The next step for a segment."""
 
     ACTIVE = "active"
     WAITING = "waiting"
-    """To be uploaded, but not yet."""
+    """To be uploaded later."""
     DUE = "due"
     """To be uploaded now."""
     UNPROVED = "unproved"
-    """The archive goes on after it, and does not hold what is on disk."""
+    """The archive continues after it, and does not hold what is on disk."""
     KEPT = "kept"
     TRIMMABLE = "trimmable"
     LEAVING = "leaving"
-    """Trimmed; the broker has the files still."""
+    """Trimmed, but the broker still has the files."""
     ARCHIVED = "archived"
     EXPIRED = "expired"
     """Past total retention, in whichever tier it is."""
     RETIRED = "retired"
-    """Out of the archive by total retention; its objects are still in the store."""
+    """Removed from the archive by total retention; its objects are still in the store."""
     GAP = "gap"
     MISSING = "missing"
     """Gone from disk before it was uploaded, and not recorded as a gap yet."""
@@ -78,26 +68,26 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """What holds for the topic, as far as its segments depend on it."""
+    """The topic's settings that its segments depend on."""
 
     local_target: LocalTarget
     hint_shape: HintShape
-    """It says as well whether the local log is never trimmed."""
+    """Also says whether the local log is never trimmed."""
     total: TotalRetention
     delete_delay_ms: int = 0
-    """For so long objects stay after their segment has left the archive."""
+    """How long objects stay after their segment has left the archive."""
     is_compact_only: bool = False
     reuploads_compacted: bool = False
-    """Whether what compaction leaves of a segment takes the place of what was archived of it."""
+    """Whether a compacted segment replaces its archived form."""
     idle_because: str = ""
-    """Why nothing is uploaded or trimmed from here at all, as `why_idle` says."""
+    """Why this daemon uploads and trims nothing of the partition, as `why_idle` returns it."""
     upload_interval_ms: int | None = None
-    """After which the stable part of the active segment is uploaded; None lets it wait."""
+    """Age after which the stable part of the active segment is uploaded; None never uploads it early."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentExplanation:
-    """One segment: a file on the broker with what the archive has of it, or a stored one without a file."""
+    """One segment: a local file with what the archive has of it, or a stored segment without a file."""
 
     base_offset: int
     last_offset: int | None
@@ -109,7 +99,7 @@ class SegmentExplanation:
     reason: str
     next_step: str
     due_ms: int | None = None
-    """When time alone brings the next step; None where it takes more, or other things."""
+    """When time alone brings the next step; None where the step depends on anything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +112,14 @@ class Explanation:
     """How far the local log may be trimmed now."""
     trim_because: str
     never_trimmed_because: str
-    """Why the local log is never trimmed by us; empty when it may be."""
+    """Why tieringd never trims the local log; empty when it may."""
     expired_offset: int
     """The first offset that total retention keeps."""
     expired_because: str
 
 
 def why_idle(*, is_written: bool, is_paused: bool, is_held: bool, is_led: bool) -> str:
-    """Say why nothing of a partition is uploaded or trimmed by the daemon beside this broker; or nothing."""
+    """Say why this broker's daemon neither uploads nor trims a partition; empty when it may."""
     if not is_written:
         return "remote write is off for the topic"
     if is_paused:
@@ -147,7 +137,8 @@ def explain(
     """
     Explain each segment of *log* and *manifest*.
 
-    *bounds* are None only where this broker does not lead the partition, and *facts* say so.
+    *bounds* may be None only where this broker does not lead the partition; *facts* then has
+    `idle_because`.
     """
     assert bounds is not None or facts.idle_because, "the leader knows the bounds of its log"
     known = _Known(log, manifest, bounds, facts, now_ms)
@@ -163,7 +154,7 @@ def explain(
 
 
 class _Known:
-    """What the policies say of one partition, and what follows for each segment."""
+    """The policies' answers for one partition, and what follows for each segment."""
 
     def __init__(
         self,
@@ -207,7 +198,7 @@ class _Known:
         return plan_trim_to_target(self.log, self.manifest, wishes, log_start_offset=self.log_start)
 
     def local(self) -> Iterator[SegmentExplanation]:
-        """Explain what is on disk."""
+        """Explain the segments on disk."""
         following_bytes = self.log.size_bytes
         for segment in self.log.segments:
             following_bytes -= segment.size_bytes
@@ -269,7 +260,7 @@ class _Known:
         )
 
     def _first_waiting(self) -> int:
-        """Return the base of the segment that holds up those after it."""
+        """Return the base offset of the segment that holds up those after it."""
         assert self.upload is not None, "asked of what is not uploaded now"
         taken = {one.segment.base_offset for one in self.upload.slices if not one.is_open}
         return next(
@@ -289,7 +280,7 @@ class _Known:
         return f"{closed}; its stable part in {span(due_ms - self.now_ms)}", due_ms
 
     def _mending(self, segment: LocalSegment) -> str:
-        """Say what may be done about a segment that the archive has passed by."""
+        """Say what can be done about a segment that the archive has passed without holding its bytes."""
         assert segment.next_offset is not None, "the archive goes on after it"
         for gap in self.manifest.gaps:
             if gap.base_offset < segment.next_offset and gap.next_offset > segment.base_offset:
@@ -299,7 +290,7 @@ class _Known:
         return "nothing by itself: it is never trimmed; compare with `tieringd archive verify --deep`"
 
     def _reupload_of(self, segment: LocalSegment) -> str:
-        """Say whether what compaction left of a segment goes into the archive."""
+        """Say whether the compacted form of a segment goes into the archive."""
         if self.reuploads is None:
             because = self.facts.idle_because or "cloud_storage_enable_compacted_topic_reupload is off"
             return f"nothing uploads it again, although compaction rewrote it: {because}"
@@ -339,7 +330,7 @@ class _Known:
         return "it stays on the broker until the broker itself deletes it"
 
     def archived(self) -> Iterator[SegmentExplanation]:
-        """Explain the stored segments that are not on disk, or not all of them."""
+        """Explain the stored segments that are not, or not completely, on disk."""
         left_bytes = total_bytes(self.manifest, self.log, log_start_offset=self.log_start)
         for piece in self.manifest.segments:
             if not self._is_on_disk(piece):
@@ -360,9 +351,10 @@ class _Known:
 
     def retired(self) -> Iterator[SegmentExplanation]:
         """
-        Explain what total retention has let go of, and whose objects are still there.
+        Explain the segments that total retention removed, and whose objects still exist.
 
-        What a merge or compaction replaced is still held: the segment in its place tells of it.
+        A segment that a merge or compaction replaced is not explained here, but with the segment in its
+        place.
         """
         for one in self.manifest.retired:
             due_ms = one.retired_at_ms + self.facts.delete_delay_ms

@@ -1,30 +1,27 @@
 """
 Which kind of housekeeping gets the next turn, and whether it is the time for one.
 
-Housekeeping waits for a store that is idle: over a sliding window there were at most so many requests
-as the threshold allows for the window's seconds, and the store asked nobody to slow down. Before a
-whole window was watched nothing is known. Work that has waited for a whole interval is not put off any
+Housekeeping waits for a store that is idle: over a sliding window there were no more requests than the
+threshold allows for the window's seconds, and the store asked no client to slow down. Before a whole
+window was observed the store counts as busy. Work that has waited for a whole interval is not put off any
 longer, whatever the traffic.
 
-Turns go round: whoever had the last one longest ago is next. A round is over when each job has said
-that there is nothing more to do; the next one begins a window later. Times are seconds of one clock
-that never goes back.
+Jobs take turns: the job whose last turn is longest ago is next. A round is over when each job has
+reported that there is nothing more to do; the next one begins a window later. Times are seconds of one
+clock that never goes back.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _SLOTS = 100
-"""A window is counted in so many slots: memory does not grow with the traffic."""
+"""The number of slots that a window is counted in: memory does not grow with the traffic."""
 _LOOKS_IN_A_WINDOW = 10
-"""How often the traffic is looked at again while there is too much of it."""
+"""How often per window the traffic is checked again while there is too much of it."""
 _WAIT_SECONDS_MIN = 0.001
 _BACKOFF_DOUBLINGS_MAX = 16
 
@@ -35,39 +32,39 @@ class HousekeepingLimits:
 
     window_seconds: float
     threshold_rps: int
-    """Idle is a window with at most so many requests for each of its seconds."""
+    """A window with at most this many requests per second counts as idle."""
     interval_seconds: float
 
     @property
     def requests_max(self) -> float:
-        """Return how many requests a window of an idle store has at most."""
+        """Return the maximum number of requests in a window of an idle store."""
         return self.threshold_rps * self.window_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What was seen of a store's requests over the last window, those of housekeeping left out."""
+    """A store's requests over the last window, without those of housekeeping."""
 
     requests: int
     throttled: int
-    """Answers that asked to slow down, those to housekeeping as well."""
+    """Responses that asked to slow down, those to housekeeping included."""
     watched_seconds: float
-    """For how long anybody has looked; no more than a window counts."""
+    """How long the requests have been counted, at most a window."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobStanding:
-    """How one kind of work stands."""
+    """The scheduling state of one kind of work."""
 
     name: str
     is_done: bool
     """Whether it had nothing more to do in this round."""
     served_at: float
-    """When its last turn began, or it was first known."""
+    """When its last turn began, or when it was registered."""
     covered_at: float
-    """When it last had gone over all that it looks after."""
+    """When it last completed all of its work."""
     not_before: float = 0.0
-    """After a failure it comes later."""
+    """The earliest time of the next turn, after a failure."""
 
 
 class HousekeepingState(StrEnum):
@@ -75,18 +72,18 @@ class HousekeepingState(StrEnum):
 
     ACTIVE = "active"
     PAUSED = "paused"
-    """There is work, and the store is busy."""
+    """There is work, but the store is busy."""
     IDLE = "idle"
-    """There is nothing to do."""
+    """There is no work."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnPlan:
-    """What comes next."""
+    """The next turn, or how long to wait for one."""
 
     state: HousekeepingState
     job: str | None
-    """Whose turn it is; None when it is nobody's."""
+    """The job whose turn it is; None when no job gets one."""
     is_forced: bool
     reason: str
     wait_seconds: float
@@ -137,7 +134,7 @@ def why_busy(traffic: Traffic, limits: HousekeepingLimits) -> str:
 
 
 def pause_after_failures(failures: int, limits: HousekeepingLimits) -> float:
-    """Return for how many seconds a job is left alone that failed *failures* times, one after the other."""
+    """Return for how many seconds a job is left alone after *failures* failures in a row."""
     doublings = min(failures - 1, _BACKOFF_DOUBLINGS_MAX)
     return min(limits.interval_seconds, limits.window_seconds * 2.0**doublings)
 
@@ -149,9 +146,9 @@ def _turn(jobs: Sequence[JobStanding], *, is_forced: bool, reason: str) -> TurnP
 
 class SlidingCount:
     """
-    How many events there were in the last seconds.
+    Count the events of the last seconds.
 
-    A slot counts for as long as any moment of it is in the window, so that the count is never too small.
+    A slot counts as long as any moment of it is in the window, so the count is never too small.
     """
 
     def __init__(self, window_seconds: float) -> None:

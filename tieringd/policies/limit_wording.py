@@ -1,18 +1,16 @@
 """
-Limits in words: what a limit of time or size says of a segment that it keeps, and when it lets it go.
+Limits in words: how a limit of time or size keeps a segment, and when it releases it.
 
-Words for people and one number for programs: the time at which the limit lets go if nothing else
-changes. The limits themselves are decided on in `local_retention` and `total_retention`.
+The results are words for people and one number for programs: the time at which the limit releases the
+segment if nothing else changes. `local_retention` and `total_retention` decide the limits themselves.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tieringd.policies.local_retention import LocalLimit, LocalTarget
-    from tieringd.policies.total_retention import TotalRetention
+from tieringd.policies.local_retention import LocalLimit, LocalTarget
+from tieringd.policies.total_retention import TotalRetention
 
 _UNITS: tuple[tuple[str, int], ...] = (
     ("d", 86_400_000),
@@ -30,15 +28,15 @@ class Kept:
     reason: str
     next_step: str
     due_ms: int | None = None
-    """When time alone ends it; None where it takes more, or other things."""
+    """When time alone ends it; None where it depends on anything else."""
 
 
 def kept_locally(target: LocalTarget, *, following_bytes: int, newest_ms: int, now_ms: int) -> Kept | None:
     """
     Say why the local target keeps a segment on the broker; None where it does not.
 
-    *following_bytes* are those of the log after the segment, *newest_ms* is the time from which its
-    age counts.
+    *following_bytes* are the bytes of the log after the segment. *newest_ms* is the time from which the
+    segment's age counts.
     """
     reasons, ways, due_ms = [], [], None
     if target.ms.enforced is not None:
@@ -63,9 +61,9 @@ def kept_locally(target: LocalTarget, *, following_bytes: int, newest_ms: int, n
 
 def kept_in_total(limits: TotalRetention, *, left_bytes: int, time_ms: int, now_ms: int) -> Kept:
     """
-    Say when total retention lets a stored segment go that it keeps now.
+    Say when total retention will release a stored segment that it keeps now.
 
-    *left_bytes* are those of the partition from the segment on, each offset counted once.
+    *left_bytes* are the partition's bytes from the segment on, each offset counted once.
     """
     ways, due_ms = [], None
     if limits.limit_ms is not None:
@@ -77,7 +75,7 @@ def kept_in_total(limits: TotalRetention, *, left_bytes: int, time_ms: int, now_
 
 
 def span(milliseconds: int) -> str:
-    """Return a length of time in its two largest units; what is negative is none."""
+    """Return a duration in its two largest units; a negative one counts as zero."""
     left = max(0, milliseconds)
     for number, (unit, size) in enumerate(_UNITS):
         count, rest = divmod(left, size)

@@ -1,59 +1,55 @@
 """
-Leader-epoch lineage: whether the archive's tail is still what the partition's leader holds.
+Leader-epoch lineage: whether the archive's tail still matches the partition leader's log.
 
-After an unclean election, or a crash that lost what was not on disk yet, the new leader's log
-goes on from an earlier offset than the archive ends at. Offsets repeat then, with other records
-under a newer epoch. What the archive holds from the point of divergence on is off the lineage:
-it is replaced from the leader's log, whole segments at a time, and the range is reported.
+After an unclean election, or a crash that lost records not yet on disk, the new leader's log continues
+from an earlier offset than the archive ends at. Offsets repeat then, with other records under a newer
+epoch. What the archive holds from the point of divergence on is off the lineage: it is replaced from the
+leader's log, whole segments at a time, and the range is reported.
 
-The comparison rests on one property of Kafka's replication: each epoch has one leader, so two
-logs that both have an epoch are equal up to where the first of them ends it (KIP-101, KIP-279).
-Where the two histories say an epoch *begins* is not compared: compaction and retention move that.
+The comparison relies on one property of Kafka's replication: each epoch has one leader, so two logs that
+both have an epoch are equal up to where the first of them ends it (KIP-101, KIP-279). Where the two
+histories say an epoch *begins* is not compared: compaction and retention move that.
 
-What the archive says of a transaction may rest on a marker past its end. When that is off the
-lineage, the records are the leader's and how they count is not: they are replaced as well.
+The archived outcome of a transaction may depend on a marker past the tail's end. When that marker is off
+the lineage, the records match the leader's but their outcome may not: they are replaced as well.
 
-A policy: it answers with a frozen plan and touches neither log nor archive. Whenever it cannot
-know, it plans nothing and says why.
+A policy: it returns a frozen plan and touches neither log nor archive. Whenever it cannot know, it plans
+nothing and says why.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import LogBounds
+from tieringd.model.segment import CrossingTransaction, EpochStart
 from tieringd.policies.epoch_history import end_offset_for, epoch_at, newest_shared_epoch
 from tieringd.policies.upload import MissingRange
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import LogBounds
-    from tieringd.model.segment import CrossingTransaction, EpochStart
-
 
 class Lineage(Enum):
-    """What is known of the archive's tail; uploading goes on from it only where `may_append` says so."""
+    """What is known of the archive's tail. Uploading continues only where `may_append` allows it."""
 
     HOLDS = "holds"
     """Nothing in the archive contradicts the leader's history."""
     UNKNOWN = "unknown"
-    """There is no history on one of the two sides, nor will there be on another look."""
+    """One side has no history, and another observation will not bring one."""
     UNDECIDED = "undecided"
-    """This look at the broker came too early or too late; the next one may tell."""
+    """This observation of the broker came too early or too late; the next one may decide."""
     DIVERGES = "diverges"
     """The tail is off the lineage: it is replaced before anything is appended."""
     REOPENED = "reopened"
-    """The tail is on the lineage, and the end of a transaction in it is not: it is replaced as well."""
+    """The tail is on the lineage, but the end of a transaction in it is not: it is replaced as well."""
 
     @property
     def may_append(self) -> bool:
-        """Say whether segments may be appended to the archive as it stands."""
+        """Say whether segments may be appended to the archive without a replacement."""
         return self in {Lineage.HOLDS, Lineage.UNKNOWN}
 
 
@@ -62,18 +58,18 @@ class Replacement:
     """
     The tail of an archive that must give way to the leader's log.
 
-    Every segment, gap and epoch from `base_offset` on leaves the manifest, and uploading goes on
-    from there. The offset is a batch boundary in the leader's log too, if it still reaches back
-    to it: up to the divergence the two logs are the same batches.
+    Every segment, gap and epoch from `base_offset` on leaves the manifest, and uploading continues from
+    there. The offset is a batch boundary in the leader's log too, if that log still reaches back to it:
+    up to the divergence the two logs have the same batches.
     """
 
     base_offset: int
-    """Of the first segment, or gap, that is replaced. All below stays."""
+    """The base of the first segment, or gap, that is replaced. All below stays."""
     last_offset: int
     divergence_offset: int
     """
-    The first offset that is off the lineage, or the end of the tail where it is all on it. Between
-    `base_offset` and here the records are good.
+    The first offset that is off the lineage, or the end of a tail that is wholly on it. Between `base_offset`
+    and here the records are good.
     """
     segment_count: int
     local_base_offset: int | None
@@ -82,8 +78,8 @@ class Replacement:
     """Offsets from `base_offset` on that the local log no longer holds: a gap unless salvaged."""
     only_archived: MissingRange | None
     """
-    The offsets below the divergence among *missing*. The first replaced segment is their only
-    copy: what replaces it must keep them, or data is lost that was promised to be durable.
+    The offsets of *missing* that are below the divergence. The first replaced segment is their only copy: the
+    replacement must keep them, or data is lost that was promised to be durable.
     """
 
 
@@ -109,12 +105,12 @@ def divergence_offset(
     """
     Return the first archived offset that is not on the leader's lineage.
 
-    It is *archived_next_offset* when nothing contradicts that all of it is, or when one of the
-    histories is empty. The leader's log may have lost its head to retention, and with it old
-    epochs: that they are absent contradicts nothing below the first offset it knows.
+    It is *archived_next_offset* when nothing contradicts that all of it is, or when one of the histories
+    is empty. The leader's log may have lost its head to retention, and with it old epochs: their absence
+    contradicts nothing below the first offset that the log knows.
 
-    Both histories must come from a checkpoint (`epoch_history.clipped`). The batches of a
-    segment alone do not tell an epoch whose batches compaction removed.
+    Both histories must come from a checkpoint (`epoch_history.clipped`). The batches of a segment alone
+    do not show an epoch whose batches compaction removed.
     """
     if not archived_epochs or not local_epochs:
         return archived_next_offset
@@ -125,8 +121,8 @@ def divergence_offset(
             _end_of(archived_epochs, shared, archived_next_offset),
             _end_of(local_epochs, shared, local_next_offset),
         )
-    # All that the leader still knows was written under epochs that the archive never saw. What
-    # precedes the leader's first epoch is older, so newer archived epochs cannot be part of it.
+    # The leader knows only epochs that the archive never saw. Everything before the leader's first epoch
+    # is older, so newer archived epochs cannot be part of its log.
     first_epoch, first_offset = local_epochs[0]
     newer = [start_offset for epoch, start_offset in archived_epochs if epoch > first_epoch]
     return min(archived_next_offset, first_offset, *newer)
@@ -134,11 +130,10 @@ def divergence_offset(
 
 def durable_end(manifest: PartitionManifest | None, log: LocalLog) -> int | None:
     """
-    Return the exclusive end of what the archive holds of *log*; None when it is known to hold nothing.
+    Return the exclusive end of what the archive holds of *log*; None without a manifest.
 
-    *manifest* may be an old copy. What it holds off the lineage of *log* is not counted: another
-    leader is about to cut it off, or has done so already. That goes for a transaction that ends
-    there as well.
+    *manifest* may be an old copy. Offsets off the lineage of *log* do not count: another leader is about
+    to cut them off, or has done so already. The same holds for a transaction whose marker is off the lineage.
     """
     if manifest is None:
         return None
@@ -156,7 +151,7 @@ def _lineage_end(manifest: PartitionManifest, log: LocalLog) -> int:
         manifest.epochs,
         log.epochs,
         archived_next_offset=manifest.next_offset,
-        # Where the log ends is not asked: it has nothing there to be held on to.
+        # The log's real end is not needed: beyond these offsets it has nothing to protect.
         local_next_offset=max(manifest.next_offset, log.epochs[-1][1]),
     )
 
@@ -170,22 +165,22 @@ def plan_replacement(
     undecided_from: int | None = None,
 ) -> LineagePlan:
     """
-    Judge the tail of *manifest* by the leader's *log*, under the epoch it leads since.
+    Judge the tail of *manifest* by the leader's *log*, under the leader's current epoch.
 
-    The archive's indexes say how a transaction ended for the old leader; without that marker it may
-    end otherwise for the new one. So all from the first such transaction on is replaced, even where
-    the tail itself is on the lineage as a whole. The manifest knows by which markers they ended, back
-    to some segments from its end. *undecided_from* is where the first began that is open, by what is
-    left of the local log, at the divergence.
+    The archive's indexes record how a transaction ended for the old leader; without that marker it may
+    end otherwise for the new one. So all from the first such transaction on is replaced, even where the
+    whole tail is on the lineage. The manifest lists the markers that ended transactions across segments,
+    for some segments back from its end. *undecided_from* is the first offset of the first transaction
+    that, by what is left of the local log, is open at the divergence.
 
-    A gap at the very end of the archive is not judged: it holds no records. What was uploaded under
-    *leader_epoch* itself is compared like everything else: that a segment came from this broker does not
-    say that the log here is still the same.
+    A gap at the very end of the archive is not judged: it holds no records. Segments uploaded under
+    *leader_epoch* itself are compared like all others: that this broker uploaded them does not prove that
+    its log is still the same.
     """
     known = _without_comparison(manifest, log, leader_epoch)
     if known is not None:
         return LineagePlan(*known, manifest.next_offset)
-    # Of an archive that retention emptied nothing is left but where it ended, and under which epochs.
+    # An archive that retention emptied only has its end and its epochs left.
     last = manifest.segments[len(manifest.segments) - 1] if manifest.segments else None
     tail_end = last.next_offset if last else manifest.start_offset
     divergence = divergence_offset(
@@ -203,7 +198,7 @@ def plan_replacement(
         reason = _why_reopened(reopened, leader_epoch)
         return LineagePlan(Lineage.REOPENED, reason, replacement.base_offset, replacement)
     if newest >= leader_epoch:
-        # Only the end of the log speaks against the tail then, and what we know of it may lag.
+        # Then only the log's end contradicts the tail, and the observed end may lag behind.
         reason = (
             f"the archive holds leader epoch {newest} up to offset {tail_end - 1}, and the log that "
             f"leads since epoch {leader_epoch} is known up to offset {bounds.log_end_offset - 1} only"
@@ -227,7 +222,7 @@ def plan_replacement(
 def _without_comparison(
     manifest: PartitionManifest, log: LocalLog, leader_epoch: int
 ) -> tuple[Lineage, str] | None:
-    """Return what can be said, and why, before the two histories are compared; None when they must be."""
+    """Return the result that needs no comparison of histories, and why; None when they must be compared."""
     if manifest.leader_epoch > leader_epoch:
         return Lineage.UNDECIDED, (
             f"leader epoch {manifest.leader_epoch} wrote the manifest, and this broker was seen to lead "
@@ -235,7 +230,7 @@ def _without_comparison(
         )
     too_early = why_too_early(log, leader_epoch) if log.epochs else ""
     if too_early:
-        # Also where there is nothing to compare: what would be appended is of a log of another epoch.
+        # This also holds without a comparison: the segments to append would be of a log of another epoch.
         return Lineage.UNDECIDED, too_early
     if not manifest.segments and manifest.expired_at_ms is None:
         return Lineage.HOLDS, "the archive holds no segment"
@@ -246,11 +241,11 @@ def _without_comparison(
 
 
 def why_too_early(log: LocalLog, leader_epoch: int) -> str:
-    """Return why *log* cannot be that of the leader since *leader_epoch* as yet; empty when it can."""
+    """Return why *log* cannot be the log of the leader since *leader_epoch* yet; empty when it can."""
     if not log.segments:
         return "the local log has no segment yet"
-    # A leader's epoch enters its history before the first record under it is appended. Until it
-    # is there, nobody can say where the epoch before it ends.
+    # A leader's epoch enters its history before the first record under it is appended. Until then the
+    # history does not show where the previous epoch ends.
     newest = log.epochs[-1][0]
     if newest != leader_epoch:
         return (
@@ -269,9 +264,9 @@ def _why_holds(manifest: PartitionManifest, log: LocalLog) -> str:
 
 def _first_reopened(manifest: PartitionManifest, log: LocalLog) -> CrossingTransaction | None:
     """
-    Return the first transaction that, by the archive, ended with a marker that *log* does not hold.
+    Return the first archived transaction whose marker is not in *log*.
 
-    Where the history of *log* begins later than the marker, nothing contradicts it.
+    Where the history of *log* begins later than the marker, nothing contradicts the marker.
     """
     if not manifest.crossing or not log.epochs:
         return None
@@ -279,7 +274,7 @@ def _first_reopened(manifest: PartitionManifest, log: LocalLog) -> CrossingTrans
     reopened = (
         one
         for one in manifest.crossing
-        # What the newest leader wrote is mostly all there is, and every round asks.
+        # Mostly all markers are of the newest leader, and every round asks, so this check comes first.
         if one.leader_epoch != newest
         and epoch_at(log.epochs, one.marker_offset) not in {None, one.leader_epoch}
     )
@@ -299,7 +294,7 @@ def _replacement(
 ) -> Replacement:
     local_first = log.segments[0].base_offset
     if divergence < manifest.start_offset:
-        # Nothing is left of the archive, and from the divergence on it never held what this leader has.
+        # The archive is empty, and from the divergence on it never held this leader's records.
         base_offset = min(manifest.start_offset, max(divergence, _first_kept(log, bounds)))
     else:
         base_offset = _entry_base(manifest, from_offset)
@@ -320,7 +315,7 @@ def _replacement(
 
 
 def _first_kept(log: LocalLog, bounds: LogBounds) -> int:
-    """Return the base of the first local segment that is not on its way out."""
+    """Return the base of the first local segment that the broker is not deleting."""
     return next(
         segment.base_offset
         for segment in log.segments
@@ -329,7 +324,7 @@ def _first_kept(log: LocalLog, bounds: LogBounds) -> int:
 
 
 def _entry_base(manifest: PartitionManifest, offset: int) -> int:
-    """Return the base of the segment or gap that holds *offset*; the archive's start below all."""
+    """Return the base of the segment or gap that holds *offset*; else the archive's start."""
     segment = manifest.segments.covering(offset)
     if segment is not None:
         return segment.base_offset

@@ -1,9 +1,9 @@
 """
-The local retention hint: `allowed_local_start_offset`, and when it is looked at again.
+The local retention hint: `allowed_local_start_offset`, and when it is evaluated again.
 
 The hint is the offset at which local retention lets a partition's log begin. It is stored with the
-partition's manifest, so the next leader goes on from it, and only the leader's reconciler writes
-it. No hint means that local retention has no say: all that is durable may go. That is so where
+partition's manifest, so the next leader continues from it, and only the leader's archiver writes it. No
+hint means that local retention does not limit trims: all durable segments may go. That is the case where
 the storage mode is `cloud`, and where the topic is compacted.
 
 | storage mode | compacted | stored hint | step |
@@ -15,10 +15,10 @@ the storage mode is `cloud`, and where the topic is compacted.
 | tiered_cloud | yes | none | nothing |
 | cloud | either | none | nothing |
 
-The cadence: a segment's worth of bytes since the last evaluation, or 60 s, or another configuration;
-and the moment at which a segment is known to fall out of local retention.
-An evaluation that finds what is stored already publishes nothing. One that finds less than what is
-stored publishes that: a hint may move down, as after a limit was raised.
+An evaluation is due after a segment's worth of bytes since the last one, after 60 s, after a change of
+configuration, and at the moment at which a segment is known to fall out of local retention. An evaluation
+that finds the stored value publishes nothing. One that finds a lower value publishes it: a hint may move
+down, as after a limit was raised.
 """
 
 from __future__ import annotations
@@ -26,14 +26,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING
 
-from tieringd.policies.local_retention import plan_trim
-
-if TYPE_CHECKING:
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.policies.local_retention import LocalRetentionTarget
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.policies.local_retention import LocalRetentionTarget, plan_trim
 
 EVALUATION_INTERVAL_MS = 60_000
 
@@ -42,13 +38,13 @@ class StorageMode(StrEnum):
     """The topic property `storage.mode`."""
 
     TIERED_CLOUD = "tiered_cloud"
-    """The local log holds what local retention says."""
+    """The local log holds what local retention keeps."""
     CLOUD = "cloud"
     """The local log holds what is not durable yet."""
 
 
 class HintStep(Enum):
-    """What is to be done about a partition's hint."""
+    """The step to take for a partition's hint."""
 
     EVALUATE = "evaluate"
     CLEAR = "clear"
@@ -57,24 +53,24 @@ class HintStep(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HintShape:
-    """The configuration that a hint rests on; another one makes it out of date."""
+    """The configuration that a hint depends on; a hint made with another one is out of date."""
 
     storage_mode: StorageMode
     is_compacted: bool
-    """Whether `cleanup.policy` has compact in it, alone or with delete."""
+    """Whether `cleanup.policy` includes compact, alone or with delete."""
     target: LocalRetentionTarget
-    """What is enforced, and not what is only advice."""
+    """The enforced target, without mere advice."""
     never_trimmed_because: str = ""
-    """Why nobody trims the log at all; empty when somebody may."""
+    """Why the log is never trimmed at all; empty when it may be."""
 
     @property
     def has_hint(self) -> bool:
-        """Say whether local retention has a say at all."""
+        """Say whether local retention limits the trims of this partition."""
         return not self.why_no_say
 
     @property
     def why_no_say(self) -> str:
-        """Return why local retention has no say; empty when it has."""
+        """Return why local retention does not limit trims; empty when it does."""
         if self.never_trimmed_because:
             return self.never_trimmed_because
         if self.storage_mode is not StorageMode.TIERED_CLOUD:
@@ -89,7 +85,7 @@ class HintMemory:
     shape: HintShape
     evaluated_at_ms: int
     bytes_since: int = 0
-    """What was appended since then."""
+    """Bytes appended since then."""
 
     def noted(self, appended_bytes: int) -> HintMemory:
         """Return this memory with more bytes appended."""
@@ -102,14 +98,14 @@ class HintPlan:
 
     step: HintStep
     offset: int | None
-    """What is to be stored from here on."""
+    """The hint to be stored from here on."""
     is_change: bool
-    """Whether it is something else than what is stored, and has to be published."""
+    """Whether it differs from the stored hint, and has to be published."""
     memory: HintMemory | None
     """
     To be remembered once *offset* is published, or at once where there is nothing to publish.
 
-    After a publish that failed the old memory stays, and so the next plan is this one again.
+    After a failed publish the old memory stays, so the next plan is the same again.
     """
     because: str
     trims_to: int = 0
@@ -129,12 +125,12 @@ def plan_hint(
     due_ms: float = math.inf,
 ) -> HintPlan:
     """
-    Decide about the hint of one partition, of which *stored* is published; evaluate it if that is due.
+    Decide about the hint of one partition; evaluate it if that is due.
 
-    What is found lies on a segment's base: it is the highest one that neither the broker's
-    housekeeping nor durability forbids. A first hint that lets nothing go is not worth a commit:
-    without one nothing goes either (`TrimWishes.awaits_hint`). *due_ms* is from when on an evaluation
-    would find another one.
+    *stored* is the published hint. The new hint is a segment's base offset: the highest one that neither
+    the broker's housekeeping nor durability forbids. A first hint that allows no trim is not worth a
+    commit: without a hint nothing is trimmed either (`TrimWishes.awaits_hint`). *due_ms* is the time from
+    which an evaluation would find another hint.
     """
     step, because = next_hint_step(
         shape, memory, stored=stored, segment_bytes=segment_bytes, now_ms=now_ms, due_ms=due_ms
@@ -165,7 +161,7 @@ def next_hint_step(
     now_ms: int,
     due_ms: float = math.inf,
 ) -> tuple[HintStep, str]:
-    """Return what is to be done about a hint, and why."""
+    """Return the step to take for a hint, and why."""
     if not shape.has_hint:
         step = HintStep.LEAVE if stored is None else HintStep.CLEAR
         return step, f"{shape.why_no_say}: local retention has no say"
@@ -178,7 +174,7 @@ def next_hint_step(
 
 
 def hint_due_ms(memory: HintMemory) -> int:
-    """Return from when on an evaluation is due, if nothing but the time changes."""
+    """Return the time from which an evaluation is due, if nothing but the time changes."""
     return memory.evaluated_at_ms + EVALUATION_INTERVAL_MS
 
 
@@ -193,7 +189,7 @@ def _why_due(
         return "the configuration has changed"
     if memory.bytes_since >= segment_bytes:
         return f"{memory.bytes_since} bytes were appended, a segment or more"
-    # A clock that was set back must not hold the next evaluation up for as long.
+    # A clock that was set back must not delay the next evaluation by as much.
     if not memory.evaluated_at_ms <= now_ms < hint_due_ms(memory):
         return f"{EVALUATION_INTERVAL_MS // 1000} seconds have passed"
     return ""

@@ -1,42 +1,38 @@
 """
 Local retention: how far a partition's local log may be trimmed by time and by size.
 
-A segment may go when it is closed, durable, and past the local target by time or by size.
-The walk starts at the head and ends at the first segment that must stay, so a trim is always
-a prefix: a hole in the middle of a log is silent in Kafka.
+A segment may go when it is closed, durable, and past the local target by time or by size. The walk starts
+at the head and ends at the first segment that must stay, so a trim is always a prefix: a hole in the
+middle of a log is silent in Kafka.
 
-A broker's housekeeping goes by size first and by time from there, or by each alone, and takes what
-reaches further; a round later it goes on from what is left. This walk ends where those rounds end.
-The offset that is trimmed to may be another than this one: `policies.trim_target` decides it.
+A broker's housekeeping applies the size limit first and the time limit from there, or each alone, and
+uses the result that reaches further; a round later it continues with what is left. This walk ends where
+those rounds end. The actual trim may end at another offset: `policies.trim_target` decides it.
 
 `resolve_local_target` decides which local retention settings hold for a topic, and where each comes from.
 Two families of names say how much stays on the broker. Kafka's `local.retention.*` is always enforced.
 Redpanda's `retention.local.target.*`, and the cluster's defaults of that family, are enforced under
 `retention_local_strict` only. Without it they are advice: the log may grow to total retention, and the
-space manager goes by the advice when it needs room. Each limit is looked up by itself. The first place that
-sets it decides, and at one place Kafka's name goes before Redpanda's. No local limit reaches past the
-topic's total: what is gone in all is gone here.
+space manager uses the advice when it needs room. Each limit is resolved separately. The first place that
+sets it decides, and at one place Kafka's name precedes Redpanda's. No local limit reaches past the
+topic's total: what total retention deletes is deleted locally too.
 
-`initial_retention` decides the retention of a topic that is created with tiering on. Bytes and milliseconds
-follow the same three rules, independently. A topic that was there before keeps what it has.
+`initial_retention` decides the retention of a topic that is created with tiering on. Bytes and
+milliseconds follow the same three rules, independently. A topic that existed before keeps its retention.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.segment import LocalSegment, RemoteSegment
 from tieringd.policies.durability import is_comparable, why_not_durable
 from tieringd.policies.retention_time import retention_time_ms
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment import LocalSegment, RemoteSegment
-
 
 ACTIVE_STAYS = "the active segment always stays"
 NO_ACTIVE_YET = "there is no active segment yet"
@@ -64,7 +60,7 @@ class LocalRetentionTarget:
 
 @dataclass(frozen=True, slots=True)
 class TrimCandidate:
-    """A local segment that may go, and the stored ones that stand for it."""
+    """A local segment that may be trimmed, and the stored segments that cover it."""
 
     local: LocalSegment
     pieces: tuple[RemoteSegment, ...]
@@ -78,13 +74,13 @@ class TrimCandidate:
 
     @property
     def has_checksums(self) -> bool:
-        """Say whether the pieces' checksums are of just the segment's bytes."""
+        """Say whether the pieces' checksums cover exactly the segment's bytes."""
         return is_comparable(self.local, self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class TrimPlan:
-    """The segments that may go, oldest first, and why the next one stays."""
+    """The segments that may be trimmed, oldest first, and why the next one stays."""
 
     candidates: tuple[TrimCandidate, ...]
     start_offset: int
@@ -101,11 +97,11 @@ def plan_trim(
     now_ms: int,
 ) -> TrimPlan:
     """
-    Choose the closed segments at the head of *log* that may be let go.
+    Choose the closed segments at the head of *log* that may be trimmed.
 
-    Segments below *log_start_offset* are on their way out already: they count as gone and are
-    not named again. By size, a segment goes only while at least `target_bytes` remain, as
-    Kafka's own local retention does.
+    The broker is already deleting segments below *log_start_offset*: they count as gone and are not
+    listed again. By size, a segment is trimmed only while at least `target_bytes` remain, as in Kafka's
+    own local retention.
     """
     remaining_bytes = log.size_bytes
     start_offset = log_start_offset
@@ -133,7 +129,7 @@ def trim_due_ms(
     log: LocalLog, manifest: PartitionManifest, target: LocalRetentionTarget, *, log_start_offset: int
 ) -> float:
     """
-    Return from when on `plan_trim` names a segment, if nothing but the time changes.
+    Return the time from which `plan_trim` names a segment, if nothing but the time changes.
 
     Infinity when it never does.
     """
@@ -177,21 +173,23 @@ def _newest_ms(pieces: Sequence[RemoteSegment]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """What one place sets; None where it says nothing. Limits keep their negative numbers."""
+    """The settings of one place; None where it sets nothing. Limits keep their negative numbers."""
 
     place: str
-    """As an operator would call it: `the file`, `the broker`."""
+    """The operator's name for it: `the file`, `the broker`."""
     kafka_ms: int | None = None
-    """`local.retention.ms`: -1 is without limit, -2 as total retention."""
+    """`local.retention.ms`: -1 means no limit, -2 the same as total retention."""
     kafka_bytes: int | None = None
     redpanda_ms: int | None = None
-    """`retention.local.target.ms`: nothing above zero switches it off, the cluster's default as well."""
+    """
+    `retention.local.target.ms`: a value of zero or below means no limit, and overrides the cluster's default.
+    """
     redpanda_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterLocalTarget:
-    """What holds where no place says anything of a topic; None means no limit of that kind."""
+    """The target of topics for which no place sets one; None means no limit of that kind."""
 
     target_ms: int | None
     target_bytes: int | None
@@ -204,9 +202,11 @@ class LocalLimit:
     """One of a topic's two local limits."""
 
     enforced: int | None
-    """What local retention trims to; None means no limit."""
+    """The limit that local retention trims to; None means no limit."""
     advised: int | None
-    """What the space manager goes by when it needs room; the same, where the setting is enforced."""
+    """
+    The limit that the space manager uses when it needs room; equals `enforced` where the setting is enforced.
+    """
     source: str
     """The property that decides, and where it is set."""
     is_explicit: bool
@@ -215,12 +215,12 @@ class LocalLimit:
 
 @dataclass(frozen=True, slots=True)
 class LocalTarget:
-    """What holds for a topic's local log."""
+    """The local limits that hold for a topic."""
 
     ms: LocalLimit
     bytes: LocalLimit
     remarks: tuple[str, ...] = ()
-    """What is set and has no effect, or another than it seems to."""
+    """Settings that have no effect, or another one than they seem to have."""
 
     @property
     def enforced(self) -> LocalRetentionTarget:
@@ -246,9 +246,9 @@ def resolve_local_target(
     total_bytes: int | None,
 ) -> LocalTarget:
     """
-    Return the local target of a topic whose places are given with the most specific first.
+    Return the local target of a topic; *places* are ordered with the most specific first.
 
-    *total_ms* and *total_bytes* are the topic's total retention; None is without limit.
+    *total_ms* and *total_bytes* are the topic's total retention; None means no limit.
     """
     ms, ms_remarks = _resolve(
         "ms",
@@ -295,7 +295,7 @@ def _smaller(total: int | None, local: int | None) -> int | None:
 
 
 def _remarks(kind: Kind, place: str, kafka: int, redpanda: int | None, *, total: int | None) -> list[str]:
-    """Return what of the place that decides has no effect, or another than it seems to."""
+    """Return which settings of the deciding place have no effect, or another one than they seem to have."""
     name, shadowed = f"{_KAFKA}.{kind}", f"{_REDPANDA}.{kind}"
     found = []
     if redpanda is not None:
@@ -307,7 +307,7 @@ def _remarks(kind: Kind, place: str, kafka: int, redpanda: int | None, *, total:
 
 @dataclass(frozen=True, slots=True)
 class RequestedRetention:
-    """What the topic's creator set. None is not set; -1 is without limit."""
+    """The settings of the topic's creator. None is not set; -1 means no limit."""
 
     retention_ms: int | None = None
     retention_bytes: int | None = None
@@ -317,7 +317,7 @@ class RequestedRetention:
 
 @dataclass(frozen=True, slots=True)
 class InitialRetention:
-    """What the topic begins with; None is without limit."""
+    """The retention that the topic begins with; None means no limit."""
 
     total_ms: int | None
     total_bytes: int | None
@@ -328,9 +328,9 @@ def initial_retention(requested: RequestedRetention) -> InitialRetention:
     """
     Return the retention of a topic that is created with tiering on.
 
-    The local target is the total where only that is set. Where a local target is set, it is the
-    smaller of the two in bytes and the longer of the two in time. Where nothing of a kind is set,
-    bytes have no limit, and of time a day stays local out of seven.
+    The local target equals the total where only the total is set. Where both are set, it is the smaller
+    one in bytes and the longer one in time. Where only the local target is set, it holds. Where nothing
+    of a kind is set, bytes have no limit, and of seven days one stays local.
     """
     return InitialRetention(
         total_ms=_limit(requested.retention_ms, DEFAULT_TOTAL_MS),
@@ -365,5 +365,5 @@ _ENDLESS = float("inf")
 
 
 def _comparable(value: int) -> float:
-    """Return a limit such that none is larger than no limit."""
+    """Return a limit as a number in which "no limit" is the largest."""
     return _ENDLESS if value < 0 else value

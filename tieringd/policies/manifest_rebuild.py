@@ -1,20 +1,20 @@
 """
-Which of a partition's stored segments make up its archive, where no manifest says so any more.
+Which stored segments make up a partition's archive, where its manifest is lost.
 
-Several objects may hold the same offsets: merged segments and their parts, compacted segments and what
-they came from, what a crash left behind, and what a deposed leader stored. They are chosen by these rules,
-in this order.
+Several objects may hold the same offsets: merged segments and their parts, compacted segments and their
+originals, what a crash left behind, and what a deposed leader stored. They are chosen by these rules, in
+this order.
 
-1. A segment is off the lineage where another one, of a newer leader, shows that it cannot be right: it was
-   stored by a leader who knew of no newer epoch than x, and it has offsets at or past the first one that
-   was written under an epoch after x. Only who is on the lineage may say so, the newest first.
-2. Of the rest, what a job has put others in the place of is out, and what a job that died has left is out
-   where anything else has its offsets (`standing_rewritings`).
-3. Of the rest, those that together hold most offsets, without an overlap; of several such choices the one
-   of fewest segments, so merged ones rather than their parts; then the one of the newer leader epochs;
-   then the one that was stored later, so compacted ones rather than what they came from.
+1. A segment is off the lineage where a segment of a newer leader shows that it cannot be right: its
+   leader knew no epoch newer than x, and the segment has offsets at or past the first one that was
+   written under an epoch after x. Only a segment on the lineage counts as evidence, the newest first.
+2. Of the rest, segments that a job replaced are out, and segments that a job that died left behind are
+   out where any other object has their offsets (`standing_rewritings`).
+3. Of the rest, the choice is those that together hold most offsets, without an overlap; of several such
+   choices the one with the fewest segments, so merged ones rather than their parts; then the one with the
+   newer leader epochs; then the one that was stored later, so compacted ones rather than their originals.
 4. Where the epochs of two neighbours in that choice go back, the one that the older leader stored is left
-   out, and the choice is made anew.
+   out, and the choice is made again.
 
 Offsets between two chosen segments that no object holds are holes: they become recorded gaps.
 """
@@ -23,23 +23,29 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
-from tieringd.model.segment import CrossingTransaction, SegmentIdentity
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import (
+    AbortedTransaction,
+    CrossingTransaction,
+    EpochStart,
+    RemoteSegment,
+    SegmentIdentity,
+)
 from tieringd.policies.epoch_history import epoch_at
-from tieringd.policies.standing_rewritings import Candidate, standing_rewritings
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import AbortedTransaction, EpochStart, RemoteSegment
-    from tieringd.policies.standing_rewritings import RecordedRewriting, StandingRewritings
+from tieringd.policies.standing_rewritings import (
+    Candidate,
+    RecordedRewriting,
+    StandingRewritings,
+    standing_rewritings,
+)
 
 OFF_LINEAGE = "a newer leader wrote other records at its offsets"
 NOT_CHOSEN = "other objects hold its offsets"
@@ -54,43 +60,43 @@ _NOTHING: _Worth = (0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class StoredSegment:
-    """A data object that is as its name says, and what its index tells."""
+    """A data object that matches its name, and the contents of its index."""
 
     segment: RemoteSegment
-    """With the time at which it was stored for that of its upload."""
+    """The segment, with the object's storage time as its upload time."""
     epochs: tuple[EpochStart, ...]
     """The leader epochs of the batches inside."""
     aborted: tuple[AbortedTransaction, ...] = ()
     has_index: bool = True
-    """Whether its index is there, and sound."""
+    """Whether its index exists and is sound."""
 
     @property
     def identity(self) -> SegmentIdentity:
-        """Return what its name says of it."""
+        """Return the identity that its name gives."""
         return SegmentIdentity.of(self.segment)
 
     @property
     def known_epoch(self) -> int:
-        """Return the newest leader epoch that whoever stored it knew of."""
+        """Return the newest leader epoch that its uploader knew of."""
         return max([self.segment.leader_epoch, *(epoch for epoch, _ in self.epochs[-1:])])
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildPlan:
-    """What a rebuilt manifest is made of."""
+    """The parts of a rebuilt manifest."""
 
     chosen: tuple[StoredSegment, ...]
     """Ascending."""
     left_out: tuple[tuple[StoredSegment, str], ...]
-    """And why."""
+    """The segments that were not chosen, each with the reason."""
     holes: tuple[tuple[int, int], ...]
-    """First and last offsets between chosen segments that no chosen one holds."""
+    """First and last offsets of the ranges between chosen segments that no chosen one holds."""
     unfinished: tuple[StoredSegment, ...] = ()
-    """Those of the chosen ones that a job left which may have died half way, as nothing else is there."""
+    """Chosen segments of a job that may have died half way; nothing else holds their offsets."""
     brought_back: tuple[tuple[str, tuple[StoredSegment, ...]], ...] = ()
     """
-    By job, those of the chosen ones that it has recorded others for, which do not count any more: what it
-    took out may be in them.
+    Chosen segments that a job had replaced, by job, where its replacements do not count any more: records
+    that the job removed may be in them.
     """
 
 
@@ -103,7 +109,7 @@ def plan_rebuild(
     """
     Choose the segments that make up the archive from *start_offset* on.
 
-    Jobs have *recorded* which of them they rewrote.
+    *recorded* are the rewritings that jobs have recorded.
     """
     on_lineage, off, epoch_starts = _by_lineage(stored)
     left_out = [(one, OFF_LINEAGE) for one in off]
@@ -143,8 +149,9 @@ def plan_rebuild(
 
 
 def kept_from(known: PartitionManifest | None) -> int:
-    """Return the first offset that may be in the archive, by what is *known* of a manifest of it."""
-    # One that began anew after another was lost begins where the broker's log did then, and says no more.
+    """Return the first offset that may be in the archive, according to the last *known* manifest."""
+    # A manifest that began anew after another was lost begins where the broker's log did then, which says
+    # nothing about older objects.
     return known.start_offset if known is not None and known.expired_at_ms is not None else 0
 
 
@@ -159,9 +166,9 @@ def rebuilt_manifest(
     """
     Return the manifest of the chosen segments, of which there is at least one.
 
-    What is *known* of a manifest that it takes the place of goes on: where the archive begins and ends, why
-    offsets are missing, and what only the daemon can know. All that is archived counts as trimmed by
-    ourselves: whoever cut the local log meanwhile, the archive is not to follow.
+    It takes over from the *known* manifest that it replaces: where the archive begins and ends, why
+    offsets are missing, and what only the daemon can know. All archived offsets count as trimmed by
+    tieringd: if the local log was cut meanwhile, the archive must not follow.
     """
     segments = [one.segment for one in plan.chosen]
     epochs = [epoch for one in plan.chosen for epoch in one.epochs]
@@ -187,7 +194,7 @@ def _gone_on(
     manifest: PartitionManifest, known: PartitionManifest, *, gap_reason: str, now_ms: int
 ) -> PartitionManifest:
     if manifest.next_offset < known.next_offset:
-        # Uploads go on from where they were: what was said to be archived cannot be taken back.
+        # Uploads continue from the known end: what was reported as archived cannot be taken back.
         end = known.gaps[-1] if known.gaps else None
         gap = Gap(manifest.next_offset, known.next_offset - 1, gap_reason, now_ms)
         is_same = end is not None and (end.base_offset, end.last_offset) == (gap.base_offset, gap.last_offset)
@@ -200,7 +207,7 @@ def _gone_on(
         translation=known.translation,
         allowed_local_start_offset=known.allowed_local_start_offset,
         expired_at_ms=known.expired_at_ms,
-        # Which objects were held is not kept: only a log can bring back what compactions took out.
+        # The list of held objects is not kept: only a log can bring back what compactions removed.
         unsettled=known.released([one for one in known.retired if one.is_held], is_settled=False).unsettled,
     )
 
@@ -209,9 +216,9 @@ def _by_lineage(
     stored: Iterable[StoredSegment],
 ) -> tuple[list[StoredSegment], list[StoredSegment], dict[int, int]]:
     """
-    Return those that are on the lineage, as far as that can be told, and those that are not.
+    Return the segments on the lineage, as far as that can be told, and those that are off it.
 
-    With them go the first offsets of leader epochs.
+    The third result is the first offset of each leader epoch.
     """
     starts: dict[int, int] = {}
     on: list[StoredSegment] = []
@@ -230,7 +237,7 @@ def _by_lineage(
 
 
 def _settled(stored: Iterable[StoredSegment]) -> tuple[list[StoredSegment], list[StoredSegment]]:
-    """Return the best choice in which epochs do not go back, and those that were left out for that."""
+    """Return the best choice in which epochs do not go back, and the segments left out for that."""
     sound, wrong = list(stored), list[StoredSegment]()
     while True:
         chosen = _choose(sound)
@@ -250,12 +257,12 @@ def _is_held(one: StoredSegment, chosen: Sequence[StoredSegment]) -> bool:
 def _brought_back(
     standing: StandingRewritings, chosen: Sequence[StoredSegment]
 ) -> tuple[tuple[str, tuple[StoredSegment, ...]], ...]:
-    """Return, by job, which of *chosen*, which ascend, it had stored others for."""
+    """Return, by job, which of *chosen* (ascending) it had stored replacements for."""
     rows: defaultdict[str, set[int]] = defaultdict(set)
     for one, recorded_at_ms in standing.fallen:
         row = bisect_left(chosen, one.base_offset, key=attrgetter("segment.last_offset"))
         while row < len(chosen) and chosen[row].segment.base_offset <= one.last_offset:
-            # A job that was run again has taken out the same; one before it has not.
+            # A later run of the job has removed the same records; an earlier one has not.
             is_older = standing.named.get(chosen[row].identity, recorded_at_ms) <= recorded_at_ms
             if is_older and chosen[row].segment.writer_id != one.writer_id:
                 rows[one.writer_id].add(row)
@@ -268,9 +275,12 @@ def _choose(stored: Sequence[StoredSegment]) -> list[StoredSegment]:
     ordered = sorted(stored, key=_order)
     ends = [one.segment.last_offset for one in ordered]
     worths: list[_Worth] = [_NOTHING]
-    """The best of the first so many."""
+    """The worth of the best choice among the first n segments, by n."""
     before: list[int | None] = [None]
-    """How many of the first ones a choice that ends with this one goes on from; None without it."""
+    """
+    For each n, how many of the first segments precede the nth one in its best choice; None where the best
+    choice does not contain it.
+    """
     for count, one in enumerate(ordered):
         follows = bisect_right(ends, one.segment.base_offset - 1)
         worth = _sum(worths[follows], _worth(one))
@@ -290,7 +300,7 @@ def _choose(stored: Sequence[StoredSegment]) -> list[StoredSegment]:
 
 
 def _order(one: StoredSegment) -> tuple[int, int, int, str, int]:
-    """Return what segments are ordered by; no two objects have the same."""
+    """Return the sort key of a segment; no two objects have the same."""
     segment = one.segment
     return (
         segment.last_offset,
@@ -325,9 +335,9 @@ def _first_wrong(chosen: Iterable[StoredSegment]) -> StoredSegment | None:
 
 def _crossing(plan: RebuildPlan, epochs: Sequence[EpochStart]) -> Iterable[CrossingTransaction]:
     """
-    Yield the aborted transactions over the ends of segments whose markers are in the archive.
+    Yield the aborted transactions across segment ends whose markers are in the archive.
 
-    Of those that were committed no index tells.
+    Indexes do not list committed transactions.
     """
     ends = [one.segment.last_offset for one in plan.chosen]
     for stored in plan.chosen:

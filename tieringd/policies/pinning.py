@@ -1,59 +1,54 @@
 """
-Pinning: which closed segments to hold on to, so that a broker cannot delete what is not durable.
+Pinning: which closed segments to pin, so that a broker cannot delete what is not durable.
 
-A pin is a second name (a hard link) for a segment's file, outside the log directory. While the
-broker has the file as well, a pin takes no space; once the broker has deleted it, the pin is
-all that holds the bytes. Only those held bytes count against the budget.
+A pin is a second name (a hard link) for a segment's file, outside the log directory. While the broker has
+the file as well, a pin takes no space; once the broker has deleted it, the pin alone holds the bytes.
+Only those held bytes count against the budget.
 
-A pin stands for the log's head only where something shows that it belongs there. After an unclean
-election a replica may begin anew at a higher offset, on another lineage: what was pinned before is
-then no part of the log that follows it, and nothing in the log itself says so.
+A pin counts as part of the log's head only where there is evidence that it belongs there. After an
+unclean election a replica may begin anew at a higher offset, on another lineage: older pins are then not
+part of the log that follows, and the log itself does not show it.
 
-When the budget is passed the oldest held bytes go first: what is lost then is one range at the
-end of the archive, recorded as a gap, and the disk stays the broker's.
+When the budget is exceeded the oldest held bytes are given up first: the loss is then one range at the
+end of the archive, recorded as a gap, and the disk space stays the broker's.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from tieringd.policies.epoch_history import end_offset_for, newest_shared_epoch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.segment import LocalSegment
-    from tieringd.policies.epoch_history import EpochHistory
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.segment import LocalSegment
+from tieringd.policies.epoch_history import EpochHistory, end_offset_for, newest_shared_epoch
 
 _NOT_ENDED = 2**63
-"""Where a log ends that goes on: past every offset."""
+"""The end of a log that continues: past every offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A segment's file under our own name."""
+    """A segment's file under tieringd's own name."""
 
     segment: LocalSegment
-    """With the pin's path; `next_offset` is never None."""
+    """The segment with the pin's path; `next_offset` is never None."""
     is_held: bool
     """Whether the broker has deleted the file, so that only the pin holds its bytes."""
     is_stray: bool = False
-    """Whether nothing shows that it belongs before the log: it is kept, and never uploaded."""
+    """Whether there is no evidence that it belongs before the log: it is kept, and never uploaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedLog:
-    """A partition's pins, and what the log was like when they were last known to be of it."""
+    """A partition's pins, and the log's properties when they were last known to belong to it."""
 
     pins: tuple[Pin, ...] = ()
     epochs: EpochHistory | None = None
-    """The leader-epoch history of log and pins then; None when nobody noted it."""
+    """The leader-epoch history of log and pins then; None when it was not noted."""
     anchor: int | None = None
-    """The inode of the log's last segment then. A link of ours keeps it from being used again."""
+    """The inode of the log's last segment then. A hard link of tieringd keeps the inode from being reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +58,20 @@ class PinPlan:
     make: tuple[LocalSegment, ...] = ()
     release: tuple[Pin, ...] = ()
     stray: tuple[Pin, ...] = ()
-    """Those to set aside, or to leave aside."""
+    """Stray pins to set aside, or to leave aside."""
 
 
 def judged(log: LocalLog, found: PinnedLog) -> tuple[LocalLog, tuple[Pin, ...]]:
     """
-    Return the pins of *found*; stray are those that nothing shows to be of *log*, and before it.
+    Return the pins of *found*, those as stray that lie before *log* without evidence of belonging to it.
 
-    All of them were of the log at the last look, so two things can show that they still are: a file
-    of that time is in the log as yet, and then nothing below it was cut off since; or both
-    histories have an epoch in common, which has one leader, and so are equal up to where it ends.
-    The broker deletes by retention from the head and keeps both. A log that began anew has neither.
+    All of them belonged to the log at the last observation, so either of two facts is evidence that they
+    still do. Either a file of that time is still in the log: then nothing below it was cut off since. Or
+    both histories share an epoch, which has one leader: then they are equal up to where that epoch ends.
+    The broker's retention deletes from the head and keeps both. A log that began anew has neither.
 
-    Returns the log as well, with a history that goes as far back as its pins do: the broker forgets
-    the epochs of what it deletes.
+    Returns the log as well, with an epoch history that reaches as far back as its pins do: the broker
+    forgets the epochs of what it deletes.
     """
     first_offset = log.first_offset
     if first_offset is None or not found.pins:
@@ -94,26 +89,26 @@ def judged(log: LocalLog, found: PinnedLog) -> tuple[LocalLog, tuple[Pin, ...]]:
 
 
 def _joined(noted: EpochHistory, found: EpochHistory, *, same_to: float) -> EpochHistory:
-    """Return *found* with what *noted* knows of the offsets before it, where it is true up to *same_to*."""
+    """Return *found*, extended by the earlier epochs of *noted*, which is valid up to *same_to*."""
     if not found:
         return tuple(one for one in noted if one[1] < same_to)
     epoch, start_offset = found[0]
     if start_offset > same_to:
-        # Between the two may be others.
+        # There may be other epochs between the two.
         return found
     before = [one for one in noted if one[0] <= epoch and one[1] < start_offset]
     return (*before, *(found[1:] if before and before[-1][0] == epoch else found))
 
 
 def _same_by_files(log: LocalLog, found: PinnedLog) -> float:
-    """Return the base of the last segment of *log* of which there is a link since the last look."""
+    """Return the base of the last segment of *log* that has had a link since the last observation."""
     ours = {found.anchor, *(pin.segment.inode for pin in found.pins if not pin.is_stray)}
     return max((one.base_offset for one in log.segments if one.inode in ours), default=-math.inf)
 
 
 def _same_by_epochs(log: LocalLog, epochs: EpochHistory | None) -> float:
     if not epochs and not log.epochs:
-        # Nothing here has a history: there is nothing to go by, and nothing that speaks against it.
+        # Neither side has a history: there is no evidence for the pins, and none against them.
         return math.inf
     shared = newest_shared_epoch(epochs or (), log.epochs)
     if shared is None:
@@ -133,12 +128,12 @@ def plan_pins(
     """
     Compare *pins* with *log*, given that everything below *next_offset* is durable.
 
-    None as *next_offset* means that nothing is. A closed segment that is not durable gets a pin, and
-    so does the active one when the broker may soon close and delete it in one go: then *expiring_end*
-    says where it ends. A pin goes when its segment is durable, or when the log has other bytes in
-    its place: the log was truncated, and what the pin holds is on no lineage any more.
+    None as *next_offset* means that nothing is durable. A closed segment that is not durable gets a pin,
+    and so does the active one when the broker may soon close and delete it in one go: then *expiring_end*
+    is its end offset. A pin is released when its segment is durable, or when the log has other bytes in
+    its place: the log was truncated, and the pinned bytes are on no lineage any more.
 
-    A stray one may be the only copy of what the archive has as one of its *gaps*. Then it stays.
+    A stray pin stays while it may be the only copy of offsets in one of the archive's *gaps*.
     """
     durable_to = -1 if next_offset is None else next_offset
     wanted = {
@@ -185,7 +180,7 @@ def _end(segment: LocalSegment) -> int:
 
 
 def _closed(log: LocalLog, expiring_end: int | None) -> tuple[LocalSegment, ...]:
-    """Return the closed segments, and the active one as if it were closed when it ends at *expiring_end*."""
+    """Return the closed segments, and the active one as closed at *expiring_end*, if that is given."""
     if expiring_end is None or not log.segments or expiring_end <= log.segments[-1].base_offset:
         return log.closed_segments
     return (*log.closed_segments, replace(log.segments[-1], next_offset=expiring_end))
@@ -206,11 +201,10 @@ def pins_over_budget(pins: Sequence[Pin], *, budget_bytes: int) -> tuple[Pin, ..
 
 def with_pins(log: LocalLog, pins: Sequence[Pin]) -> tuple[LocalSegment, ...]:
     """
-    Return the segments that can be uploaded: those of *log*, and before them those that only pins hold.
+    Return the segments that can be uploaded: those of *log*, preceded by those that only pins hold.
 
-    A pinned segment that reaches into the log's first segment, as after the broker deleted records
-    inside it, is left out: the log's own is newer. So are stray ones, and all while there is no log
-    that they could belong to.
+    A pinned segment that overlaps the log's first segment, as after the broker deleted records inside it,
+    is left out: the log's own is newer. So are stray pins, and all pins while the log has no segment.
     """
     first_offset = log.first_offset
     before = [

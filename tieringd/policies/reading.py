@@ -1,34 +1,29 @@
 """
 Chunk layout: how a stored segment is cut into the ranges that are hydrated.
 
-A chunk begins where a batch begins, as the sparse index says, and ends where the next one begins.
-Together the chunks of a segment are its data object, byte for byte. A chunk is as large as it can be
-without passing the wanted size; one that holds a larger batch (or a larger step of the index) is
-larger, as no batch is ever cut. In whole-segment mode there is one chunk.
+A chunk begins where a batch begins, according to the sparse index, and ends where the next one begins.
+Together the chunks of a segment are its data object, byte for byte. A chunk is as large as possible
+without exceeding the wanted size. One that holds a larger batch (or a larger step of the index) is
+larger, because no batch is ever cut. In whole-segment mode there is one chunk.
 
 `ReadSequences` recognises a reader that comes to a place from the one before it. A place is any hashable
-value. The gateway's readers say nothing of themselves, so only the recently read places tell.
+value. The gateway's readers do not identify themselves, so only the recently read places show it.
 
-`history_part` is the part of an older archive that a restored log goes on from. The other cluster's archive
-may go on after the restore, or lose its tail or head. Only its offsets up to a fixed end count, and those
-that are not there any more are a gap that readers cross.
+`history_part` returns the part of an older archive that a restored log continues. The other cluster's
+archive may grow after the restore, or lose its tail or head. Only its offsets up to a fixed end count,
+and those that are gone are a gap that readers cross.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment import IndexEntry, SegmentIndex
-
+from tieringd.model.segment import IndexEntry, SegmentIndex
 
 REMEMBERED = 4096
 
@@ -36,7 +31,7 @@ GONE = "neither the old archive nor the new log has these offsets any more"
 
 
 class ReadSequences:
-    """The places that were read lately, of all readers together."""
+    """The recently read places of all readers together."""
 
     def __init__(self) -> None:
         self._recent: OrderedDict[Hashable, None] = OrderedDict()
@@ -49,19 +44,21 @@ class ReadSequences:
             self._recent.popitem(last=False)
 
     def was_read(self, place: Hashable) -> bool:
-        """Say whether *place* was read lately."""
+        """Say whether *place* was read recently."""
         return place in self._recent
 
 
 def history_part(manifest: PartitionManifest, *, end_offset: int, next_start: int) -> PartitionManifest:
     """
-    Return what counts of an older archive: its offsets before *end_offset*, then a gap up to *next_start*.
+    Return the counting part of an older archive: its offsets before *end_offset*, then a gap.
 
-    *next_start* is where the newer archive begins now. The leader epochs are left out: they say nothing in
-    another cluster. A segment that lies over the end (the old cluster has merged segments, or gone back) does
-    not count, as its records past the end are none of this log: the gap begins with it.
+    The gap ends at *next_start*, where the newer archive begins now. The leader epochs are left out: they
+    mean nothing in another cluster. A segment that crosses the end (the old cluster has merged segments,
+    or was cut back) does not count, because its records past the end do not belong to this log: the gap
+    begins with it.
 
-    What is spilled stays so. *end_offset* is not in it: the caller has taken back what reaches so far.
+    Spilled segments stay spilled. The spilled part must end before *end_offset*: the caller has taken
+    back what reaches further.
     """
     rows = manifest.segments.row_at_or_after(end_offset)
     if rows < len(manifest.segments):
@@ -89,7 +86,7 @@ def history_part(manifest: PartitionManifest, *, end_offset: int, next_start: in
 
 
 def part_holding(parts: Iterable[PartitionManifest], offset: int) -> PartitionManifest | None:
-    """Return the one of some archives that has *offset*, be it a gap; None where none has."""
+    """Return the first of *parts* that covers *offset*, be it with a gap; None where none does."""
     return next((part for part in parts if part.start_offset <= offset < part.next_offset), None)
 
 
@@ -98,14 +95,17 @@ class Chunk:
     """A run of whole batches of one segment."""
 
     number: int
-    """From 0, in the order of the segment."""
+    """The chunk's number in its segment, from 0."""
     position: int
-    """In the data object."""
+    """Position in the data object, in bytes."""
     size_bytes: int
     base_offset: int
-    """Of its first batch; of the first chunk, of the segment."""
+    """The offset of its first batch; for the first chunk, the segment's base."""
     next_offset: int
-    """Of the next chunk's first batch; of the last chunk, of the segment. Compaction may leave less."""
+    """
+    The offset of the next chunk's first batch; for the last chunk, the segment's end. Compaction may leave
+    less.
+    """
 
     @property
     def end(self) -> int:
@@ -115,7 +115,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ChunkLayout:
-    """All chunks of one segment, in order; none of a segment without a byte."""
+    """All chunks of one segment, in order; empty for a segment without bytes."""
 
     chunks: tuple[Chunk, ...]
 
@@ -124,7 +124,7 @@ class ChunkLayout:
         Return the chunk in which reading from *offset* begins; None past the segment's end.
 
         That chunk may hold nothing at or after *offset* where compaction left a hole: the reader
-        goes on with the next one. Offsets before the segment are read from its beginning.
+        continues with the next one. Offsets before the segment are read from its beginning.
         """
         if not self.chunks or offset >= self.chunks[-1].next_offset:
             return None
@@ -160,7 +160,7 @@ def _first_rows(entries: Sequence[IndexEntry], size_bytes: int, chunk_bytes: int
     start, row = 0, 0
     while size_bytes - start > chunk_bytes:
         farthest = bisect_right(entries, start + chunk_bytes, lo=row, key=lambda entry: entry.position) - 1
-        # Where nothing begins within a chunk's size, the chunk is as long as it takes to the next start.
+        # Where no index entry lies within a chunk's size, the chunk extends to the next one.
         row = farthest if farthest >= row and entries[farthest].position > start else max(farthest + 1, row)
         if row >= len(entries) or entries[row].position >= size_bytes:
             break

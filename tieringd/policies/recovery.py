@@ -1,42 +1,38 @@
 """
-What of a partition's archive is brought back: all of it, or its newest part.
+Which part of a partition's archive is restored: all of it, or its newest part.
 
-Whole segments, from the end backwards, without leaving one out. The newest segment always comes: a
-partition without a record would begin its offsets anew.
+Whole segments are restored, from the end backwards, without leaving one out. The newest segment is always
+restored: a partition without a record would begin its offsets anew.
 
-`target_fault` checks topics that are brought into a live cluster: their names there, their settings, and
-what would lose them. A broker deletes by the times of the records, and those are as old as the archive. A
-topic with the cluster's ordinary retention would lose its restored records within minutes.
+`Renaming` gives topics their names in a live target cluster. `target_fault` checks whether the settings
+of a topic there would lose restored records. A broker deletes by the times of the records, and those are
+as old as the archive. A topic with the cluster's ordinary retention would lose its restored records
+within minutes.
 
-`fault_of_takeover` tells whether the archive in a target goes on from the one in the source, or is another
-with a part missing. A daemon that was restarted with the target's configuration before a move was over
-finds an archive there that ends too early, or none. Where its log begins later, it records a gap, or begins
-anew; and the source holds what is missing. Then the source must stay. This policy only compares; the mover
-acts on it.
+`fault_of_takeover` tells whether the archive in a target continues the one in the source, or is another
+one with a part missing. A daemon that was restarted with the target's configuration before a move was
+over finds an archive there that ends too early, or none. Where its log begins later, it records a gap, or
+begins a new archive; the missing records are then only in the source, which must stay. This policy only
+compares; the mover acts on it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.segment import RemoteSegment
 from tieringd.policies.retention_time import retention_time_ms
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.segment import RemoteSegment
-
 
 KEEPING: Mapping[str, str] = {
     "retention.ms": "-1",
     "retention.bytes": "-1",
     "message.timestamp.type": "CreateTime",
 }
-"""What a topic is created with: all that is written to it stays, and keeps its times."""
+"""The settings a topic is created with: all that is written to it stays, and keeps its times."""
 
 _UNLIMITED = -1
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -44,10 +40,10 @@ _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 @dataclass(frozen=True, slots=True)
 class Renaming:
-    """What a topic is named in the target cluster."""
+    """How topics are renamed in the target cluster."""
 
     pattern: str | None = None
-    """A regular expression that the whole name matches; others keep their name."""
+    """A regular expression that must match the whole name; other topics keep their name."""
     replacement: str = ""
     r"""May refer to groups of the pattern: `\1`."""
     prefix: str = ""
@@ -58,7 +54,8 @@ class Renaming:
         Return the name in the target cluster.
 
         Raises:
-            ValueError: It is no name that a topic may have, or the replacement names no group.
+            ValueError: The result is not a legal topic name, or the replacement names no group of the
+                pattern.
         """
         name = topic
         if self.pattern is not None:
@@ -87,8 +84,8 @@ def target_fault(
     """
     Say why a topic with these *settings* would not keep what is written to it; None where it would.
 
-    *oldest_ms* is the time of its oldest record, -1 where none has a time; *size_bytes* what its largest
-    partition has.
+    *oldest_ms* is the time of its oldest record, -1 where none has a time; *size_bytes* is the size of
+    its largest partition.
     """
     if settings.get("message.timestamp.type") == "LogAppendTime":
         return TargetFault(
@@ -116,11 +113,11 @@ def target_fault(
 
 def fault_of_takeover(there: PartitionManifest, source: PartitionManifest) -> str:
     """
-    Return why *there*, which a daemon has written, does not go on from *source*; empty when it does.
+    Return why the daemon's archive *there* does not continue *source*; empty when it does.
 
-    Both have to hold what they have spilled.
+    Both manifests must include their spilled segments.
     """
-    # It is copied with the manifest, and never changes.
+    # This time is copied with the manifest, and never changes.
     if there.began_at_ms != source.began_at_ms:
         return "a daemon began the archive in the target anew: what the source holds is not in it"
     for gap in there.gaps:
@@ -136,23 +133,23 @@ def fault_of_takeover(there: PartitionManifest, source: PartitionManifest) -> st
 
 @dataclass(frozen=True, slots=True)
 class RestoreLimits:
-    """How much is wanted of each partition; None means no limit of that kind."""
+    """How much of each partition to restore; None means no limit of that kind."""
 
     last_bytes: int | None = None
     last_ms: int | None = None
-    """Counted back from the partition's newest record: an archive may be years old."""
+    """Counted back from the partition's newest record, because an archive may be years old."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """The segments that are brought back, and what is lost between them."""
+    """The segments to restore, and the gaps between them."""
 
     segments: tuple[RemoteSegment, ...]
-    """Ascending, without a hole but for *gaps*."""
+    """Ascending, without a hole except for *gaps*."""
     gaps: tuple[Gap, ...]
-    """Inside of what is brought back: offsets that nobody has any more."""
+    """Gaps within the restored range: offsets that no longer exist anywhere."""
     left_segments: int
-    """The older ones that stay in the archive."""
+    """The number of older segments that are not restored."""
 
     @property
     def size_bytes(self) -> int:
@@ -166,7 +163,7 @@ class RestorePlan:
 
 
 def plan_restore(manifest: PartitionManifest, limits: RestoreLimits) -> RestorePlan:
-    """Choose what is brought back of *manifest*: the larger limit does not matter, the smaller one holds."""
+    """Choose what to restore of *manifest*; of two limits the stricter one holds."""
     table = manifest.segments
     newest_ms = max((retention_time_ms(segment) for segment in table), default=0)
     first, size_bytes = len(table), 0

@@ -1,49 +1,48 @@
 """
 What time means for retention: which clock counts, and from which moment a stored segment's age counts.
 
-All deletion by age goes by this page: total and local retention, objects whose delay has passed, orphans,
-quarantine, and the archives of deleted topics.
+All deletion by age follows these rules: total and local retention, objects whose delay has passed,
+orphans, quarantine, and the archives of deleted topics.
 
-**Now.** The object store's own clock is compared with the host's, where the store tells it. Between two of
-its answers the host's steady clock, which nobody can set, carries its time on. While the two differ by more
-than `CLOCK_ERROR_MAX_MS` no age is certain: either of them may be wrong. The same holds until the store's
-first answer, and where both were set at once: a store on this host has this host's clock. A store without a
-clock of its own leaves the host's clock. It is doubted in two cases: it was set while the process ran, or
-the last commit to a manifest is dated later than now. The second doubt ends after `COMMIT_DOUBT_MAX_MS`:
-the commit may have been the wrong one. While no age is certain, ages count to `NOTHING_IS_OLD_MS`, so that
-nothing is past any limit; limits by size go on.
+**Now.** The object store's own clock is compared with the host's, where the store's responses show it.
+Between two responses the host's steady clock, which cannot be set, carries the store's time on. While the
+two differ by more than `CLOCK_ERROR_MAX_MS` no age is certain: either of them may be wrong. The same
+holds until the store's first response, and where both were set at once: a store on this host has this
+host's clock. For a store without a clock of its own the host's clock counts. It is doubted in two cases:
+it was set while the process ran, or the last commit to a manifest is dated later than now. The second
+doubt ends after `COMMIT_DOUBT_MAX_MS`: the commit's time may have been the wrong one. While no age is
+certain, ages count to `NOTHING_IS_OLD_MS`, so that nothing is past any limit; limits by size still apply.
 
-**What is written is dated by the latest of the clocks in doubt.** A date that is too late delays a deletion,
-and is corrected when it turns out to be in the future. A date that is too early deletes fresh data, and
-nothing shows later that it was wrong.
+**New objects and commits are dated by the latest of the clocks in doubt.** A date that is too late delays
+a deletion, and is corrected when it turns out to be in the future. A date that is too early deletes fresh
+data, and nothing shows later that it was wrong.
 
 **A segment's moment.** It is when the broker took its newest record, or that record's own timestamp, and
-never later than the upload: a record that is dated in the future delays deletion no longer than the upload
-time plus retention. Only a store can say whether an upload time was noted under a wrong clock, so a segment
-that would go because of it alone is looked up first (`needs_proof`, `proven_upload_ms`).
+never later than the upload: a record that is dated in the future delays deletion no longer than the
+upload time plus retention. Only a store can tell whether an upload time was noted under a wrong clock, so
+a segment that would be deleted because of its upload time alone is looked up first (`needs_proof`,
+`proven_upload_ms`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tieringd.model.segment import NO_TIMESTAMP
-
-if TYPE_CHECKING:
-    from tieringd.model.segment import RemoteSegment
+from tieringd.model.segment import NO_TIMESTAMP, RemoteSegment
 
 CLOCK_ERROR_MAX_MS = 60_000
-"""Clocks that differ by no more agree: an answer may take half a minute, and its date has whole seconds."""
+"""
+Clocks that differ by at most this agree: a response may take half a minute, and its date has whole seconds.
+"""
 
 NOTHING_IS_OLD_MS = -(2**62)
-"""As of this time nothing is old: what ages count to while no clock is certain."""
+"""The time that ages count to while no clock is certain: as of it nothing is old."""
 
 COMMIT_DOUBT_MAX_MS = 3_600_000
-"""A clock that ran for so long without being set is believed more than the time of a commit."""
+"""A clock that ran this long without being set is trusted more than the time of a commit."""
 
 EARLIEST_MS = 1_577_836_800_000
-"""The beginning of 2020. A time before it is of a host that started without a clock."""
+"""The beginning of 2020. An earlier time comes from a host that started without a clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +52,31 @@ class HostTime:
     wall_ms: int
     """Milliseconds since the epoch."""
     steady_seconds: float
-    """Seconds since some moment; it only passes."""
+    """Seconds since an arbitrary moment, by a clock that cannot be set."""
 
     def milliseconds_since(self, earlier: HostTime) -> int:
-        """Return what passed since *earlier*, by the steady clock."""
+        """Return the milliseconds since *earlier*, by the steady clock."""
         return round((self.steady_seconds - earlier.steady_seconds) * 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreTime:
-    """What the object store's clock said."""
+    """A reading of the object store's clock."""
 
     told_ms: int
     heard: HostTime
-    """When this host heard it."""
+    """The host's clocks when the reading arrived."""
     is_own: bool
     """Whether the clock is another machine's."""
 
     def now_ms(self, host: HostTime) -> int:
-        """Return what the store's clock shows at *host*, carried on by the steady clock."""
+        """Return the store's time at *host*, carried on by the steady clock."""
         return self.told_ms + host.milliseconds_since(self.heard)
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What time it is, and whether ages are certain."""
+    """The current time, and whether ages are certain."""
 
     now_ms: int
     """The latest of the clocks in doubt; new objects and commits are dated by it."""
@@ -88,7 +87,7 @@ class Judgement:
     is_confirmed: bool = False
     """Whether another machine's clock agrees."""
     is_settled: bool = False
-    """Whether the host's clock ran for `COMMIT_DOUBT_MAX_MS` since the process began."""
+    """Whether the process has run for `COMMIT_DOUBT_MAX_MS`."""
 
     def doubt_after(self, committed_at_ms: int) -> str:
         """Return why no age is certain in a partition that was last committed at *committed_at_ms*."""
@@ -109,17 +108,17 @@ class Known:
     started: HostTime
     """When the process began."""
     agreed: HostTime
-    """The last reading at which ages were certain; the beginning, before there was one."""
+    """The last reading at which ages were certain; until there is one, the process's start."""
     told: StoreTime | None = None
-    """What the store said last."""
+    """The store's last reading."""
     told_before: StoreTime | None = None
-    """What it had said last at the time of `agreed`."""
+    """The store's last reading at the time of `agreed`."""
     awaits_store: bool = False
-    """Whether the store has a clock of its own, and has not answered yet."""
+    """Whether the store has a clock of its own, and has not responded yet."""
 
 
 def judge_clock(host: HostTime, known: Known) -> Judgement:
-    """Return what time it is on *host* now."""
+    """Return the current time on *host*, and whether ages are certain."""
     carried_ms = known.agreed.wall_ms + host.milliseconds_since(known.agreed)
     step_ms = host.wall_ms - carried_ms
     was_set = f"set {'forward' if step_ms > 0 else 'back'} by {abs(step_ms) / 1000:.0f} s while tieringd ran"
@@ -145,7 +144,7 @@ def judge_clock(host: HostTime, known: Known) -> Judgement:
 
 
 def _was_store_set(host: HostTime, known: Known) -> bool:
-    """Say whether the store's clock shows another time now than its last certain reading, carried on."""
+    """Say whether the store's clock was set since its last certain reading."""
     told, before = known.told, known.told_before
     if told is None or before is None:
         return False
@@ -156,24 +155,24 @@ def retention_time_ms(segment: RemoteSegment) -> int:
     """
     Return the time from which a segment's age counts.
 
-    It is when the broker took the newest record, where it notes that, and else the newest record's
-    own timestamp. It is never later than the upload: one record dated in the future must not keep its
-    segment, and all that follow, for ever. Records without a timestamp count from the upload.
+    It is when the broker took the newest record, where the broker notes that, and otherwise the newest
+    record's own timestamp. It is never later than the upload: one record dated in the future must not
+    keep its segment, and all that follow, for ever. Records without a timestamp count from the upload.
     """
     newest_ms = _newest_record_ms(segment)
     return segment.uploaded_at_ms if newest_ms is None else min(newest_ms, segment.uploaded_at_ms)
 
 
 def is_impossible(noted_ms: int, *, now_ms: int) -> bool:
-    """Say whether a clock was wrong that noted this as the time of something that is past."""
+    """Say whether *noted_ms*, the noted time of a past event, can only come from a wrong clock."""
     return not EARLIEST_MS <= noted_ms <= now_ms + CLOCK_ERROR_MAX_MS
 
 
 def needs_proof(segment: RemoteSegment, *, now_ms: int) -> bool:
     """
-    Say whether a segment's age rests on its upload time alone, or that time is impossible.
+    Say whether a segment's age depends on its upload time alone, or that time is impossible.
 
-    Its records are newer than the upload, then, or have no timestamps: they may be dated in the future, or
+    Then its records are newer than the upload or have no timestamps: they may be dated in the future, or
     the clock was wrong at the upload.
     """
     newest_ms = _newest_record_ms(segment)
@@ -186,10 +185,10 @@ def proven_upload_ms(segment: RemoteSegment, *, stored_at_ms: int, now_ms: int) 
     """
     Return the upload time of a segment whose object the store dates at *stored_at_ms*.
 
-    It is the later of the two: one of the clocks was wrong then, and nothing says which. A noted time that
-    is impossible counts for nothing. An object that was copied to another place, or written again by a job,
-    is younger, and counts from then. Where both are impossible the segment counts from now: it is kept once
-    more for as long as retention says.
+    It is the later of the two: one of the clocks was wrong, and it is not known which. An impossible
+    noted time is ignored. An object that was copied to another place, or rewritten by a job, is younger,
+    and counts from then. Where both are impossible the segment counts from now: it is kept for one more
+    retention period.
     """
     found_ms = now_ms if is_impossible(stored_at_ms, now_ms=now_ms) else stored_at_ms
     noted_ms = segment.uploaded_at_ms

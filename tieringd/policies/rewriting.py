@@ -1,47 +1,43 @@
 """
-Which neighbouring segments are stored once more as one, after a job has taken records out of them.
+Which neighbouring segments are rewritten as one, after a job has removed records from them.
 
-A run begins and ends with a segment that loses records. It is no larger than the target, by what is
-expected to be left. That takes records to be of one size, and those that stay may be the large ones: so
-segments are joined only where all of their bytes would fit into a file of a broker. And nothing is joined
-that may not be merged either: over the first offset of a leader epoch, a bound of what was replaced, or a
-gap (`policies.segment_merge`).
+A run begins and ends with a segment that loses records. Its expected size after the removal is no larger
+than the target. That estimate takes all records to have the same size, and those that stay may be the
+large ones: so segments are joined only where all of their bytes would fit into a broker's file. Segments
+that may not be merged are not joined either: across the first offset of a leader epoch, a bound of what
+was replaced, or a gap (`policies.segment_merge`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tieringd.formats.segment_scan import SegmentScan
+from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import NO_TIMESTAMP, RemoteSegment
 from tieringd.policies.compacted_reupload import reuploaded_segment
 from tieringd.policies.segment_merge import FILE_BYTES_MAX, RUN_SEGMENTS_MAX, is_parted, joining_borders
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tieringd.formats.segment_scan import SegmentScan
-    from tieringd.model.manifest import PartitionManifest
-
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """A segment, and what is to be left of it."""
+    """A segment, and how many of its records are to be kept."""
 
     segment: RemoteSegment
     records: int
-    """How many it has."""
+    """The number of records in it."""
     kept: int
-    """How many of them stay."""
+    """The number of records that stay."""
 
     @property
     def is_changed(self) -> bool:
-        """Say whether it loses any."""
+        """Say whether it loses any record."""
         return self.kept < self.records
 
     @property
     def expected_bytes(self) -> int:
-        """Return about how large it will be: records are taken to be of one size."""
+        """Return its approximate size afterwards; all records are taken to have the same size."""
         return self.segment.size_bytes * self.kept // self.records if self.records else 0
 
 
@@ -55,8 +51,8 @@ def plan_rewrites(
     """
     Return the runs of segments to be rewritten, ascending; each becomes one segment.
 
-    *remainders* are of segments of *manifest*, ascending. Those that stay as they are, and lie at no run's
-    inside, are in none. A segment that ends after *joined_up_to* is a run by itself.
+    *remainders* are of segments of *manifest*, ascending. Unchanged ones are in a run only where they lie
+    inside it. A segment that ends after *joined_up_to* is a run by itself.
     """
     borders = sorted(joining_borders(manifest))
     runs: list[list[Remainder]] = [[]]
@@ -64,7 +60,7 @@ def plan_rewrites(
         may_join = joined_up_to is None or one.segment.next_offset <= joined_up_to
         if runs[-1] and not (may_join and _fits(runs[-1], one, borders, target_bytes)):
             runs.append([])
-        # What stays as it is joins only what loses something before it.
+        # An unchanged segment joins only a run that begins with a changed one.
         if runs[-1] or one.is_changed:
             runs[-1].append(one)
     return tuple(trimmed for run in runs if (trimmed := _without_unchanged_end(run)))
@@ -79,10 +75,10 @@ def rewritten_segment(
     writer_id: str,
 ) -> RemoteSegment:
     """
-    Return the manifest's row of what was left of *parts*, which *scan* has seen.
+    Return the manifest's row of the rewritten form of *parts*; *scan* is of the rewritten object.
 
-    It is of the newest epoch under which one of them was uploaded: a job has not compared them with any
-    leader's log. Retention counts its age as before.
+    Its leader epoch is the newest one under which one of the parts was uploaded: a job has not compared
+    them with any leader's log. Retention counts its age as before.
     """
     row = RemoteSegment(
         base_offset=parts[0].base_offset,
@@ -102,7 +98,7 @@ def rewritten_segment(
 
 
 def _fits(run: Sequence[Remainder], one: Remainder, borders: Sequence[int], target_bytes: int) -> bool:
-    """Say whether the run can have *one* as well."""
+    """Say whether *one* fits into the run."""
     first, last, segment = run[0].segment, run[-1].segment, one.segment
     return (
         last.next_offset == segment.base_offset

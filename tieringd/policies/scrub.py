@@ -1,28 +1,30 @@
 """
-What is wrong with an archive, given what was seen of it: facts in, findings out.
+What is wrong with an archive, given what a scrub read of it: facts in, findings out.
 
-A finding names one object, says in words what is wrong, and what an operator does about it. Nothing
-here reads anything, and nothing decides whether a finding still holds: archives change while they are
-looked at, and who looks sees to that (`housekeeping`).
+A finding names one object, says in words what is wrong, and what an operator can do about it. This module
+reads nothing, and does not decide whether a finding still holds: archives change while they are scrubbed,
+and the scrubbing job has to check again (`housekeeping`).
 
-`plan_orphans` decides which objects of a partition no manifest names and are old enough to go. An orphan is
-what a crash, a lost election or a merge that was given up has left. Uncertainty keeps an object where it
-is: a manifest that cannot be read, a spilled part that cannot be reached, an unknown topic. An operator
-judges orphans of those topics. What the live manifest, its retired segments and its spilled parts name is
-never an orphan. Records of rewritings count as named for as long as anything rewritten is: they tell of
-each other what was made of what.
+`plan_orphans` decides which objects of a partition no manifest names and are old enough to go. An orphan
+was left by a crash, a lost election or a merge that was given up. Uncertainty keeps an object where it
+is: a manifest that cannot be read, a spilled part that cannot be reached, an unknown topic. Orphans of
+topics that are not live need an operator's decision. Objects that the live manifest, its retired segments
+or its spilled parts name are never orphans. Records of rewritings count as named as long as any rewritten
+segment is: together they tell what was made of what.
 
-`first_due_ms` and `next_due_ms` say when a partition is scrubbed: at the original's intervals, with jitter,
-so that not all come at once.
+`first_due_ms` and `next_due_ms` say when a partition is scrubbed: at Redpanda's intervals, with jitter,
+so that not all partitions are scrubbed at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.formats.object_keys import (
+    DataKey,
     data_key,
     index_key,
     manifest_key,
@@ -31,46 +33,39 @@ from tieringd.formats.object_keys import (
     parse_rewriting_key,
     parse_spillover_key,
 )
-from tieringd.model.segment import NO_CRC, REWRITER_PREFIX
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from tieringd.formats.object_keys import DataKey
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.model.segment_table import SegmentTable
-    from tieringd.model.spillover import Spillover, SpilloverManifest, SpilloverName
-
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import NO_CRC, REWRITER_PREFIX, RemoteSegment
+from tieringd.model.segment_table import SegmentTable
+from tieringd.model.spillover import Spillover, SpilloverManifest, SpilloverName
 
 INDEX_SUFFIX = ".index"
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubPace:
-    """How long to wait between two looks at one partition."""
+    """The intervals of scrubs of one partition."""
 
     is_enabled: bool
     partial_interval_ms: int
-    """After a look that did not come to the end."""
+    """Pause after a scrub that did not reach the end."""
     full_interval_ms: int
-    """After one that did."""
+    """Pause after a complete scrub."""
     jitter_ms: int
-    """Up to this much more each time."""
+    """Maximum random addition to each interval."""
     orphan_grace_ms: int
-    """An object that no manifest names is no orphan before this."""
+    """Minimum age of an orphan."""
     quarantine_ms: int
-    """What is in quarantine is deleted after this."""
+    """Objects in quarantine are deleted after this time."""
 
 
 def first_due_ms(pace: ScrubPace, *, now_ms: int, jitter: float) -> int:
-    """Return when a partition that is new here is looked at first; *jitter* is from 0 to 1."""
+    """Return when a new partition is scrubbed first; *jitter* is from 0 to 1."""
     return now_ms + int(pace.jitter_ms * jitter)
 
 
 def next_due_ms(pace: ScrubPace, *, now_ms: int, is_complete: bool, jitter: float) -> int:
-    """Return when a partition is looked at after a look that has just ended."""
+    """Return when a partition is scrubbed next, after a scrub that has just ended."""
     interval_ms = pace.full_interval_ms if is_complete else pace.partial_interval_ms
     return now_ms + interval_ms + int(pace.jitter_ms * jitter)
 
@@ -82,20 +77,20 @@ class FaultKind(StrEnum):
     DATA_SIZE = "data_size"
     DATA_CHECKSUM = "data_checksum"
     DATA_CONTENT = "data_content"
-    """The batches inside are wrong, or not those of this segment."""
+    """The batches inside are wrong, or do not belong to this segment."""
     INDEX_MISSING = "index_missing"
     INDEX_SIZE = "index_size"
     INDEX_CHECKSUM = "index_checksum"
     INDEX_CONTENT = "index_content"
-    """It cannot be read, or tells other things than its data object."""
+    """It cannot be read, or contradicts its data object."""
     MANIFEST_MISSING = "manifest_missing"
     MANIFEST_DAMAGED = "manifest_damaged"
     MANIFEST_RULES = "manifest_rules"
-    """Gaps that are not recorded, overlaps, or another rule of manifests that is broken."""
+    """Unrecorded gaps, overlaps, or another broken rule of manifests."""
     SPILLOVER_MISSING = "spillover_missing"
     SPILLOVER_DAMAGED = "spillover_damaged"
     SPILLOVER_DISAGREES = "spillover_disagrees"
-    """The live manifest says other things of the spilled part than that itself."""
+    """The live manifest and its spilled part contradict each other."""
     TOPIC_MANIFEST_MISSING = "topic_manifest_missing"
     TOPIC_MANIFEST_DAMAGED = "topic_manifest_damaged"
 
@@ -135,18 +130,18 @@ _ACTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong with one object."""
+    """One fault of one object."""
 
     kind: FaultKind
     key: str
     detail: str
     partition: TopicIdPartition | None = None
     segment: RemoteSegment | None = None
-    """Whose data or index it is, as the manifest has it."""
+    """The segment that the object belongs to, as in the manifest."""
 
     @property
     def action(self) -> str:
-        """Return what an operator does about it."""
+        """Return what an operator can do about it."""
         return _ACTIONS[self.kind]
 
     def __str__(self) -> str:
@@ -158,14 +153,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known of one object after a look."""
+    """What a scrub knows of one object."""
 
     size_bytes: int | None
     """None: there is no such object."""
     crc32c: int | None = None
-    """Of its bytes; None where neither the store told it nor anybody read them."""
+    """CRC32C of its bytes; None where neither the store returned it nor the scrub computed it."""
     content_fault: str = ""
-    """What reading it showed to be wrong, in words."""
+    """The fault that reading its content showed, in words."""
 
 
 def segment_findings(
@@ -189,12 +184,12 @@ def segment_findings(
 
 
 def _object_fault(seen: Seen, *, size_bytes: int, crc32c: int, name: str) -> tuple[str, str] | None:
-    """Return what is wrong with an object: the fault, and in words."""
+    """Return what is wrong with an object, as a kind and in words; None for a sound one."""
     if seen.size_bytes is None:
         return "missing", f"the {name} is missing"
     if seen.size_bytes != size_bytes:
         return "size", f"the {name} has {seen.size_bytes} bytes and the manifest says {size_bytes}"
-    # What is wrong inside is more telling than that the checksum of the whole differs as well.
+    # A fault of the content says more than a wrong checksum of the whole.
     if seen.content_fault:
         return "content", seen.content_fault
     if seen.crc32c is not None and crc32c not in {NO_CRC, seen.crc32c}:
@@ -203,7 +198,7 @@ def _object_fault(seen: Seen, *, size_bytes: int, crc32c: int, name: str) -> tup
 
 
 def manifest_findings(manifest: PartitionManifest) -> tuple[Finding, ...]:
-    """Return which rules of manifests a live one breaks: gaps, overlaps, and what is out of order."""
+    """Return which rules of manifests a live manifest breaks: gaps, overlaps, and wrong order."""
     key = manifest_key(manifest.partition)
     return tuple(
         Finding(FaultKind.MANIFEST_RULES, key, fault, manifest.partition) for fault in manifest.faults()
@@ -213,7 +208,11 @@ def manifest_findings(manifest: PartitionManifest) -> tuple[Finding, ...]:
 def twice_named_findings(
     manifest: PartitionManifest, parts: Iterable[SpilloverManifest]
 ) -> tuple[Finding, ...]:
-    """Return which segments are held in *parts*, and retired by the live manifest: they would be deleted."""
+    """
+    Return the segments that are both in *parts* and retired by the live manifest.
+
+    Their objects would be deleted although they are still held.
+    """
     retired = [one for group in manifest.retired for one in group.segments]
     return tuple(
         Finding(
@@ -231,7 +230,7 @@ def twice_named_findings(
 def spillover_tally_finding(
     partition: TopicIdPartition, spillover: Spillover, *, segments: int, size_bytes: int
 ) -> Finding | None:
-    """Compare what a live manifest says of its spilled part with *segments*, which were counted there."""
+    """Compare a live manifest's totals of its spilled part with the counted *segments* and *size_bytes*."""
     if (spillover.segments, spillover.size_bytes) == (segments, size_bytes):
         return None
     return Finding(
@@ -244,13 +243,13 @@ def spillover_tally_finding(
 
 
 class TopicState(StrEnum):
-    """What the bucket says of a topic."""
+    """The state of a topic in the bucket."""
 
     LIVE = "live"
     RESTORABLE = "restorable"
-    """The cluster has deleted it, and its archive is all there still."""
+    """The cluster has deleted it, but its archive is still complete."""
     LEAVING = "leaving"
-    """It was deleted, and its archive is going."""
+    """It was deleted, and its archive is being deleted."""
     UNKNOWN = "unknown"
     """It has no topic manifest."""
 
@@ -276,13 +275,13 @@ class Owner:
     manifest: PartitionManifest | None
     """None where the bucket has none."""
     parts: tuple[SpilloverManifest, ...] = ()
-    """All that is spilled and not deleted yet, held or expired."""
+    """All spilled parts that are not deleted yet, held or expired."""
     part_names: frozenset[SpilloverName] = frozenset()
-    """The names of these."""
+    """The names of `parts`."""
     uncertain: str = ""
-    """Why it is not known for certain what its manifests name; empty when it is."""
+    """Why it is not certain what the partition's manifests name; empty when it is."""
     findings: tuple[Finding, ...] = ()
-    """All that is wrong with the manifests themselves."""
+    """The faults of the manifests themselves."""
 
     @property
     def held(self) -> tuple[SegmentTable, ...]:
@@ -298,7 +297,7 @@ class Owner:
 
     @property
     def is_manifest_missing(self) -> bool:
-        """Say whether the partition has lost its manifest: where nobody deletes manifests, one should be."""
+        """Say whether the partition has no manifest although its topic is live or restorable."""
         return self.manifest is None and self.topic in {TopicState.LIVE, TopicState.RESTORABLE}
 
 
@@ -309,12 +308,12 @@ class StoredObject:
     key: str
     size_bytes: int
     modified_ms: int
-    """By the store's clock."""
+    """Modification time by the store's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """An object that nobody needs."""
+    """An object that is not needed."""
 
     stored: StoredObject
     partition: TopicIdPartition
@@ -333,7 +332,7 @@ class OrphanPlan:
 
 
 def plan_orphans(owner: Owner, objects: Iterable[StoredObject], *, grace_ms: int, now_ms: int) -> OrphanPlan:
-    """Judge *objects*, which belong to *owner* by their names and were listed before it was looked at."""
+    """Judge *objects*, which belong to *owner* by their names and were listed before *owner* was read."""
     orphans: list[Orphan] = []
     kept: list[tuple[str, Keep]] = []
     for one in objects:
@@ -363,12 +362,12 @@ def is_named(owner: Owner, key: str) -> bool:
 
 
 def has_rewritten(table: SegmentTable) -> bool:
-    """Say whether a job took records out of a segment of a table, or did of one that the table had."""
+    """Say whether a job rewrote a segment of a table, or one that the table had before."""
     return any(writer.startswith(REWRITER_PREFIX) for writer in table.writers)
 
 
 def tables_of(owner: Owner) -> Iterator[SegmentTable]:
-    """Yield all segments that the owner's manifests name."""
+    """Yield the tables of all segments that the owner's manifests name."""
     if owner.manifest is not None:
         yield owner.manifest.segments
         yield from (one.segments for one in owner.manifest.retired)
@@ -387,7 +386,7 @@ def _reason_to_keep(owner: Owner, one: StoredObject, *, grace_ms: int, now_ms: i
     if is_named(owner, one.key):
         return Keep.NAMED
     found = parse_data_key(one.key.removesuffix(INDEX_SUFFIX))
-    # What a join has left is never named, so its offsets say nothing: its age decides.
+    # Leftovers of a join are never named, so their offsets decide nothing; their age does.
     whole = found or parse_joined_part_key(one.key)
     is_its_own = (
         parse_spillover_key(owner.partition, one.key) is not None
@@ -408,11 +407,11 @@ def _reason_to_keep(owner: Owner, one: StoredObject, *, grace_ms: int, now_ms: i
 def _reason_of_offsets(
     manifest: PartitionManifest, found: DataKey, *, grace_ms: int, now_ms: int
 ) -> Keep | None:
-    # An upload begins at the archive's end. So one that began earlier is over, and cannot come again;
-    # one of a leader that was deposed is refused.
+    # An upload begins at the archive's end. So an upload that began earlier is over, and cannot complete
+    # any more; a deposed leader's commit is refused.
     if found.base_offset >= manifest.next_offset and found.leader_epoch >= manifest.leader_epoch:
         return Keep.AT_THE_END
-    # These left the manifest at once, however old their objects are.
+    # These segments left the manifest at once, however old their objects are.
     if any(
         one.replaced_at_ms + grace_ms > now_ms
         and one.base_offset <= found.last_offset

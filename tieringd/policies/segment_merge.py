@@ -1,55 +1,50 @@
 """
-Which neighbouring small segments of an archive are worth being one object.
+Which neighbouring small segments of an archive are worth merging into one object.
 
-A run is two or more segments that follow each other and together are no larger than the target. It
-is as long as it can be: the next segment would not fit, or may not be joined to it. Then it is merged,
-however small. A run at the end may still grow, so it waits until it is larger than the minimum; and
-one that holds such a segment already waits until it is full, else each new segment would have the
-whole run copied again. So a byte is moved by merging at most twice.
+A run is two or more segments that follow each other and together are no larger than the target. A run is
+complete when the next segment would not fit, or may not be joined to it. Then it is merged, however
+small. A run at the end may still grow, so it waits until it is larger than the minimum. A run at the end
+with a segment above the minimum waits until it is complete; otherwise each new segment would cause the
+whole run to be copied again. So a byte is moved by merging at most twice.
 
-Nothing is joined over the first offset of a leader epoch or a bound of what was replaced: that is where
-logs part, and an archive is cut back to where segments meet. Nor over the bounds of what is held for a
-compaction, which may take its place again (`policies.record_removal`). Nor over a gap, nor is what an earlier
-attempt could not merge: it is passed over for good. A merged segment fits into a file of a broker.
+Segments are not joined across the first offset of a leader epoch or a bound of what was replaced: logs
+diverge there, and an archive is cut back to where segments meet. Nor are they joined across the bounds of
+segments that are held for a compaction, which may be put back (`policies.record_removal`), or across a
+gap. Segments that an earlier attempt could not merge are skipped for good. A merged segment fits into a
+broker's file.
 
-This is not compaction, which drops records. What is merged holds every byte of its parts, in order.
+This is not compaction, which drops records. A merged segment holds every byte of its parts, in order.
 
-`merged_segment` makes the manifest's row of a merged segment, from the rows of its parts and its index. The
-row belongs to the merging writer: its name is unique. Its times are chosen so that retention lets none of
-its records go earlier than it would have without the merge.
+`merged_segment` makes the manifest's row of a merged segment, from the rows of its parts and its index.
+The row belongs to the merging writer: its name is unique. Its times are chosen so that retention deletes
+none of its records earlier than it would have without the merge.
 
-`explain_merging` says why a stored segment is not merged with its neighbours, or that it is going to be. It
-decides nothing: it asks the policy. Only the daemon knows what an earlier attempt could not merge, and says
-so in its log.
+`explain_merging` says why a stored segment is not merged with its neighbours, or that it is going to be.
+It decides nothing: it asks the policy. Only the daemon knows what an earlier attempt could not merge, and
+logs it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
-from tieringd.model.segment import NO_TIMESTAMP, RemoteSegment
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.segment import NO_TIMESTAMP, RemoteSegment, SegmentIndex
+from tieringd.model.segment_table import SegmentTable
 from tieringd.policies.retention_time import retention_time_ms
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment import SegmentIndex
-    from tieringd.model.segment_table import SegmentTable
-
-
 FILE_BYTES_MAX = 2**31 - 1
-"""What a broker's index can point at, in bytes, and in offsets from a segment's base."""
+"""The range of a broker's index, in bytes, and in offsets from a segment's base."""
 ROWS_AT_ONCE_MAX = 10_000
-"""Segments that one call looks at: a history of a million is walked in steps, with uploads in between."""
+"""Segments that one call reads: a history of a million is walked in steps, with uploads in between."""
 RUN_SEGMENTS_MAX = 1_000
-"""Well below the number of parts that any store joins, and few enough indexes to hold at once."""
+"""Well below the number of parts that any store can join, and few enough indexes to hold at once."""
 RUNS_AT_ONCE_MAX = 4
-"""As the original has it."""
+"""The same limit as Redpanda's."""
 
 STILL_LOCAL = "its offsets are still on the broker's disk, and a trim compares them with it"
 
@@ -64,9 +59,9 @@ def merged_segment(
     writer_id: str,
 ) -> RemoteSegment:
     """
-    Return the row of the object that *parts* make; *index* is of that.
+    Return the row of the merged object of *parts*; *index* is its index.
 
-    *leader_epoch* and *writer_id* are of the writer who merges.
+    *leader_epoch* and *writer_id* are of the merging writer.
     """
     base_times = [one.base_timestamp_ms for one in parts if one.base_timestamp_ms != NO_TIMESTAMP]
     broker_times = [one.broker_timestamp_ms for one in parts]
@@ -81,20 +76,20 @@ def merged_segment(
         writer_id=writer_id,
         uploaded_at_ms=max(one.uploaded_at_ms for one in parts),
         index_size_bytes=sidecar_bytes,
-        # It stands for all of the records, or for none: a part of which nothing is noted may be newer.
+        # A broker time must cover all records: a part without one may be newer than the others.
         broker_timestamp_ms=NO_TIMESTAMP if NO_TIMESTAMP in broker_times else max(broker_times),
         index_crc32c=sidecar_crc32c,
     )
     counted_from_ms = max(retention_time_ms(one) for one in parts)
     if retention_time_ms(merged) < counted_from_ms:
-        # A part without timestamps counts from its upload, of which the others' timestamps know nothing.
+        # A part without timestamps counts from its upload, which the other parts' timestamps do not reflect.
         return replace(merged, broker_timestamp_ms=counted_from_ms)
     return merged
 
 
 @dataclass(frozen=True, slots=True)
 class MergeSettings:
-    """What is configured for all topics; None where it follows from a topic's segment size."""
+    """The settings for all topics; None where the value follows from a topic's segment size."""
 
     is_enabled: bool = True
     target_bytes: int | None = None
@@ -102,7 +97,7 @@ class MergeSettings:
 
     def limits(self, *, segment_bytes: int) -> MergeLimits:
         """
-        Return what holds for a topic whose broker rolls segments at *segment_bytes*.
+        Return the limits for a topic whose broker rolls segments at *segment_bytes*.
 
         The target is that size, and the minimum half of it. A minimum that is not below the target
         becomes four fifths of the target.
@@ -125,7 +120,7 @@ class MergeLimits:
 
 @dataclass(frozen=True, slots=True)
 class MergeRun:
-    """Segments to be merged: all from *base_offset* to before *next_offset*."""
+    """Segments to be merged: all from *base_offset* up to *next_offset* (exclusive)."""
 
     base_offset: int
     next_offset: int
@@ -145,33 +140,33 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """What to merge, in order, and what not."""
+    """The runs to merge, in order, and the segments that stay."""
 
     runs: tuple[MergeRun, ...]
     passed: tuple[PassedOver, ...]
     resume_offset: int
-    """Where the next call goes on, once the runs are merged."""
+    """Where the next call continues, once the runs are merged."""
     is_complete: bool
     """Whether the end of what may be merged was reached."""
 
 
 def merge_limit_offset(log: LocalLog, *, log_start_offset: int) -> int:
     """
-    Return up to which offset a partition's archive may be merged: what is still on disk stays as it is.
+    Return up to which offset a partition's archive may be merged: segments still on disk are left alone.
 
-    Before a trim a local segment is compared with what is stored of it, by size and checksum where both have
-    the same bounds, and else by reading it all back. Where the log begins is not enough: a broker that
-    crashed may forget a trim, and files that are on their way out are looked at again.
+    Before a trim a local segment is compared with its stored form, by size and checksum where both have
+    the same bounds, and otherwise by reading it all back. The log start offset alone is not enough: a
+    broker that crashed may forget a trim, and files that it is deleting may be observed again.
     """
     return min(log_start_offset, log_start_offset if log.first_offset is None else log.first_offset)
 
 
 def job_limit_offset(manifest: PartitionManifest, *, has_log: bool) -> int | None:
     """
-    Return up to which offset a job may join segments, which sees no broker; None where all may be.
+    Return up to which offset a job without access to a broker may join segments; None for no limit.
 
-    Where a broker has the log, its own part of it stays as it is, as in `merge_limit_offset`. An unclean
-    election cuts an archive back to where segments meet: one that began before the log could not be
+    Where a broker has the log, the local part of it is left alone, as in `merge_limit_offset`. An unclean
+    election cuts an archive back to where segments meet: a segment that began before the log could not be
     replaced from it.
     """
     return manifest.trimmed_offset if has_log else None
@@ -195,13 +190,13 @@ def plan_merges(
     Choose the runs to merge, from *from_offset* on.
 
     *failed* are runs that could not be merged: none of their segments is proposed again. Segments that
-    end after *up_to* are not looked at yet, and count as what may follow. The caller asks for no topic
-    that is compacted.
+    end after *up_to* are left for later, and count as possible continuation of a run. The caller does not
+    ask for compacted topics.
     """
     assert limits.rows_max > limits.run_segments_max, "one step has room for a whole run"
     table = manifest.segments
     walk = _Walk(manifest, limits, failed)
-    # An archive that was cut back behind the cursor is another one from there on.
+    # An archive that was cut back behind the cursor is a different one from there on.
     row = table.row_at_or_after(from_offset) if from_offset <= manifest.next_offset else 0
     stop = row + limits.rows_max
     end = len(table) if up_to is None else _rows_before(table, up_to)
@@ -219,7 +214,7 @@ def plan_merges(
 
 
 class _Walk:
-    """One pass over a table: the run that is being made, and what came of those before."""
+    """One pass over a table: the current run, and the results so far."""
 
     def __init__(
         self, manifest: PartitionManifest, limits: MergeLimits, failed: Collection[MergeRun]
@@ -236,7 +231,7 @@ class _Walk:
         self.passed: list[PassedOver] = []
 
     def take(self, row: int) -> None:
-        """Look at the next segment."""
+        """Add the next segment to the run, or skip it."""
         if self._has_failed(row):
             self.close()
             self._pass_over(row, FAILED)
@@ -251,7 +246,7 @@ class _Walk:
         self._size_bytes += self._sizes[row]
 
     def plan(self, resume_offset: int, *, is_complete: bool) -> MergePlan:
-        """Return what came of the walk; what lies behind *resume_offset* is for the next one to tell."""
+        """Return the plan; segments from *resume_offset* on are left for the next walk, unless they wait."""
         told = (one for one in self.passed if one.reason == WAITS or one.base_offset < resume_offset)
         return MergePlan(tuple(self.runs), tuple(told), resume_offset, is_complete)
 
@@ -267,7 +262,7 @@ class _Walk:
             self._drop(ALONE)
 
     def end(self) -> None:
-        """End the run at the end of what may be merged: more may follow."""
+        """End the run at the end of what may be merged, where more segments may follow."""
         has_one_of_size = any(self._sizes[row] > self._limits.min_bytes for row in self._rows)
         if len(self._rows) > 1 and self._size_bytes > self._limits.min_bytes and not has_one_of_size:
             self._propose()
@@ -288,7 +283,7 @@ class _Walk:
         self._rows, self._size_bytes = [], 0
 
     def _fits(self, row: int) -> bool:
-        """Say whether the run can have *row* as well."""
+        """Say whether *row* fits into the run."""
         first, last = self._rows[0], self._rows[-1]
         return (
             self._lasts[last] + 1 == self._bases[row]
@@ -312,13 +307,13 @@ class _Walk:
 
 
 def is_parted(borders: Sequence[int], base_offset: int, last_offset: int) -> bool:
-    """Say whether one of the ascending *borders* lies between two offsets, so that both sides are there."""
+    """Say whether one of the ascending *borders* separates the two offsets."""
     at = bisect_right(borders, base_offset)
     return at < len(borders) and borders[at] <= last_offset
 
 
 def joining_borders(manifest: PartitionManifest) -> Iterable[int]:
-    """Yield the offsets that no run may lie on both sides of."""
+    """Yield the offsets that no run may cross."""
     for _, start_offset in manifest.epochs:
         yield start_offset
     for one in manifest.replacements:
@@ -327,7 +322,7 @@ def joining_borders(manifest: PartitionManifest) -> Iterable[int]:
 
 
 def _bounds_of_held(manifest: PartitionManifest) -> Iterable[int]:
-    """Yield where what is held begins and ends."""
+    """Yield the bounds of held segments."""
     for one in manifest.retired:
         if one.is_held:
             yield from one.segments.column("base_offset")
@@ -341,14 +336,14 @@ def _rows_before(table: SegmentTable, offset: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MergingTerms:
-    """What holds for a topic."""
+    """A topic's settings for merging."""
 
     is_enabled: bool
     is_compacted: bool
     limits: MergeLimits | None
     """None where its segments are not merged at all."""
     idle_because: str = ""
-    """Why the daemon beside this broker does nothing to the partition."""
+    """Why this broker's daemon does nothing to the partition."""
 
 
 def why_never_merged(terms: MergingTerms) -> str:
@@ -365,7 +360,7 @@ def why_never_merged(terms: MergingTerms) -> str:
 def explain_merging(
     manifest: PartitionManifest, log: LocalLog, terms: MergingTerms, *, log_start_offset: int
 ) -> Mapping[int, str]:
-    """Return what there is to say of each live segment of *manifest*, by its base offset."""
+    """Return an explanation for each live segment of *manifest*, by its base offset."""
     bases = list(manifest.segments.column("base_offset"))
     never = why_never_merged(terms)
     if never or terms.limits is None:

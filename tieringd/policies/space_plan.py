@@ -1,8 +1,8 @@
 """
 Space plan: what the partitions on one filesystem give up when their logs are over the log area.
 
-Nothing is trimmed here. The archiver raises its trim target to the plan's offset, and proves and clamps as
-for any other trim.
+This module trims nothing. The archiver raises its trim target to the plan's offset, and checks and limits
+the trim like any other.
 
 `plan_space` chooses what the partitions on one filesystem give up. Five phases follow each other, and
 planning stops as soon as enough is found:
@@ -17,37 +17,36 @@ After the first two phases each partition is at its local target, or its data is
 phases 3 to 5 override the targets.
 
 Phases 2 to 5 are fair: they go over the partitions in laps, and each partition gives one segment, its
-oldest, in a lap. A lap begins after the partition that gave the last segment of the round before, and goes
-by partition number and then by topic, so that topics take turns.
+oldest, in a lap. A lap begins after the partition that gave the last segment of the round before, and
+goes by partition number and then by topic, so that topics take turns.
 
-In every phase a removal is a prefix of the log, ends at or below the durable offset, and leaves the active
-segment. All phases together make one fixed sequence of segments, of which a plan is the shortest sufficient
-prefix: more pressure never plans less, and no plan goes more than one segment beyond what is needed. What
-is below log start is on its way out: it is neither planned again nor counted as in use.
+In every phase a removal is a prefix of the log, ends at or below the durable offset, and leaves the
+active segment. All phases together make one fixed sequence of segments, of which a plan is the shortest
+sufficient prefix: more pressure never plans less, and no plan goes more than one segment beyond what is
+needed. The broker is already deleting segments below log start: they are neither planned again nor
+counted as in use.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from tieringd.model.partition import TopicPartition
-    from tieringd.model.segment import LocalSegment
-
+from tieringd.model.partition import TopicPartition
+from tieringd.model.segment import LocalSegment
 
 _DEAD_BANDS_IN_TARGET = 20
-"""At least so many: on a small disk one segment can be all the room there is."""
+"""
+The dead band is at most the target divided by this: on a small disk one segment may be all the room there is.
+"""
 
 _size_bytes: Callable[[LocalSegment], int] = attrgetter("size_bytes")
 _next_offset: Callable[[LocalSegment], int] = attrgetter("next_offset")
-"""Of a closed segment: no other is searched or taken."""
+"""For closed segments only: no other is searched or taken."""
 
 ENOUGH = "nothing more is needed"
 ONLY_ACTIVE = "the active segment always stays"
@@ -55,7 +54,7 @@ EMPTY = "there is nothing on disk"
 
 
 class Phase(IntEnum):
-    """Where a removal comes from. They act in this order."""
+    """The source of a removal. Phases act in this order."""
 
     RETENTION = 1
     LOCAL_RETENTION = 2
@@ -84,20 +83,20 @@ class SpacePartition:
 
     topic_partition: TopicPartition
     segments: Sequence[LocalSegment]
-    """The scan's own, ascending, the active one last; shared and never copied."""
+    """The observation's own sequence, ascending, the active one last; shared and never copied."""
     log_start_offset: int
-    """Closed segments that end at or below it are on their way out."""
+    """The broker is already deleting closed segments that end at or below it."""
     durable_next_offset: int
-    """Everything below it is proved durable; nothing at or past it is ever planned."""
+    """Everything below it is durable; nothing at or past it is ever planned."""
     retention_next_offset: int
     """
-    How far the log may go before anything else does.
+    How far the log may be trimmed in the first phase.
 
-    Where local targets are strict: as far as the published hint. Where they are advice: to the local target,
-    since the data past it is on this disk only for as long as there is room.
+    Where local targets are strict: as far as the published hint. Where they are advice: to the local
+    target, because data past it stays on this disk only while there is room.
     """
     local_retention_next_offset: int
-    """How far the local target lets the log go by now; a strict target's hint may lag behind it."""
+    """How far the local target allows a trim by now; a strict target's hint may lag behind it."""
     has_explicit_target: bool
     """Whether the topic has local settings of its own."""
     not_reclaimable: str = ""
@@ -105,23 +104,23 @@ class SpacePartition:
 
     @property
     def closed_count(self) -> int:
-        """Return how many of the segments the broker no longer appends to."""
+        """Return how many of the segments are closed."""
         is_last_active = bool(self.segments) and self.segments[-1].is_active
         return len(self.segments) - is_last_active
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceDemand:
-    """How much is in use, and how much is to be."""
+    """How much is in use, and the target."""
 
     used_bytes: int
-    """By the logs on the filesystem, with what is still on its way out."""
+    """Used by the logs on the filesystem, including segments that the broker is still deleting."""
     target_bytes: int
     """The log area."""
     segment_bytes: int
-    """The size of an ordinary segment: to be over the target by no more than that is not worth a removal."""
+    """The size of an ordinary segment: exceeding the target by no more than that is not worth a removal."""
     overage_coefficient: float
-    """By how much more than the excess to remove, for what is written until the next round; 1 is no more."""
+    """Factor on the excess to remove, for data written until the next round; 1 removes just the excess."""
 
     def __post_init__(self) -> None:
         assert self.overage_coefficient >= 1, "less than the excess never reaches the target"
@@ -144,7 +143,7 @@ class Removal:
 
     topic_partition: TopicPartition
     next_offset: int
-    """The log may go up to here, exclusive."""
+    """The first offset that stays: the log may be trimmed up to here."""
     segment_count: int
     size_bytes: int
 
@@ -164,7 +163,7 @@ class PhasePlan:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What one partition keeps, and why the oldest segment of it stays."""
+    """What one partition keeps, and why its oldest segment stays."""
 
     topic_partition: TopicPartition
     size_bytes: int
@@ -176,17 +175,17 @@ class SpacePlan:
     """What to remove from one filesystem, phase by phase."""
 
     excess_bytes: int
-    """Over the target, without what is on its way out."""
+    """Bytes over the target, without segments that the broker is already deleting."""
     wanted_bytes: int
-    """What to remove: 0 within the dead band."""
+    """Bytes to remove: 0 within the dead band."""
     leaving_bytes: int
-    """On its way out since an earlier trim."""
+    """Bytes that the broker is still deleting since an earlier trim."""
     phases: tuple[PhasePlan, ...]
     """Always all five, in order."""
     kept: tuple[Kept, ...]
     """For every partition, in order of topic and number."""
     cursor: TopicPartition | None
-    """Who gave the last segment in a lap: the next round's laps begin after it."""
+    """The partition that gave the last segment in a lap: the next round's laps begin after it."""
 
     @property
     def removed_bytes(self) -> int:
@@ -199,8 +198,8 @@ class SpacePlan:
         return max(0, self.excess_bytes - self.removed_bytes) if self.wanted_bytes else 0
 
     def cloud_gc_offsets(self) -> dict[TopicPartition, int]:
-        """Return how far each partition's log may go, after all phases."""
-        # A later phase goes on where an earlier one ended, so its offset is the higher one.
+        """Return how far each partition's log may be trimmed, after all phases."""
+        # A later phase continues where an earlier one ended, so its offset is the higher one.
         return {
             removal.topic_partition: removal.next_offset
             for phase in self.phases
@@ -214,7 +213,7 @@ def plan_space(
     """
     Choose what the *partitions* of one filesystem give up.
 
-    *cursor* is the one of the plan that was carried out last; None begins with the first partition.
+    *cursor* is the cursor of the plan that was carried out last; None begins with the first partition.
     """
     heads = sorted(map(_Head, partitions), key=_turn)
     leaving_bytes = sum(_size(head.partition.segments[: head.first]) for head in heads)
@@ -235,10 +234,9 @@ def plan_space(
 
 class _Head:
     """
-    Where a partition's log begins while the phases go over it.
+    A partition's log while the phases go over it.
 
-    *first* counts the segments that are gone, and *end* those that may go at the most: the closed
-    and durable ones.
+    *first* counts the segments that are gone, and *end* how many may go at most: the closed and durable ones.
     """
 
     __slots__ = ("end", "first", "partition")
@@ -250,32 +248,32 @@ class _Head:
         self.end = self.first if partition.not_reclaimable else self.count_to(partition.durable_next_offset)
 
     def count_to(self, next_offset: int) -> int:
-        """Return how many segments are gone once all that may, and end at or below *next_offset*, are."""
+        """Return the count of gone segments once at most *closed* closed ones are left, if allowed."""
         return bisect_right(self.partition.segments, next_offset, self.first, self.end, key=_next_offset)
 
     def count_leaving(self, closed: int) -> int:
-        """Return how many segments are gone once only *closed* closed ones, if so many, are left."""
+        """Return the count of gone segments once at most *closed* closed ones are left, as far as allowed."""
         return max(self.first, min(self.end, self.partition.closed_count - closed))
 
     def take(self, until: int) -> Removal:
-        """Let go of the segments before number *until*."""
+        """Remove the segments before number *until*."""
         gone = self.partition.segments[self.first : until]
         self.first = until
         return Removal(self.partition.topic_partition, _next_offset(gone[-1]), len(gone), _size(gone))
 
 
 def _past_retention(head: _Head) -> int:
-    """Phase 1: return how many segments are gone once all that retention allows are."""
+    """Phase 1: return the count of gone segments once all that retention allows are gone."""
     return head.count_to(head.partition.retention_next_offset)
 
 
 def _past_local_retention(head: _Head) -> int:
-    """Phase 2: the same for the local target as it is by now."""
+    """Phase 2: the same for the current local target."""
     return head.count_to(head.partition.local_retention_next_offset)
 
 
 def _default_to_two_segments(head: _Head) -> int:
-    """Phase 3: leave the active segment and the newest closed one, on default settings."""
+    """Phase 3: leave the active segment and the newest closed one, for topics on default settings."""
     return head.first if head.partition.has_explicit_target else head.count_leaving(closed=1)
 
 
@@ -301,7 +299,7 @@ _REACH: dict[Phase, Callable[[_Head], int]] = {
 def _run_phases(
     heads: Sequence[_Head], wanted_bytes: int
 ) -> tuple[tuple[PhasePlan, ...], TopicPartition | None]:
-    """Run the five phases over *heads*, which are in turn; return also who gave last in a lap."""
+    """Run the five phases over *heads*, which are in lap order; also return the last giver in a lap."""
     phases: list[PhasePlan] = []
     last: TopicPartition | None = None
     for phase, reach in _REACH.items():
@@ -321,7 +319,7 @@ def _take_largest_first(open_heads: Iterable[tuple[_Head, int]], wanted_bytes: i
     """
     Take all that each head may give, the one with most bytes first, until *wanted_bytes* are found.
 
-    Heads with the same number of bytes stay in turn.
+    Heads with the same number of bytes stay in lap order.
     """
     by_size = sorted(
         ((_size(head.partition.segments[head.first : until]), head, until) for head, until in open_heads),
@@ -339,7 +337,7 @@ def _take_largest_first(open_heads: Iterable[tuple[_Head, int]], wanted_bytes: i
 
 
 def _shortest(head: _Head, wanted_bytes: int) -> int:
-    """Return how many segments are gone once *wanted_bytes*, and not a segment more, are."""
+    """Return the count of gone segments once just enough are gone for *wanted_bytes*."""
     until = head.first
     while wanted_bytes > 0:
         wanted_bytes -= head.partition.segments[until].size_bytes
@@ -353,8 +351,8 @@ def _take_in_laps(
     """
     Take one segment of each head in a lap, until *wanted_bytes* are found.
 
-    What each lap takes is summed first, so that the whole laps are taken in one go: one look at
-    each segment, however many laps there are. Returned as well is who gave last in the lap that ended
+    The bytes of each lap are summed first, so that whole laps are taken in one go: each segment is read
+    once, however many laps there are. Also returns the partition that gave last in the lap that ended
     early; None when no lap did.
     """
     laps, missing_bytes = _whole_laps(open_heads, wanted_bytes)
@@ -374,7 +372,7 @@ def _take_in_laps(
 
 
 def _whole_laps(open_heads: Iterable[tuple[_Head, int]], wanted_bytes: int) -> tuple[int, int]:
-    """Return how many laps fit before the one that finds *wanted_bytes*, and what is missing then."""
+    """Return how many laps fit before the one that finds *wanted_bytes*, and the bytes missing then."""
     lap_bytes: list[int] = []
     for head, until in open_heads:
         lap_bytes.extend([0] * (until - head.first - len(lap_bytes)))

@@ -2,22 +2,19 @@
 Spillover: how much of a manifest's oldest part moves into spillover manifests, so that commits stay small.
 
 A manifest that has grown past its target is brought well below it, by parts of about half of the target
-each. So one part and one commit write no more than the target together, and the next spill is far
-away. What the local log still holds stays in the live manifest, whatever its size: trimming and
-retention compare it with local files, segment by segment.
+each. So one part and one commit write no more than the target together, and the next spill is far away.
+What the local log still holds stays in the live manifest, whatever its size: trimming and retention
+compare it with local files, segment by segment.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tieringd.model.manifest import SEGMENTS_REMEMBERED
-
-if TYPE_CHECKING:
-    from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest import SEGMENTS_REMEMBERED, PartitionManifest
 
 PARTS_AT_ONCE_MAX: Final = 64
-"""Only the first spill of a long history has more; what is left follows with the next commit."""
+"""Only the first spill of a long history needs more parts; the rest follows with the next commit."""
 ROWS_MIN: Final = 32
 """A part of fewer segments is not worth an object, whatever the target."""
 
@@ -28,8 +25,9 @@ def plan_spillover(
     """
     Return how many segments go into each new spillover manifest, oldest first; empty for none.
 
-    *size_bytes* is what the manifest takes encoded, *local_offset* the first offset of the local log,
-    or None where there is no local log. While an expired spilled part is still to be deleted, nothing is.
+    *size_bytes* is the encoded size of the manifest. *local_offset* is the first offset of the local log,
+    or None without a local log. Nothing is spilled while all spilled segments have expired and still
+    await deletion.
     """
     spillover = manifest.spillover
     if size_bytes <= target_bytes or (spillover is not None and not spillover.segments):

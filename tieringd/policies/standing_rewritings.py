@@ -1,53 +1,52 @@
 """
-Which rewritings stand, where no manifest says what became of them, and what they do away with.
+Which recorded rewritings are valid, where no manifest says so, and which segments they supersede.
 
-A job that takes records out of segments stores the new ones, then a record that names all of them, and then
-swaps them in. So where there is a record the swap may be taken for done: what it names holds all that the
-archive held there, but for what was to go. Everything else at these offsets is older, is made of what is
-older, or came too late to be named, unless it was made of the new segments in turn; other records tell that.
-Nothing of it may be chosen: it may hold what was erased. What a newer leader wrote at these offsets counts
-as ever: then the rewritten segment is off the lineage (`manifest_rebuild`).
+A job that removes records from segments stores the new segments, then a record that names all of them,
+and then swaps them in. So where there is a record, the swap counts as done: the named segments hold all
+that the archive held there, except for what was removed. Every other object at these offsets is older, is
+made of older ones, or came too late to be named, unless it was made of the new segments in turn; other
+records show that. None of these objects may be chosen: it may hold erased records. What a newer leader
+wrote at these offsets counts as always: then the rewritten segment is off the lineage
+(`manifest_rebuild`).
 
-A rewriting does not stand where
+A rewriting is not valid where
 
-* a segment of it is not stored, nor what that was made into. Of a compaction all must be: a tombstone may
-  have gone from one segment, and what it hid be in another. Those that are missing at its beginning may have
-  expired;
-* a later one, or a later merge, was made of what it should have replaced: it never took place;
-* something was stored later at its offsets that is now all there is of others: so the archive went on
-  without it. A merge that was under way at the time may be either: one that the archive went on with, or one
-  that came too late. If it is all there is of offsets before all others these have rather expired.
+* one of its segments is not stored, nor what that was made into. A compaction needs all of them: a
+  tombstone may have been removed from one segment, and what it hid may be in another. Those missing at
+  its beginning may have expired;
+* a later rewriting or merge was made of the segments that it should have replaced: it never took place;
+* a segment was stored later at its offsets that is now the only one with some of them: so the archive
+  continued without the rewriting. A merge that was under way at the time may be either: one that the
+  archive continued with, or one that came too late. If it is the only segment with offsets before all
+  others, these have rather expired.
 
-What was rewritten and is named by none that stands was left by a job that died. It is better than nothing.
+Rewritten objects that no valid record names were left behind by a job that died. They are used where
+nothing else has their offsets.
 
-One that falls for the first or the last of these reasons may have taken place all the same: what it named was
-damaged or lost since. What was taken out may be back then, so an operator has to hear of it.
+A rewriting that is invalid for the first or the last of these reasons may have taken place all the same:
+its segments were damaged or lost since. The removed records may be back then, so an operator must be told.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tieringd.model.segment import RewritingKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from tieringd.model.segment import Rewriting, SegmentIdentity
+from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
 
 UNDER_WAY_MS: Final = 3_600_000
-"""A merge is named that long after it was stored, at the most."""
+"""A merge is named in a manifest within this time after it was stored."""
 _LAST: Final = attrgetter("last_offset")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRewriting:
-    """A rewriting of which a record is in the bucket."""
+    """A rewriting whose record is in the bucket."""
 
     rewriting: Rewriting
     stored_at_ms: int
@@ -64,21 +63,23 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class StandingRewritings:
-    """What the rewritings that stand name, and what they do away with."""
+    """The segments that valid rewritings name, and those that they supersede."""
 
     named: Mapping[SegmentIdentity, int]
-    """And when that was recorded, in milliseconds."""
+    """The named segments, each with the time of its record in milliseconds."""
     superseded: frozenset[SegmentIdentity]
     fallen: tuple[tuple[SegmentIdentity, int], ...]
-    """What jobs have stored that does not count, though it may have taken its place; likewise with times."""
+    """
+    Segments that jobs have stored but that do not count, although they may have been swapped in; with times.
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Unit:
-    """Segments that count together."""
+    """Segments that are valid or invalid together."""
 
     segments: tuple[SegmentIdentity, ...]
-    """Those that no newer leader has cut back."""
+    """The segments that no newer leader has cut back."""
     kind: RewritingKind
     stored_at_ms: int
 
@@ -90,10 +91,10 @@ def standing_rewritings(
     epoch_starts: Mapping[int, int],
 ) -> StandingRewritings:
     """
-    Judge what is *recorded* of one partition, of which all of *stored* is there.
+    Judge the *recorded* rewritings of one partition.
 
-    *stored* has the newest leader epoch that is known of each. *candidates* are those that may be chosen;
-    *epoch_starts* has the first offset of each leader epoch that they tell of.
+    *stored* maps each stored segment to the newest leader epoch known of it. *candidates* are the
+    segments that may be chosen. *epoch_starts* has the first offset of each leader epoch that they contain.
     """
     lines = _Lines(one.rewriting for one in recorded)
     units = _units(recorded, stored, epoch_starts)
@@ -111,7 +112,7 @@ def standing_rewritings(
             return StandingRewritings(
                 claims.named(),
                 frozenset(one.identity for one in superseded),
-                # A merge takes nothing out.
+                # A merge removes no records.
                 tuple(
                     (one, unit.stored_at_ms)
                     for unit in units
@@ -123,7 +124,7 @@ def standing_rewritings(
 
 
 class _Lines:
-    """What was made of rewritten segments, and of that in turn."""
+    """Which segments were made of rewritten segments, and of those in turn."""
 
     def __init__(self, rewritings: Iterable[Rewriting]) -> None:
         self._made: defaultdict[SegmentIdentity, list[SegmentIdentity]] = defaultdict(list)
@@ -137,7 +138,7 @@ class _Lines:
                     row += 1
 
     def of(self, one: SegmentIdentity) -> frozenset[SegmentIdentity]:
-        """Return all that was made of a segment, and itself."""
+        """Return a segment and all that was made of it."""
         found = self._known.get(one)
         if found is None:
             seen, todo = {one}, [one]
@@ -161,7 +162,7 @@ class _Layers:
         self._count = 0
 
     def add(self, unit: _Unit) -> None:
-        """Take the segments of a unit."""
+        """Add the segments of a unit."""
         for one in unit.segments:
             layer = next((each for each in self._layers if not any(_within(each, one))), None)
             if layer is None:
@@ -171,7 +172,7 @@ class _Layers:
             insort(layer, (one.last_offset, one.base_offset, self._count, one, unit))
 
     def over(self, one: SegmentIdentity) -> Iterator[tuple[SegmentIdentity, _Unit]]:
-        """Yield the segments that have offsets of *one*, and their units."""
+        """Yield the segments that overlap *one*, and their units."""
         for layer in self._layers:
             yield from _within(layer, one)
 
@@ -186,7 +187,7 @@ def _within(
 
 
 class _Claims:
-    """The offsets of the units that stand."""
+    """The offsets of the valid units."""
 
     def __init__(self, lines: _Lines) -> None:
         self._lines = lines
@@ -194,14 +195,14 @@ class _Claims:
         self._layers = _Layers()
 
     def add(self, unit: _Unit) -> None:
-        """Take a unit, unless it contradicts one that was taken before."""
+        """Add a unit, unless it contradicts one that was added before."""
         found = ((one, claim) for one in unit.segments for claim, _ in self._layers.over(one))
         if all(self._lines.are_related(one, claim) for one, claim in found):
             self._units.append(unit)
             self._layers.add(unit)
 
     def against(self, one: SegmentIdentity) -> list[_Unit]:
-        """Return the units that do away with a segment."""
+        """Return the units that supersede a segment."""
         return [unit for claim, unit in self._layers.over(one) if one not in self._lines.of(claim)]
 
     def named(self) -> dict[SegmentIdentity, int]:
@@ -211,7 +212,7 @@ class _Claims:
 
 
 class _NewerLeaders:
-    """Where the log of whoever led after some epoch begins."""
+    """Where the logs of leaders after a given epoch begin."""
 
     def __init__(self, epoch_starts: Mapping[int, int]) -> None:
         self._epochs = sorted(epoch_starts)
@@ -220,7 +221,7 @@ class _NewerLeaders:
         """The smallest first offset of each epoch and all newer ones."""
 
     def have_cut(self, one: SegmentIdentity, known_epoch: int) -> bool:
-        """Say whether they wrote other records at a segment's offsets."""
+        """Say whether leaders after *known_epoch* wrote other records at a segment's offsets."""
         row = bisect_right(self._epochs, known_epoch)
         return row < len(self._epochs) and self._earliest[row] <= one.last_offset
 
@@ -230,11 +231,11 @@ def _units(
     stored: Mapping[SegmentIdentity, int],
     epoch_starts: Mapping[int, int],
 ) -> list[_Unit]:
-    """Return what counts together, that which counts first before the rest."""
+    """Return the units, those with precedence first."""
     units: list[_Unit] = []
     leaders = _NewerLeaders(epoch_starts)
     for one in recorded:
-        # It may hold batches of a newer epoch than the one that its name has.
+        # A segment may hold batches of a newer epoch than the one in its name.
         left = [
             each
             for each in one.rewriting.stored
@@ -244,7 +245,7 @@ def _units(
         is_whole = one.rewriting.kind is RewritingKind.COMPACTED
         groups = [tuple(left)] if is_whole else [(each,) for each in left]
         units += [_Unit(group, one.rewriting.kind, one.stored_at_ms) for group in groups if group]
-    # Of a merge and a rewriting of the same segments the merge still holds what was to go.
+    # Of a merge and a rewriting of the same segments, the merge still holds the removed records.
     return sorted(
         units, key=lambda unit: (unit.kind is not RewritingKind.MERGED, unit.stored_at_ms), reverse=True
     )
@@ -252,20 +253,21 @@ def _units(
 
 def _is_there(unit: _Unit, lines: _Lines, stored: Mapping[SegmentIdentity, int]) -> bool:
     """Say whether all of a unit is stored, or what was made of it; its beginning may have expired."""
-    # `isdisjoint` would go through all that is stored each time: a mapping is no set to it.
+    # `isdisjoint` would iterate over all stored keys each time, because a mapping is not a set.
     there = [any(each in stored for each in lines.of(one)) for one in unit.segments]
     return True in there and all(there[there.index(True) :])
 
 
 def _passed_over(units: Iterable[_Unit], recorded: Iterable[RecordedRewriting], lines: _Lines) -> set[_Unit]:
-    """Return the units that never took place: later on something else was at their offsets."""
+    """Return the units that never took place: later other segments were at their offsets."""
     layers = _Layers()
     for unit in units:
         layers.add(unit)
     found: set[_Unit] = set()
     for one in recorded:
         is_merge = one.rewriting.kind is RewritingKind.MERGED
-        # What was to be replaced was in the manifest then. A merge may have come too late itself.
+        # The replaced segments were in the manifest at that time. A merge's own objects may have come too
+        # late.
         for segments, after_ms in (
             (one.rewriting.replaced, 0),
             (one.rewriting.stored if is_merge else (), UNDER_WAY_MS),
@@ -282,7 +284,7 @@ def _passed_over(units: Iterable[_Unit], recorded: Iterable[RecordedRewriting], 
 def _overtaken(
     superseded: Iterable[Candidate], candidates: Iterable[Candidate], claims: _Claims
 ) -> set[_Unit]:
-    """Return the units that never took place: something later holds offsets that would be lost with it."""
+    """Return the units that never took place: a later segment holds offsets that would be lost with them."""
     superseded = list(superseded)
     gone = {one.identity for one in superseded}
     held = _joined(one.identity for one in candidates if one.identity not in gone)
@@ -306,7 +308,7 @@ def _is_within(spans: Sequence[tuple[int, int]], first: int, last: int) -> bool:
 
 
 def _joined(identities: Iterable[SegmentIdentity]) -> list[tuple[int, int]]:
-    """Return the first and last offsets of what segments hold without a hole."""
+    """Return the first and last offsets of the contiguous ranges that segments hold."""
     spans: list[tuple[int, int]] = []
     for one in sorted(identities, key=attrgetter("base_offset")):
         if spans and one.base_offset <= spans[-1][1] + 1:

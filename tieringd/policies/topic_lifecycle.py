@@ -4,19 +4,20 @@ The lifecycle of a topic's archive: from the topic's deletion to the mark that i
     live -> deleted -> purging -> purged
     live -> kept, kept <-> deleted
 
-A topic is deleted when the cluster says that its id is gone, seen twice with time in between, and has one of
-the bucket's topics that is as old or older. Whatever is less certain changes nothing. Until the purge begins
-every step can be taken back, and a topic that is seen again is live again. What `redpanda.remote.delete`
-does not cover is kept.
+A topic counts as deleted when the cluster says that its id is gone, in two observations with time in
+between, and the cluster has one of the bucket's topics that is as old or older. Less certain evidence
+changes nothing. Until the purge begins every step can be taken back, and a topic that is seen again is
+live again. An archive that `redpanda.remote.delete` does not allow to delete is kept.
 
-`choose_topics` decides which of a bucket's topics are served under their names without a broker. A name can
-stand for several topics: incarnations of one that was deleted and created again, and topics of other
-clusters. Of incarnations the newest is meant that is not purged. Between clusters an operator chooses; a
-cluster that shows up later takes no name away from one that has it.
+`choose_topics` decides which of a bucket's topics are served under their names without a broker. A name
+can stand for several topics: incarnations of one that was deleted and created again, and topics of other
+clusters. Of incarnations the newest one that is not purged is served. Between clusters an operator
+chooses; a cluster that shows up later takes no name away from one that has it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -27,18 +28,17 @@ from tieringd.model.topic_lifecycle import Deletion, Lease, Lifecycle
 from tieringd.policies.retention_time import CLOCK_ERROR_MAX_MS, is_impossible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
+    # An ordinary import would load xxhash into processes that do not need it.
     from tieringd.formats.object_keys import TopicKey
     from tieringd.formats.topic_manifest import TopicManifest
 
 
 CONFIRM_AFTER_MS = 10_000
-"""Two looks that agree on a topic's absence lie at least so far apart."""
+"""Minimum time between two observations that agree on a topic's absence."""
 LEASE_MS = 300_000
-"""A daemon that purges and is not heard of for so long is taken for dead."""
+"""A purging daemon that does not renew its lease for this long counts as dead."""
 LATE_LOOK_MS = 3_600_000
-"""So long after a purge the bucket is searched once more: what a hung process stored late is found then."""
+"""How long after a purge the bucket is searched again, for objects that a hung process stored late."""
 
 _ON_THE_WAY_OUT = (Lifecycle.DELETED, Lifecycle.KEPT)
 BEYOND_RETURN = (Lifecycle.PURGING, Lifecycle.PURGED)
@@ -47,26 +47,26 @@ BEYOND_RETURN = (Lifecycle.PURGING, Lifecycle.PURGED)
 
 @dataclass(frozen=True, slots=True)
 class PresencePlan:
-    """What one look at the cluster says of the topics in a bucket."""
+    """What one observation of the cluster shows of the topics in a bucket."""
 
     absent: frozenset[TopicKey] = frozenset()
-    """Live in the bucket, and not in the cluster."""
+    """Live in the bucket, but not in the cluster."""
     present: frozenset[TopicKey] = frozenset()
-    """Not live in the bucket, and in the cluster all the same."""
+    """Not live in the bucket, but in the cluster."""
     gone: frozenset[TopicKey] = frozenset()
-    """Not in the cluster, as all of its brokers say, in whatever state: only these may be purged."""
+    """In whatever state, and not in the cluster, as all of its brokers say: only these may be purged."""
     nothing_known_because: str = ""
-    """Why nothing follows from the absence of some live topics; empty when there are none such."""
+    """Why the absence of some live topics is no evidence; empty when there are no such topics."""
 
 
 def plan_presence(manifests: Sequence[TopicManifest], ids: Mapping[str, frozenset[str]]) -> PresencePlan:
     """
-    Compare the topics of one cluster in the bucket with the *ids* that its brokers give to their names.
+    Compare the bucket's topics of one cluster with the *ids* that its brokers have for their names.
 
-    A name without an entry was not told of, and says nothing; an empty set means that there is no such topic.
-    A live topic is absent only where one of the bucket's that is no younger is in the cluster under its
-    own id. A cluster that has lost its metadata, and was formatted again under its old id, has none but
-    younger ones: of all that is older the archive is what is left.
+    A name without an entry was not reported, so nothing follows; an empty set means that there is no such
+    topic. A live topic is absent only where another of the bucket's topics that is no younger is in the
+    cluster under its own id. A cluster that has lost its metadata, and was formatted again under its old
+    id, has only younger ones: the archive is then the only copy of all that is older.
 
     A topic without an id is never absent: one that was created again would look the same.
     """
@@ -96,7 +96,7 @@ def plan_presence(manifests: Sequence[TopicManifest], ids: Mapping[str, frozense
 
 
 def _is_gone(key: TopicKey, ids: Mapping[str, frozenset[str]]) -> bool:
-    """Say whether all brokers told of a name, and none has this topic; one that tells no id may have it."""
+    """Say whether all brokers reported a name, and none has this topic; a broker without ids may have it."""
     told = ids.get(key.topic)
     return told is not None and NO_TOPIC_ID not in told and key.topic_id not in told
 
@@ -105,9 +105,9 @@ def noted_as_gone(
     manifest: TopicManifest, *, now_ms: int, by: str, is_to_stay: bool = False
 ) -> TopicManifest:
     """
-    Return the manifest of a topic of which it is certain that the cluster does not have it any more.
+    Return the manifest of a topic that is certainly not in the cluster any more.
 
-    With *is_to_stay* the configuration of now says that its archive is kept, whatever was recorded.
+    With *is_to_stay* the current configuration keeps its archive, whatever was recorded.
     """
     if manifest.lifecycle is not Lifecycle.LIVE:
         return manifest
@@ -122,7 +122,7 @@ def noted_as_gone(
 
 
 def seen_again(manifest: TopicManifest) -> TopicManifest:
-    """Return the manifest of a topic that the cluster has: nothing is to be deleted of it."""
+    """Return the manifest of a topic that the cluster has: a pending deletion is cancelled."""
     if manifest.lifecycle not in _ON_THE_WAY_OUT:
         return manifest
     return replace(manifest, lifecycle=Lifecycle.LIVE, deletion=None)
@@ -130,7 +130,7 @@ def seen_again(manifest: TopicManifest) -> TopicManifest:
 
 def ordered_to_go(manifest: TopicManifest, *, now_ms: int) -> TopicManifest:
     """
-    Return the manifest of a topic whose archive an operator wants to be deleted; the grace begins now.
+    Return the manifest of a topic whose archive an operator deletes; the grace begins now.
 
     Raises:
         ConfigError: It is being purged already, or has been.
@@ -146,10 +146,10 @@ def ordered_to_go(manifest: TopicManifest, *, now_ms: int) -> TopicManifest:
 
 def taken_back(manifest: TopicManifest, *, now_ms: int) -> TopicManifest:
     """
-    Return the manifest of a topic whose archive an operator wants to keep, although the topic is gone.
+    Return the manifest of a deleted topic whose archive an operator wants to keep.
 
     Raises:
-        ConfigError: Nobody deletes it; or it is too late.
+        ConfigError: There is no deletion to take back, or it is too late.
     """
     if manifest.lifecycle is not Lifecycle.DELETED:
         raise ConfigError(
@@ -160,7 +160,9 @@ def taken_back(manifest: TopicManifest, *, now_ms: int) -> TopicManifest:
 
 def moved_away(manifest: TopicManifest, *, now_ms: int, by: str) -> TopicManifest:
     """
-    Return the manifest of a moved topic whose archive *by* is about to purge in the bucket it was moved from.
+    Return the manifest of a moved topic whose archive *by* is about to purge.
+
+    The purge concerns the bucket that the archive was moved from.
 
     Raises:
         ConfigError: It was not moved.
@@ -178,11 +180,11 @@ def purge_resumed(manifest: TopicManifest, *, now_ms: int, by: str, also_from: s
     """
     Return the manifest of a moved topic whose purge was interrupted, with the lease taken by *by*.
 
-    It is taken when it is over; of an owner whose name begins with *also_from* at once. A topic that is
-    not being purged any more stays as it is.
+    A lease is taken when it has expired; the lease of an owner whose name begins with *also_from* at
+    once. A topic that is not being purged stays as it is.
 
     Raises:
-        ConfigError: Another has the lease.
+        ConfigError: Another owner has the lease.
     """
     if manifest.lifecycle is not Lifecycle.PURGING or manifest.deletion is None:
         return manifest
@@ -206,30 +208,30 @@ def _named(manifest: TopicManifest) -> str:
 
 
 class PurgeStep(Enum):
-    """What is to be done about a topic's archive now."""
+    """The next step for a topic's archive."""
 
     NOTHING = "nothing"
     CLAIM = "claim"
     """Take the lease, and then work."""
     WORK = "work"
-    """We hold the lease."""
+    """This owner holds the lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class PurgePlan:
-    """What to do, and why nothing else."""
+    """The next step, and why."""
 
     step: PurgeStep
     reason: str
 
 
 def plan_purge(manifest: TopicManifest, *, now_ms: int, by: str, grace_ms: int) -> PurgePlan:
-    """Return what *by* is to do about a topic's archive."""
+    """Return the next step of *by* for a topic's archive."""
     waits_because = _waits_because(manifest, now_ms=now_ms, grace_ms=grace_ms)
     if waits_because:
         return PurgePlan(PurgeStep.NOTHING, waits_because)
     lease = manifest.deletion.lease if manifest.deletion else None
-    # No daemon takes a lease for longer: a wrong clock noted one that ends later.
+    # No daemon takes a lease for longer, so a wrong clock noted one that ends later.
     if lease is None or not now_ms < lease.until_ms <= now_ms + LEASE_MS + CLOCK_ERROR_MAX_MS:
         return PurgePlan(PurgeStep.CLAIM, "nobody has the lease")
     if lease.owner == by:
@@ -243,7 +245,7 @@ def _waits_because(manifest: TopicManifest, *, now_ms: int, grace_ms: int) -> st
     if manifest.lifecycle in (Lifecycle.LIVE, Lifecycle.KEPT) or deletion is None:
         return f"it is {manifest.lifecycle.value}"
     if manifest.lifecycle is Lifecycle.DELETED:
-        # A clock that was set back lengthens the grace; it never makes it shorter.
+        # A clock that was set back lengthens the grace; it never shortens it.
         left_ms = deletion.noted_at_ms + grace_ms - now_ms
         return f"the grace has {left_ms} ms left" if left_ms > 0 else ""
     if manifest.lifecycle is Lifecycle.PURGED:
@@ -255,7 +257,7 @@ def _waits_because(manifest: TopicManifest, *, now_ms: int, grace_ms: int) -> st
 
 
 def is_misdated(manifest: TopicManifest, *, now_ms: int) -> bool:
-    """Say whether a wrong clock noted when the topic was deleted: the grace cannot be told from that."""
+    """Say whether a wrong clock noted the time of deletion, so that the grace cannot be computed."""
     deletion = manifest.deletion
     return (
         manifest.lifecycle is Lifecycle.DELETED
@@ -265,14 +267,14 @@ def is_misdated(manifest: TopicManifest, *, now_ms: int) -> bool:
 
 
 def redated(manifest: TopicManifest, *, now_ms: int) -> TopicManifest:
-    """Return the manifest with the grace beginning now, where `is_misdated`; else as it is."""
+    """Return the manifest with the grace beginning now, where `is_misdated`; unchanged otherwise."""
     if not is_misdated(manifest, now_ms=now_ms) or manifest.deletion is None:
         return manifest
     return replace(manifest, deletion=replace(manifest.deletion, noted_at_ms=now_ms))
 
 
 def claimed(manifest: TopicManifest, *, now_ms: int, by: str, grace_ms: int) -> TopicManifest:
-    """Return the manifest with the lease taken by *by*, or renewed; as it is where that may not be."""
+    """Return the manifest with the lease taken or renewed by *by*; unchanged where that is not allowed."""
     plan = plan_purge(manifest, now_ms=now_ms, by=by, grace_ms=grace_ms)
     if plan.step is PurgeStep.NOTHING or manifest.deletion is None:
         return manifest
@@ -282,7 +284,7 @@ def claimed(manifest: TopicManifest, *, now_ms: int, by: str, grace_ms: int) -> 
 
 
 def holds_lease(manifest: TopicManifest, *, by: str) -> bool:
-    """Say whether the last lease is *by*'s, and nobody has taken it over."""
+    """Say whether *by* holds the last lease, so that no other owner has taken it over."""
     lease = manifest.deletion.lease if manifest.deletion else None
     return lease is not None and lease.owner == by
 
@@ -294,7 +296,7 @@ def lease_is_short(manifest: TopicManifest, *, now_ms: int) -> bool:
 
 
 def counted(manifest: TopicManifest, *, by: str, segments: int, size_bytes: int) -> TopicManifest:
-    """Return the manifest with what the archive held, noted once, before anything was deleted."""
+    """Return the manifest with the size of the archive, noted once, before anything was deleted."""
     deletion = manifest.deletion
     if deletion is None or deletion.segments is not None or not holds_lease(manifest, by=by):
         return manifest
@@ -302,7 +304,7 @@ def counted(manifest: TopicManifest, *, by: str, segments: int, size_bytes: int)
 
 
 def finished(manifest: TopicManifest, *, now_ms: int, by: str) -> TopicManifest:
-    """Return the manifest when all is deleted, or was searched for once more, by who holds the lease."""
+    """Return the manifest after the lease owner *by* deleted everything, or searched for late objects."""
     deletion = manifest.deletion
     if deletion is None or not holds_lease(manifest, by=by):
         return manifest
@@ -319,12 +321,15 @@ def finished(manifest: TopicManifest, *, now_ms: int, by: str) -> TopicManifest:
 
 @dataclass(frozen=True, slots=True)
 class NamedTopics:
-    """What is served, and what cannot be decided."""
+    """The served topics, and the names that cannot be decided."""
 
     topics: Mapping[str, TopicManifest]
-    """By name."""
+    """The served topics, by name."""
     contested: Mapping[str, tuple[str, ...]]
-    """By name, the clusters that have a topic of it; not among *topics*, unless one had the name before."""
+    """
+    By name, the clusters that have a topic of it. Such a name is in *topics* only if one cluster had it
+    before.
+    """
 
 
 def choose_topics(
@@ -333,7 +338,7 @@ def choose_topics(
     """
     Return which topic each name stands for: of *cluster* alone, or of all where it is None.
 
-    *before* says, by name, of which cluster it was until now.
+    *before* maps each name to the cluster that it belonged to until now.
     """
     newest: dict[str, dict[str, TopicManifest]] = {}
     for manifest in found:

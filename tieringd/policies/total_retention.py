@@ -2,59 +2,57 @@
 Total retention: how much of a partition is kept in all, on the broker and in the archive.
 
 `retention.ms` and `retention.bytes` hold for both tiers together, and each offset counts once, in
-whichever tier it is. What goes is a prefix of whole stored segments. The limits work together: a
-segment goes when either says so, so the larger removal wins. Size removal goes on until the partition
-is at the limit or under it. The walk goes no further than the archive: what is not durable yet is
-uploaded first, and goes later.
+whichever tier it is. A prefix of whole stored segments expires. The limits work together: a segment
+expires when either limit is exceeded, so the larger removal wins. Removal by size continues until the
+partition is at the limit or under it. The walk goes no further than the archive: what is not durable yet
+is uploaded first, and expires later.
 
-What a user's DeleteRecords took from the broker's log (`users_start`) goes as well, whatever the
-limits say. It may end inside a segment: that one stays, and nobody reads what is before in it.
+Records that a user's DeleteRecords removed from the broker's log (`users_start`) expire as well, whatever
+the limits say. The deletion may end inside a segment: that segment stays, but its earlier records are not
+read.
 
-This is not local retention, which only moves data off the broker, and nothing here deletes an
-object. Whoever acts on a plan stores the new start first and deletes objects after, so that a crash
-in between leaves objects that nothing refers to, and never references to nothing.
+This is not local retention, which only moves data off the broker, and this module deletes no object. The
+caller stores the new start first and deletes objects after, so that a crash in between leaves
+unreferenced objects, and never references to missing ones.
 
-What one look would let go is only noted. The next look, an interval later, has to agree: the start of
-a broker's log, its files and its configuration may all be wrong for a moment, and a deletion is for
-ever.
+The first evaluation only notes what would expire. The next one, an interval later, has to agree: the
+start of a broker's log, its files and its configuration may all be wrong for a moment, and a deletion is
+for ever.
 
-`users_start` finds a user's DeleteRecords in the start of the broker's log. A log's start moves on for
-three reasons: we trimmed it, the broker's own retention took whole segments, or a user had records deleted.
-The archive follows only the last, and the broker does not say which one it was. A start is certainly a
-user's where all of this holds:
+`users_start` finds a user's DeleteRecords in the start of the broker's log. A log's start moves for three
+reasons: tieringd trimmed it, the broker's own retention deleted whole segments, or a user had records
+deleted. The archive follows only the last, and the broker does not report the reason. A start is
+certainly a user's where all of this holds:
 
-* it is past our own trims, of which the manifest has a record, and past where the log began when its leader
-  claimed the manifest: replicas roll at different offsets, so what an earlier leader's retention cut may lie
-  inside a segment of ours;
-* it is inside a local segment: retention takes whole ones;
-* no stored segment begins there, so that it is no end of a segment of an earlier leader either.
+* it is past tieringd's own trims, which the manifest records, and past where the log began when its
+  leader claimed the manifest: replicas roll at different offsets, so an earlier leader's retention may
+  have cut inside a segment of this one;
+* it is inside a local segment: retention deletes whole ones;
+* no stored segment begins there, so that it is not the end of an earlier leader's segment either.
 
-Every other start counts as not a user's: then the archive keeps more than it has to, until total retention.
-A log whose offsets are translated (Redpanda's) tells nothing, as its own retention may cut a segment. A
-start is acted on only after two observations that agree, because a broker that crashed may show another
-start for a while.
+Every other start counts as not a user's: then the archive keeps more than it has to, until total
+retention. A log whose offsets are translated (Redpanda's) gives no evidence, because its own retention
+may cut a segment. A start is acted on only after two observations that agree, because a broker that
+crashed may show another start for a while.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.segment import LocalSegment
+from tieringd.model.segment_table import SegmentTable
 from tieringd.policies.retention_time import retention_time_ms
-
-if TYPE_CHECKING:
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment import LocalSegment
-    from tieringd.model.segment_table import SegmentTable
 
 
 def users_start(log: LocalLog, manifest: PartitionManifest, *, log_start_offset: int) -> int | None:
     """
-    Return the offset before which a user deleted the records; None where none did, or it is not certain.
+    Return the offset before which a user deleted the records; None where none did, or it is uncertain.
 
-    It is never past what is archived, and always past the archive's start.
+    It is never past the archive's end, and always past the archive's start.
     """
     start_offset = min(log_start_offset, manifest.next_offset)
     is_ours = log_start_offset <= manifest.trimmed_offset
@@ -76,18 +74,18 @@ class TotalRetention:
     limit_ms: int | None
     limit_bytes: int | None
     deletes: bool = True
-    """Whether `cleanup.policy` has delete in it. Without it retention takes nothing."""
+    """Whether `cleanup.policy` includes delete. Without it retention deletes nothing."""
     is_read_remotely: bool = True
-    """Whether clients can read the archive. If not, all they have is on the broker."""
+    """Whether clients can read the archive. If not, they can read only what is on the broker."""
 
 
 EDITS_INTERVAL_MAX_MS = 1_800_000
-"""What a job has replaced is what an idle partition's readers see for no longer than that."""
+"""Maximum time for which an idle partition's readers see segments that a job has replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionPace:
-    """How often total retention is looked at, and how long objects outlive it."""
+    """How often total retention is evaluated, and how long objects outlive their expiry."""
 
     interval_ms: int
     delete_delay_ms: int
@@ -96,36 +94,39 @@ class RetentionPace:
     @property
     def edits_interval_ms(self) -> int:
         """
-        Return how often an archiver that has nothing to commit looks whether a job edited its manifest.
+        Return how often an archiver with nothing to commit checks for edits by a job.
 
-        In time to delete what the job replaced when that is due, and seldom enough for ten thousand of them.
+        Often enough to delete what the job replaced when that is due, and seldom enough for ten thousand
+        archivers.
         """
         return max(self.interval_ms, min(self.delete_delay_ms // 2, EDITS_INTERVAL_MAX_MS))
 
 
 @dataclass(frozen=True, slots=True)
 class FirstLook:
-    """What an earlier look would have let go, to be confirmed by a later one."""
+    """What an earlier evaluation would have expired, for a later one to confirm."""
 
     start_offset: int
     looked_at_ms: int
     deleted_before: int | None = None
-    """Where it saw that a user's DeleteRecords lets the log begin."""
+    """The log start that it took for a user's DeleteRecords, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class TotalRetentionPlan:
-    """What goes from the head of a partition, and why the next segment stays."""
+    """What expires at the head of a partition, and why the next segment stays."""
 
     start_offset: int
     """The first offset that stays, on the broker and in the archive."""
     segments: int
-    """How many stored segments go: the first so many of the manifest."""
+    """How many of the manifest's first stored segments expire."""
     size_bytes: int
-    """Of their data objects."""
+    """The size of their data objects."""
     kept_because: str
     inside_offset: int | None = None
-    """Where in the first segment that stays a user lets the archive begin; None where that is its base."""
+    """
+    The offset inside the first segment that stays at which a user lets the archive begin; None for its base.
+    """
 
     @property
     def first_offset(self) -> int:
@@ -145,14 +146,13 @@ def plan_total_retention(
     deleted_before: int | None = None,
 ) -> TotalRetentionPlan:
     """
-    Choose the stored segments at the head of *manifest* that total retention lets go.
+    Choose the stored segments at the head of *manifest* that expire.
 
-    Of a manifest that is spilled, *oldest* are the first segments that are still held, from its start on:
-    the plan goes no further than these. *deleted_before* is the answer of `users_start`.
+    For a manifest with spilled segments, *oldest* are the first segments that are still held, from its
+    start on: the plan goes no further than these. *deleted_before* is the result of `users_start`.
 
-    Nothing goes that reaches past *up_to*, which is what an earlier look found. Of a topic that
-    clients do not read from the archive nothing goes that the broker still has: its own retention
-    comes first.
+    No segment that reaches past *up_to*, the result of an earlier evaluation, expires. For a topic whose
+    archive clients do not read, no segment expires that the broker still has: its own retention comes first.
     """
     table = manifest.segments if oldest is None else oldest
     refusal = _why_nothing_goes(limits)
@@ -188,16 +188,16 @@ def expiry_due_ms(
     manifest: PartitionManifest, limits: TotalRetention, first: FirstLook | None, *, interval_ms: int
 ) -> float:
     """
-    Return from when on a look may find something to go, if nothing but the time changes.
+    Return the time from which an evaluation may expire something, if nothing but the time changes.
 
-    Infinity when it never does. What an earlier look found is due an interval after it.
+    Infinity when it never does. The result of an earlier evaluation is due an interval after it.
     """
     if first is not None:
         return first.looked_at_ms + interval_ms
     if not manifest.segment_count or not limits.deletes or limits.limit_ms is None:
         return math.inf
     if manifest.live_offset > manifest.start_offset:
-        return -math.inf  # How old the oldest spilled segment is takes a look.
+        return -math.inf  # Only an evaluation can tell the age of the oldest spilled segment.
     return retention_time_ms(manifest.segments[0]) + limits.limit_ms
 
 
@@ -205,9 +205,9 @@ def plan_local_expiry(log: LocalLog, manifest: PartitionManifest, *, log_start_o
     """
     Return the offset before which the local log is past total retention; None where nothing is.
 
-    The archive has let go of it already, so no copy is asked for. Only whole closed segments count,
-    from the head on. The caller has seen that log and archive are on one lineage: below the archive's
-    start both held the same records.
+    The archive has expired these offsets already, so no stored copy is required. Only whole closed
+    segments count, from the head on. The caller has checked that log and archive are on one lineage:
+    below the archive's start both held the same records.
     """
     if manifest.expired_at_ms is None:
         return None
@@ -224,9 +224,9 @@ def total_bytes(manifest: PartitionManifest, log: LocalLog, *, log_start_offset:
     """
     Return the bytes of a partition in both tiers, each offset counted once.
 
-    What is stored counts as it is stored. Of the local log that leaves what the archive does not
-    hold: its tail, and what it has in the place of a recorded gap. Local segments below the log's
-    start, and those below the archive's, are on their way out and do not count.
+    Stored segments count with their stored size. Of the local log only what the archive does not hold
+    counts: its tail, and its records in a recorded gap. Local segments below the log's start, and those
+    below the archive's, are being deleted and do not count.
     """
     return manifest.size_bytes + sum(
         _only_local_bytes(segment, manifest)
@@ -239,8 +239,8 @@ def _only_local_bytes(segment: LocalSegment, manifest: PartitionManifest) -> int
     """
     Return the bytes of a local segment that are not in the archive as well.
 
-    Where a part of it is stored, that part's stored size is taken off. It may be too much, where
-    other bytes are stored or they were cut elsewhere, and then less goes than could.
+    Where a part of it is stored, that part's stored size is subtracted. That may be too much, where other
+    bytes are stored or segments were cut elsewhere; then less expires than could.
     """
     end = manifest.next_offset if segment.next_offset is None else segment.next_offset
     in_gap = any(gap.base_offset < end and gap.next_offset > segment.base_offset for gap in manifest.gaps)
@@ -259,7 +259,7 @@ def _why_nothing_goes(limits: TotalRetention) -> str:
 
 
 def _why_kept(limits: TotalRetention, *, left_bytes: int, time_ms: int, now_ms: int) -> str:
-    """Say why the oldest segment stays, with *left_bytes* in the partition; empty when it goes."""
+    """Say why the oldest segment stays, with *left_bytes* in the partition; empty when it expires."""
     reasons = []
     if limits.limit_bytes is not None:
         if left_bytes > limits.limit_bytes:

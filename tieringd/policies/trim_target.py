@@ -1,56 +1,53 @@
 """
-The trim target: the offset before which a partition's local log is let go.
+The trim target: the offset before which a partition's local log is trimmed.
 
-It is the smaller of the durable offset and the hint of local retention. Without a hint it is the
-durable offset: local retention has no say then. Where it has a say and its first hint is still to be
-published, nothing goes on its account: a missing hint would let everything go.
+It is the smaller of the durable offset and the hint of local retention. Without a hint it is the durable
+offset: local retention does not limit the trim then. Where local retention applies, but its first hint is
+still to be published, it allows no trim: a missing hint would let everything go.
 
 The space manager may ask for more by a `cloud_gc` offset. That raises the target, never past what is
 durable. A request serves one trim: a later one would act on pressure that is gone.
 
-Some logs are never trimmed by us, whatever is durable. Those are named here too.
+tieringd never trims some logs, whatever is durable. `why_never_trimmed` names those.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.durability import durable_end, why_not_durable
 from tieringd.policies.local_retention import ACTIVE_STAYS, NO_ACTIVE_YET, TrimCandidate, TrimPlan
-
-if TYPE_CHECKING:
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
 
 
 @dataclass(frozen=True, slots=True)
 class TrimWishes:
-    """Who wants how much of a partition's local log to go."""
+    """The requests for a trim of a partition's local log, and what forbids it."""
 
     hint: int | None = None
-    """The hint that is published."""
+    """The published hint."""
     awaits_hint: bool = False
-    """Whether a hint is to come, should there be none: that is `HintShape.has_hint`."""
+    """Whether a hint is to be published if there is none: `HintShape.has_hint`."""
     cloud_gc_offset: int | None = None
-    """What the space manager asked for."""
+    """The offset that the space manager asked for."""
     never_because: str = ""
-    """The answer of `why_never_trimmed`."""
+    """The result of `why_never_trimmed`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrimTarget:
-    """How far one partition may be trimmed now, and what holds it there."""
+    """How far one partition may be trimmed now, and what limits it."""
 
     offset: int
-    """The first offset that stays. Never below the log's start, which is where it stands already."""
+    """The first offset that stays. Never below the current log start offset."""
     spends_cloud_gc: bool
-    """Whether a `cloud_gc` offset was looked at: it is to be cleared once this target was acted on."""
+    """Whether a `cloud_gc` offset was considered: it must be cleared once this target was acted on."""
     because: str
 
 
 def choose_trim_target(wishes: TrimWishes, *, durable_offset: int, log_start_offset: int) -> TrimTarget:
-    """Choose the trim target of a log of which what is below *durable_offset* is durable."""
+    """Choose the trim target of a log that is durable below *durable_offset*."""
     spends = wishes.cloud_gc_offset is not None
     if wishes.never_because:
         return TrimTarget(log_start_offset, spends, wishes.never_because)
@@ -62,7 +59,7 @@ def choose_trim_target(wishes: TrimWishes, *, durable_offset: int, log_start_off
 
 
 def _wanted(wishes: TrimWishes) -> tuple[int | None, str]:
-    """Return how far the log is to be trimmed, durable or not, and who says so; None for all of it."""
+    """Return the wanted log start, durable or not, and the reason; None for no limit."""
     cloud_gc_offset = wishes.cloud_gc_offset
     if wishes.hint is not None:
         wanted, because = wishes.hint, f"local retention keeps offset {wishes.hint} and what follows"
@@ -79,11 +76,11 @@ def why_never_trimmed(
     *, is_kafka: bool, is_compact_only: bool, is_internal: bool, is_read_remotely: bool
 ) -> str:
     """
-    Say why the local log of a topic is never trimmed by us; empty when it may be.
+    Say why tieringd never trims the local log of a topic; empty when it may.
 
-    What is trimmed is read from the archive. A topic that is only written there keeps its log for
-    as long as the broker's own retention says. Kafka refuses DeleteRecords for compact-only and
-    internal topics; Redpanda does not.
+    Trimmed records are read from the archive. A topic that is only written there keeps its log as long as
+    the broker's own retention says. Kafka refuses DeleteRecords for compact-only and internal topics;
+    Redpanda does not.
     """
     if not is_read_remotely:
         return "remote read is off for the topic: only the broker's own retention trims it"
@@ -100,7 +97,7 @@ def plan_trim_to_target(
     """
     Choose the target from what is on disk and in the archive, and the whole segments below it.
 
-    Segments below *log_start_offset* are on their way out already and are not named again.
+    The broker is already deleting segments below *log_start_offset*; they are not listed again.
     """
     up_to, _ = _wanted(wishes)
     durable = durable_end(log, manifest, log_start_offset=log_start_offset, up_to=up_to)

@@ -1,15 +1,15 @@
 """
 Upload planning: what of one partition's log to upload next, and why not the rest.
 
-Planning goes on from the manifest's `next_offset`, oldest first, and stops at the first
-segment that must wait, so the remote log never has a hole that is not recorded.
+Planning starts at the manifest's `next_offset`, oldest first, and stops at the first segment that must
+wait, so the remote log never has a hole that is not recorded.
 
-`seconds_to_loss` estimates how long until the broker's own retention would delete what is not durable yet.
-Kafka deletes a closed segment when its newest record is older than `retention.ms`, and from the head while
-more than `retention.bytes` would remain. The newest record's time is not known before a segment is read, so
-the file's modification time stands for it: for data that arrives as it is produced they are the same. The
-active segment is not safe either. When its newest record has expired, Kafka closes and deletes it in one
-go: it is never seen closed. So what is stable in it is uploaded in time.
+`seconds_to_loss` estimates how long until the broker's own retention would delete what is not durable
+yet. Kafka deletes a closed segment when its newest record is older than `retention.ms`, and from the head
+while more than `retention.bytes` would remain. The newest record's time is not known before a segment is
+read, so the file's modification time is used instead: for data that arrives as it is produced they are
+the same. The active segment is not safe either. When its newest record has expired, Kafka closes and
+deletes it in one go, so no observation shows it as closed. Its stable part is therefore uploaded in time.
 
 `plan_assignment` decides which archivers should run, given what this broker leads and what runs now. An
 archiver belongs to one partition under one leader epoch. A new epoch means a new archiver: the old one
@@ -19,20 +19,15 @@ learned the manifest under a claim that has ended.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tieringd.model.segment import SegmentSlice
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership, LogBounds
+from tieringd.model.segment import LocalSegment, RemoteSegment, SegmentSlice
 from tieringd.policies.retention_time import CLOCK_ERROR_MAX_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from collections.abc import Set as AbstractSet
-
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, LogBounds
-    from tieringd.model.segment import LocalSegment, RemoteSegment
 
 
 def seconds_to_loss(
@@ -45,10 +40,10 @@ def seconds_to_loss(
     now_ms: int,
 ) -> float:
     """
-    Return the time left for the oldest segment that reaches past *next_offset*.
+    Return the time left for the oldest segment that reaches past *next_offset*, in seconds.
 
-    None is retention without limit. Infinity when nothing waits, or nothing limits; 0 when the
-    broker may delete it at its next check. By size the active segment is never deleted.
+    None as *retention_ms* or *retention_bytes* means no limit. Infinity when nothing waits, or nothing
+    limits; 0 when the broker may delete it at its next check. By size the active segment is never deleted.
     """
     remaining_bytes = log.size_bytes
     for segment in log.segments:
@@ -67,11 +62,11 @@ def seconds_to_loss(
 
 def rescue_due_ms(log: LocalLog, *, retention_ms: int | None) -> float:
     """
-    Return from when on what is stable in the active segment must not wait until it is closed.
+    Return the time from which the stable part of the active segment must not wait until it is closed.
 
-    Halfway from its last record to its deletion, which leaves the other half for a store that is
-    away. Infinity when the broker deletes nothing by time. A segment that is written to now and
-    then never comes to it, and one that was uploaded has nothing more to give.
+    This is halfway from its last record to its deletion, which leaves the other half for a store that is
+    away. Infinity when the broker deletes nothing by time. A segment that is appended to now and then
+    never reaches that time, and one that was uploaded has nothing left to upload.
     """
     if retention_ms is None or not log.segments or not log.segments[-1].is_active:
         return math.inf
@@ -92,8 +87,8 @@ def plan_assignment(
     """
     Compare *wanted* with *running*.
 
-    A leadership in *fenced* was lost to another writer and is not started again: the two would
-    take the manifest from each other for ever. It may come back under a higher epoch.
+    A leadership in *fenced* was lost to another writer and is not started again: the two would take the
+    manifest from each other for ever. The partition may come back under a higher epoch.
     """
     return AssignmentPlan(
         stop=tuple(sorted(running - wanted, key=_order)),
@@ -107,14 +102,14 @@ def _order(leadership: Leadership) -> tuple[str, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class UploadLimits:
-    """How much one step of an archiver takes on."""
+    """How much one step of an archiver uploads."""
 
     segments_per_step: int = 4
-    """Uploaded side by side, then committed together: one commit pays for all of them."""
+    """Segments that are uploaded concurrently and then committed together, which saves commits."""
     max_interval_ms: int | None = None
-    """No stable record waits longer than this for its segment to close; None lets it wait."""
+    """Maximum time that a stable record waits for its segment to close; None means no limit."""
     cuts_segments: bool = True
-    """Whether a part of a segment can be uploaded; otherwise each waits until it is closed."""
+    """Whether a part of a segment can be uploaded; if not, each segment waits until it is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +145,12 @@ def plan_uploads(
     is_overdue: bool = False,
 ) -> UploadPlan:
     """
-    Choose what of *log* to upload, given that the archive goes on at *next_offset*.
+    Choose what of *log* to upload, given that the archive continues at *next_offset*.
 
-    None as *next_offset* means that nothing was ever stored: the oldest local segment is the
-    first. A segment is eligible when it is closed and ends at or below the last stable offset.
-    When the last upload is so long ago that *is_overdue*, the stable part of the first segment
-    that is not eligible goes as well: no stable record waits for a segment to close.
+    None as *next_offset* means that nothing was ever stored: the oldest local segment is the first. A
+    segment is eligible when it is closed and ends at or below the last stable offset. When an upload
+    *is_overdue*, the stable part of the first segment that is not eligible is uploaded as well, so that
+    its records do not wait for the segment to close.
     """
     expected = next_offset
     missing: MissingRange | None = None
@@ -168,7 +163,8 @@ def plan_uploads(
             continue
         if expected is not None and segment.base_offset > expected:
             if eligible:
-                # As where a pin is missing. What comes before goes first; a gap follows it then.
+                # This happens where a pin is missing. The offsets before the hole are uploaded first; the
+                # hole becomes a gap later.
                 waits_because = f"offsets {expected} to {segment.base_offset - 1} are missing on disk"
                 break
             missing = MissingRange(expected, segment.base_offset - 1)
@@ -194,11 +190,11 @@ def plan_uploads(
 
 def upload_due_ms(manifest: PartitionManifest, *, interval_ms: int | None, now_ms: int) -> float:
     """
-    Return from when on an upload is overdue: *interval_ms* after the last; infinity without an interval.
+    Return the time from which an upload is overdue: *interval_ms* after the last upload.
 
-    The interval counts from the newest stored segment, which the manifest knows, so it survives
-    restarts and changes of leadership. While nothing is stored it counts from the manifest's
-    beginning. A time that is in the future was noted by a wrong clock: then an upload is overdue now.
+    Infinity without an interval. The interval counts from the upload of the newest segment in the
+    manifest, so it survives restarts and changes of leadership. While nothing is stored it counts from
+    the manifest's beginning. A time in the future was noted by a wrong clock: then an upload is overdue now.
     """
     if interval_ms is None:
         return math.inf

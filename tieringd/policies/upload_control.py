@@ -1,49 +1,45 @@
 """
-Upload control: how hard to upload, and whose turn it is.
+Upload control: how hard to upload, and which partition is next.
 
-Three decisions, each a pure function. `update` is the PD controller: the backlog, as a share of
-the disk that was free, becomes shares. `pace_for` turns shares into a pace. `upload_order` says which
-waiting partition goes first.
+Three decisions, each a pure function. `update` is the PD controller: the backlog, as a share of the disk
+that was free, becomes shares. `pace_for` turns shares into a pace. `upload_order` orders the waiting
+partitions.
 
-Shares conserve work. While nothing else wants the machine, uploads run at full speed at any shares.
-While something does (`judge`), shares bound how fast a backlog is caught up with: how
-many uploads at once, and how many bytes per second. They never bound keeping up: a segment that was
-closed a moment ago is not braked, because holding it back saves nothing and grows the backlog. The one
-limit that holds at all times is `cloud_storage_upload_bytes_per_second`.
+Shares conserve work. While nothing else wants the machine, uploads run at full speed at any shares. While
+something does (`judge`), shares limit how fast a backlog is caught up with: how many uploads at once, and
+how many bytes per second. They never limit keeping up: a segment that was closed a moment ago is not
+braked, because holding it back saves nothing and grows the backlog. The one limit that holds at all times
+is `cloud_storage_upload_bytes_per_second`.
 
-Nothing here knows an upload. `archiving.upload_gate` keeps the pace and the order that are
-decided here, and compares waiting partitions by this module's own keys, so there is one order.
+This module knows no uploads. `archiving.upload_gate` enforces the pace and the order that are decided
+here, and compares waiting partitions by this module's own keys, so there is one order.
 
 `judge` decides the contention: whether something else on this machine wants what uploads take. Uploads by
 themselves keep a small machine busy, so a busy machine alone proves nothing. The measure is how busy the
-machine is while no upload runs. Such moments come by themselves when little is uploaded. When they do not
-come and the machine is busy, the policy asks for one: it *listens*, which means that no upload begins until
-the machine was heard without them for a moment. The facts are loads (`HostLoad`), measured over all time
-and over the moments without uploads. The plan is a `ContentionState`. Times are seconds of one clock that
-never goes back.
+machine is while no upload runs. When little is uploaded, such moments occur by themselves. When they do
+not occur and the machine is busy, the policy asks for one: it *listens*, which means that no upload
+begins until the machine's load without uploads was measured for a moment. The facts are loads
+(`HostLoad`), measured over all time and over the moments without uploads. The plan is a
+`ContentionState`. Times are seconds of one clock that never goes back.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tieringd.model.partition import TopicIdPartition
-
+from tieringd.model.partition import TopicIdPartition
 
 CPU, IO, MEMORY = "cpu", "io", "memory"
-"""What others may wait for; the names are those of `/proc/pressure`."""
+"""The resources that others may wait for, with the names of `/proc/pressure`."""
 
 SLOTS = "slots"
 """Holds uploads back: as many are under way as connections and threads allow. Nothing is braked."""
 LIMIT = "limit"
 """Holds uploads back: `cloud_storage_upload_bytes_per_second`."""
 LISTENING = "listening"
-"""Holds uploads back: the machine is heard without uploads for a moment."""
+"""Holds uploads back: the machine's load is measured without uploads for a moment."""
 
 _HELD_BECAUSE = {
     SLOTS: "as many uploads are under way as connections and threads allow",
@@ -60,7 +56,7 @@ _MAX_COEFFICIENT = 1e6
 
 @dataclass(frozen=True, slots=True)
 class HostLoad:
-    """What a machine did in some seconds. Parts are from 0 to 1; None is not known."""
+    """A machine's load in an interval. Parts are from 0 to 1; None is not known."""
 
     seconds: float
     cpu_busy: float | None = None
@@ -70,14 +66,14 @@ class HostLoad:
     io_waiting: float | None = None
     """The same for reads and writes."""
     memory_waiting: float | None = None
-    """The same for memory: pages that were dropped and are needed again, mostly."""
+    """The same for memory: mostly for pages that were dropped and are needed again."""
     cpu_of_others: float | None = None
     """The part of all processors' time that other processes took."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContentionLimits:
-    """From which load on a machine is wanted by others, and what listening may cost."""
+    """The loads from which a machine counts as wanted by others, and what listening may cost."""
 
     cpu_busy: float = 0.9
     cpu_waiting: float = 0.25
@@ -88,11 +84,11 @@ class ContentionLimits:
     listening_seconds_max: float = 10.0
     """Uploads under way may take this long to end; after that the last judgement stays."""
     listening_pause_seconds: float = 5.0
-    """Between two times of listening, at least."""
+    """Minimum time between two phases of listening."""
     growth: float = 0.15
-    """Others that take so much more than after the last judgement are listened to without a pause."""
+    """Other load that has grown by this since the last judgement is listened to without a pause."""
     listening_cost: float = 0.05
-    """The part of the time that listening may take: after a long one the pause is longer."""
+    """The part of the time that listening may take: after a long phase the pause is longer."""
 
     def __post_init__(self) -> None:
         assert self.heard_seconds > 0, "a judgement needs some time"
@@ -101,16 +97,18 @@ class ContentionLimits:
 
 @dataclass(frozen=True, slots=True)
 class ContentionState:
-    """What is known after a look, and what the next look goes on from."""
+    """What is known after a probe, and what the next probe continues from."""
 
     contended_by: str = ""
-    """What others want: `CPU`, `IO` or `MEMORY`; empty when nothing is wanted."""
+    """The resource that others want: `CPU`, `IO` or `MEMORY`; empty when they want none."""
     listening_since: float | None = None
-    """When no upload was let begin any more, so that the machine can be heard; None at other times."""
+    """
+    Since when uploads are kept from beginning, to measure the load without them; None when not listening.
+    """
     listen_at: float = 0.0
-    """Not before this, unless others have come to take more."""
+    """No listening before this, unless other load has grown."""
     load: HostLoad | None = None
-    """What the machine did first after the last judgement; None while that is not known."""
+    """The first load measured after the last judgement; None while that is not known."""
 
     @property
     def is_listening(self) -> bool:
@@ -119,7 +117,7 @@ class ContentionState:
 
 
 def wanted_by(load: HostLoad, limits: ContentionLimits) -> str:
-    """Return what *load* presses on: `CPU`, `IO` or `MEMORY`; empty when the machine has room."""
+    """Return the resource that *load* presses on: `CPU`, `IO` or `MEMORY`; empty for an unloaded machine."""
     if _is_from(load.cpu_busy, limits.cpu_busy) or _is_from(load.cpu_waiting, limits.cpu_waiting):
         return CPU
     if _is_from(load.io_waiting, limits.io_waiting):
@@ -142,20 +140,20 @@ def judge(
     """
     Return what is known at *now*.
 
-    *total* is the load since the last look. *others* is the load of the moments without uploads since the
-    last judgement that used them; it is used as soon as it has `heard_seconds`. *is_catching_up* says
-    whether anything waits that a brake would hold: else there is no reason to listen. *is_moving* says
+    *total* is the load since the last probe. *others* is the load of the moments without uploads since
+    the last judgement that used them; it is used as soon as it has `heard_seconds`. *is_catching_up* says
+    whether any waiting upload would be braked: otherwise there is no reason to listen. *is_moving* says
     whether any upload has succeeded since listening began.
     """
     if others.seconds >= limits.heard_seconds:
         return replace(_ended(state, limits, now=now), contended_by=wanted_by(others, limits), load=None)
     if total.seconds >= limits.heard_seconds and not wanted_by(total, limits):
-        # Uploads run beside whatever else there is, and the machine still has room.
+        # Uploads ran besides all other work, and the machine still has room.
         return replace(_ended(state, limits, now=now), contended_by="")
     if state.listening_since is not None:
         is_over = now >= state.listening_since + limits.listening_seconds_max or not is_catching_up
         if is_over and not is_moving:
-            # The store is away, and listening cost nothing: the machine is to be heard soon after it is back.
+            # The store is away, so listening cost nothing; listen again soon after the store is back.
             return replace(state, listening_since=None, listen_at=now + limits.listening_pause_seconds)
         return _ended(state, limits, now=now) if is_over else state
     if is_catching_up and (now >= state.listen_at or _have_come(state.load, total, limits)):
@@ -178,7 +176,7 @@ def _have_come(before: HostLoad | None, load: HostLoad, limits: ContentionLimits
 
 
 def _ended(state: ContentionState, limits: ContentionLimits, *, now: float) -> ContentionState:
-    """Return *state* without listening, and with the pause that the last listening asks for."""
+    """Return *state* without listening, with a pause in proportion to the last phase of listening."""
     if state.listening_since is None:
         return state
     spent = now - state.listening_since
@@ -195,7 +193,7 @@ class ControllerLimits:
     """The `cloud_storage_upload_ctrl_*` properties. The setpoint is always a backlog of nothing."""
 
     p_coeff: float = -2.0
-    """Negative: a backlog is a negative error, and shall raise the shares."""
+    """Negative: a backlog is a negative error, and must raise the shares."""
     d_coeff: float = 0.0
     """Relative: *p_coeff* multiplies it too."""
     min_shares: int = 100
@@ -209,18 +207,18 @@ class ControllerLimits:
 
 @dataclass(frozen=True, slots=True)
 class ControllerState:
-    """What one update leaves for the next."""
+    """The state that one update leaves for the next."""
 
     error: float = 0.0
-    """Setpoint less backlog, per mille: 0 with nothing to upload, -1000 with a whole free disk of it."""
+    """Setpoint minus backlog, per mille: 0 without a backlog, -1000 with one as large as the free disk."""
 
 
 def backlog_per_mille(*, backlog_bytes: int, free_bytes_at_start: int) -> float:
     """
     Return the backlog as a share of the space that was free when the daemon started.
 
-    It passes 1000 when the backlog is larger than that space was. A disk that had nothing free
-    counts as one byte: any backlog is then as urgent as can be, and none is still none.
+    It exceeds 1000 when the backlog is larger than that space was. A disk that had nothing free counts as
+    one byte: then any backlog is as urgent as possible, and none is still none.
     """
     return _PER_MILLE * backlog_bytes / max(1, free_bytes_at_start)
 
@@ -231,14 +229,13 @@ def update(
     """
     Return the next state, and the shares that uploads have until the next update.
 
-    Call it every `cloud_storage_upload_ctrl_update_interval_ms`. With the default properties
-    shares are twice the backlog per mille: all of them from half the free space on, and the
-    fewest up to a twentieth.
+    Call it every `cloud_storage_upload_ctrl_update_interval_ms`. With the default properties shares are
+    twice the backlog per mille: the maximum from half the free space on, and the minimum up to a twentieth.
     """
     backlog = backlog_per_mille(backlog_bytes=backlog_bytes, free_bytes_at_start=free_bytes_at_start)
     error = 0.0 - backlog
     wanted = limits.p_coeff * (error + limits.d_coeff * (error - state.error))
-    # Clamped first: an integer is made of a number that is known to be small.
+    # Clamped first, so that the integer is made of a number that is known to be small.
     shares = int(min(max(wanted, limits.min_shares), limits.max_shares))
     return ControllerState(error), shares
 
@@ -248,8 +245,8 @@ class UploadPace:
     """
     What uploads may take together, until the next pace.
 
-    *concurrent_uploads* and *bytes_per_second* are the brake: they bind segments that have waited for long.
-    New segments (`is_new`), and what is about to be lost, are bound by *most_uploads* and by
+    *concurrent_uploads* and *bytes_per_second* are the brake: they limit segments that have waited for
+    long. New segments (`is_new`), and those about to be lost, are limited by *most_uploads* and by
     *limit_bytes_per_second* only.
     """
 
@@ -257,13 +254,13 @@ class UploadPace:
     bytes_per_second: int | None
     """None is without limit."""
     held_by: str = ""
-    """What others want of the machine, where there is a brake; see `judge`."""
+    """The resource that others want, where there is a brake; see `judge`."""
     new_uploads: int | None = None
     """How many uploads may run at once where some are new; None is as many as *concurrent_uploads*."""
     limit_bytes_per_second: int | None = None
     """`cloud_storage_upload_bytes_per_second`: binds every upload."""
     is_listening: bool = False
-    """No upload begins, so that the machine can be heard; what is about to be lost begins all the same."""
+    """No upload begins, so that the load can be measured; uploads of data about to be lost still begin."""
 
     def __post_init__(self) -> None:
         assert self.concurrent_uploads >= 1, "a pace lets at least one upload run"
@@ -279,19 +276,21 @@ class UploadPace:
 
 @dataclass(frozen=True, slots=True)
 class PaceLimits:
-    """Between which bounds shares move the pace."""
+    """The bounds between which shares move the pace."""
 
     max_uploads: int
-    """At once, at maximum shares: what connections and threads allow."""
+    """Concurrent uploads at maximum shares: what connections and threads allow."""
     polite_uploads: int = 2
-    """At once, at minimum shares. Two, so that one upload that hangs does not hold up all the others."""
+    """
+    Concurrent uploads at minimum shares. Two, so that one upload that hangs does not hold up all the others.
+    """
     polite_bytes_per_second: int = 16 * 1024 * 1024
     """
-    The rate never falls below this, whatever is measured: a 64 MiB segment takes its turn in
-    four seconds. It is an eighth of a gigabit link, and less of a disk.
+    The rate never falls below this, whatever is measured: a 64 MiB segment then takes four seconds. It is an
+    eighth of a gigabit link, and less of a disk.
     """
     upload_interval_seconds: float | None = None
-    """`cloud_storage_segment_max_upload_interval_sec`: no stable record waits longer."""
+    """`cloud_storage_segment_max_upload_interval_sec`: the maximum wait of a stable record."""
     bytes_per_second: int | None = None
     """`cloud_storage_upload_bytes_per_second`: the limit that holds at all times; None is without one."""
 
@@ -314,13 +313,13 @@ def pace_for(
     """
     Return the pace that *shares* stand for.
 
-    Without contention it is the full pace, whatever the shares. With contention, maximum shares are
-    the full pace too: the kernel's priorities decide. Below them a backlog is braked: its uploads take
-    the same part of the ceiling as *shares* are of the maximum. By default that is a tenth at minimum
-    shares, which leaves a producer nine. The ceiling is *measured_bytes_per_second*, what this machine
-    and store carried lately while an upload was running (`UploadGate.measured_bytes_per_second`). It
-    shrinks when a producer needs the machine, and so does the rate. Without a measurement, or with a low
-    one, it is what makes minimum shares the polite rate. Concurrency rises in a straight line.
+    Without contention it is the full pace, whatever the shares. With contention, maximum shares are the
+    full pace too: the kernel's priorities decide. Below them a backlog is braked: its uploads take the
+    same part of the ceiling as *shares* are of the maximum. By default that is a tenth at minimum shares,
+    which leaves a producer nine. The ceiling is *measured_bytes_per_second*: what this machine and store
+    carried recently while an upload was running (`UploadGate.measured_bytes_per_second`). It shrinks when
+    a producer needs the machine, and so does the rate. Without a measurement, or with a low one, the
+    ceiling is the one that makes minimum shares the polite rate. Concurrency rises linearly.
 
     With an upload interval, the rate is at least what carries *backlog_bytes* within it.
     """
@@ -331,7 +330,7 @@ def pace_for(
             limits.max_uploads,
             None,
             limit_bytes_per_second=limits.bytes_per_second,
-            # At maximum shares nothing that is heard would change the pace.
+            # At maximum shares listening could not change the pace.
             is_listening=contention.is_listening and shares < max_shares,
         )
     polite_uploads = min(limits.polite_uploads, limits.max_uploads)
@@ -352,33 +351,33 @@ def pace_for(
 
 
 def held_because(by: str, waited_seconds: float) -> str:
-    """Say in a sentence what holds an upload back: *by* is one of the above, or what others want."""
+    """Say in a sentence what holds an upload back: *by* is one of the constants above."""
     return f"{_HELD_BECAUSE[by]}; it has waited for {waited_seconds:.1f} s"
 
 
 _NEW_SECONDS = 10.0
-"""Longer than it takes to notice a closed segment and to have its partition's turn, on a busy host."""
+"""Longer than a closed segment takes to be noticed and to get its partition's turn, on a busy host."""
 
 
 def is_new(*, closed_seconds_ago: float) -> bool:
     """
     Say whether a segment has just been closed, so that uploading it is keeping up.
 
-    A file whose time is in the future says nothing: its segment counts as old.
+    A file time in the future gives no evidence: its segment counts as old.
     """
     return 0 <= closed_seconds_ago <= _NEW_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class OrderLimits:
-    """When danger goes before fairness, and how far."""
+    """When danger precedes fairness, and how far."""
 
     near_loss_seconds: float = 3600.0
-    """Data that the broker deletes within this time goes before the rest."""
+    """Data that the broker deletes within this time precedes the rest."""
     last_moment_seconds: float = 60.0
-    """Data this close to deletion waits for no brake: losing it is worse than being impolite."""
+    """Data this close to deletion is exempt from the brake: losing it is worse than being impolite."""
     fair_turn_every: int = 8
-    """One turn in so many is the longest waiter's, however much danger others are in."""
+    """Every n-th turn goes to the partition that waits longest, however much danger others are in."""
 
     def __post_init__(self) -> None:
         assert self.fair_turn_every >= 1, "fair turns come round"
@@ -409,17 +408,17 @@ class WaitingPartition:
 
 
 def is_near_loss(waiting: WaitingPartition, limits: OrderLimits, *, now: float) -> bool:
-    """Say whether *waiting* goes before partitions that are in no danger."""
+    """Say whether *waiting* precedes partitions that are in no danger."""
     return waiting.loss_at - now <= limits.near_loss_seconds
 
 
 def last_moment_of(waiting: WaitingPartition, limits: OrderLimits) -> float:
-    """Return from when on *waiting* is served without a brake."""
+    """Return the time from which *waiting* is served without a brake."""
     return waiting.loss_at - limits.last_moment_seconds
 
 
 def is_fair_turn(turn: int, limits: OrderLimits) -> bool:
-    """Say whether *turn* (the first is 1) is the longest waiter's."""
+    """Say whether *turn* (the first is 1) goes to the partition that waits longest."""
     return turn % limits.fair_turn_every == 0
 
 
@@ -427,11 +426,11 @@ def upload_order(
     waiting: Iterable[WaitingPartition], limits: OrderLimits, *, turn: int, now: float
 ) -> tuple[WaitingPartition, ...]:
     """
-    Return *waiting* in the order in which to serve them, *turn* being the first one's.
+    Return *waiting* in the order in which to serve them; *turn* is the first one's number.
 
-    Whoever is near to loss goes first, the nearest before all; the others follow, least recently
-    served first, so a large backlog buys no second turn while someone else has had none. Every
-    few turns the least recently served goes first all the same: nobody waits for ever.
+    Partitions near to loss come first, the nearest before all. The others follow, least recently served
+    first, so a large backlog buys no second turn while another partition has had none. Every few turns
+    the least recently served partition comes first all the same, so that none waits for ever.
     """
     by_turn = sorted(waiting, key=lambda one: one.turn_key)
     by_loss = sorted(

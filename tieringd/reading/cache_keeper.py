@@ -1,33 +1,40 @@
 """
-The cache keeper: keeps the chunk cache within its limits, and finds room for what is hydrated.
+The cache keeper: keeps the chunk cache within its limits, and makes room for hydrated chunks.
 
-It looks every interval, at once when the disk's areas leave the cache less than it holds, and whenever
-a put needs room. What goes is decided in `policies.cache_trim`. A put that the cache does not take,
-because it is full of what is being read, or its disk is full, read-only or gone, is refused with
-the reason in a metric, and its reader is served without the cache.
+The keeper checks the cache every interval, at once when the disk's areas leave the cache less than it
+holds, and whenever a put needs room. `policies.cache_trim` decides which files are evicted. A put is
+refused if the cache is full of files that are being read, or if its disk is full, read-only or missing.
+The reason is counted in a metric, and the reader is served without the cache.
 
-`OpenChunks` holds the cached files that are being read, and those that stay open for the next reader. Each
-chunk has one descriptor, and all its readers read by position. It closes a chunk without readers when the
-eviction strategy says so, when the file is evicted, or when the disk changes. It belongs to one event loop
-and never blocks it.
+`OpenChunks` holds the cached files that are being read, and those that stay open for the next reader.
+Each chunk has one descriptor, and all its readers read by position. It closes a chunk without readers
+when the eviction strategy says so, when the file is evicted, or when the file changes on disk. It
+belongs to one event loop and never blocks it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.cache.directory import CacheDirectory, OpenFile, PartFile
 from tieringd.cache.faults import reason_of
 from tieringd.errors import LocalFileError
+from tieringd.metrics import CacheMetrics
 from tieringd.policies.cache_trim import (
+    CachedFile,
+    CacheUse,
+    ChunkEvictionLimits,
     OpenChunk,
     ReleasePlan,
     TrimDemand,
+    TrimLimits,
+    TrimPlan,
     fits_at_all,
     has_room,
     plan_cache_trim,
@@ -36,18 +43,10 @@ from tieringd.policies.cache_trim import (
 )
 from tieringd.storage.threads import in_thread, in_thread_or
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from tieringd.cache.directory import CacheDirectory, OpenFile, PartFile
-    from tieringd.metrics import CacheMetrics
-    from tieringd.policies.cache_trim import CachedFile, CacheUse, ChunkEvictionLimits, TrimLimits, TrimPlan
-
-
 log = structlog.get_logger(__name__)
 
 PAUSE_SECONDS = 5.0
-"""For so long nothing is put after the disk refused, and no room is looked for after none was found."""
+"""How long puts are paused after the disk refused one, and evictions after one freed too little room."""
 SAVE_SECONDS = 60.0
 COMPARE_SECONDS = 3600.0
 _FULL = ("enospc", "edquot")
@@ -61,27 +60,31 @@ class OpenEntry:
     segment: str
     number: int
     chunk_count: int
-    """Of the whole segment."""
+    """Number of chunks of the whole segment."""
     used_at: float
     readers: int = 0
     is_listed: bool = True
-    """Whether the next reader may have it; without that the last one closes it."""
+    """Whether new readers may take it. If not, its last reader closes it."""
 
 
 class OpenChunks:
-    """The open chunks of one hydrator, and of the keeper that must not evict what is read."""
+    """
+    The open chunks of a hydrator.
+
+    The keeper shares it, as it must not evict chunks that are being read.
+    """
 
     def __init__(
         self, limits: ChunkEvictionLimits, *, now: Callable[[], float], metrics: CacheMetrics
     ) -> None:
-        """Take the limits; *now* is a clock in seconds that never goes back."""
+        """Keep the limits. *now* is a monotonic clock in seconds."""
         self.limits = limits
         self._now = now
         self._metrics = metrics
         self._entries: dict[str, OpenEntry] = {}
 
     def in_use(self) -> frozenset[str]:
-        """Return the names of files that somebody reads now."""
+        """Return the names of files that have a reader now."""
         return frozenset(name for name, entry in self._entries.items() if entry.readers)
 
     def holds(self, name: str) -> bool:
@@ -89,16 +92,21 @@ class OpenChunks:
         return name in self._entries
 
     def add(self, file: OpenFile, *, segment: str, number: int, chunk_count: int) -> None:
-        """List a file for readers; another one of its name is theirs only who read it already."""
+        """
+        List a file for readers.
+
+        An older file of the same name stays only with the readers that have it.
+        """
         self._unlist(file.name)
         self._entries[file.name] = OpenEntry(file, segment, number, chunk_count, self._now())
         self._metrics.open_chunks.set(len(self._entries))
 
     def take(self, name: str, size_bytes: int) -> OpenEntry | None:
         """
-        Return a chunk for one reader more, who gives it back; None when it is not open.
+        Return a chunk for one more reader, who gives it back, or None if the chunk is not open.
 
-        One that was changed, deleted or cut on the disk is not: it has to be looked at again.
+        A file that was changed, deleted or truncated on the disk does not count as open: the caller
+        opens and checks it again.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -117,12 +125,12 @@ class OpenChunks:
         self._close_unused(entry)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Let no new reader have these, whose files are gone or wrong."""
+        """Hide these files, which were deleted or are wrong, from new readers."""
         for name in names:
             self._unlist(name)
 
     def sweep(self) -> ReleasePlan:
-        """Close what the eviction strategy does not keep open, and return the plan."""
+        """Close the chunks that the eviction strategy does not keep open, and return the plan."""
         by_place = {(entry.segment, entry.number): name for name, entry in self._entries.items()}
         counts = {entry.segment: entry.chunk_count for entry in self._entries.values()}
         plan = plan_releases(
@@ -137,7 +145,7 @@ class OpenChunks:
         return plan
 
     def close(self) -> None:
-        """Close what nobody reads; readers close the rest."""
+        """Close the chunks without readers. Readers close the rest."""
         self.forget(list(self._entries))
 
     def _unlist(self, name: str) -> None:
@@ -154,7 +162,7 @@ class OpenChunks:
 
 @dataclass(frozen=True, slots=True)
 class KeeperSettings:
-    """How large the cache may be, and how often that is looked at."""
+    """How large the cache may be, and how often that is checked."""
 
     limits: TrimLimits
     check_interval_seconds: float = 30.0
@@ -162,7 +170,7 @@ class KeeperSettings:
 
 
 class CacheKeeper:
-    """Own one cache directory. Belongs to one event loop; the blocking work is done in threads."""
+    """Keep one cache directory. Belongs to one event loop; the blocking work runs in threads."""
 
     def __init__(
         self,
@@ -195,28 +203,28 @@ class CacheKeeper:
 
     @property
     def limits(self) -> TrimLimits:
-        """Return what holds now: the settings, and what the disk's areas leave."""
+        """Return the limits that hold now: the settings, lowered to the size that the disk's areas leave."""
         limits = self._settings.limits
         if self._space_bytes is None:
             return limits
         return replace(limits, size_bytes=min(limits.size_bytes, self._space_bytes))
 
     def set_settings(self, settings: KeeperSettings) -> None:
-        """Keep by *settings* from now on."""
+        """Use *settings* from now on."""
         self._settings = settings
         self._look_soon()
 
     def set_space(self, limit_bytes: int | None) -> None:
         """
-        Take what `DiskSpace.cache_limit_bytes` says, or None; what is over it is evicted at once.
+        Set the limit from `DiskSpace.cache_limit_bytes`, or None. Files above it are evicted at once.
 
-        The cache goes before the log: whoever plans a trim of the log tells this one first.
+        The cache shrinks before the log does: the space planner sets this limit before it trims the log.
         """
         self._space_bytes = limit_bytes
         self._look_soon()
 
     async def run(self) -> None:
-        """Look every interval, until cancelled; the access times are saved in the end."""
+        """Check every interval, until cancelled. The access times are saved at the end."""
         try:
             while True:
                 await self.step()
@@ -228,13 +236,13 @@ class CacheKeeper:
             await self._save()
 
     async def step(self) -> TrimPlan | None:
-        """Look once, and evict what is too much; None while the directory cannot be used."""
+        """Check once, and evict the excess. Returns None while the directory cannot be used."""
         now = asyncio.get_running_loop().time()
         if not await self._start(now):
             return None
         if now - self._compared_at >= COMPARE_SECONDS:
             self._compared_at = now
-            with suppress(LocalFileError):  # The next look at it says what is wrong, if it still is.
+            with suppress(LocalFileError):  # The next use of the directory reports the fault, if it persists.
                 await in_thread(self.directory.compare)
         async with self._trimming:
             plan = await self._trim(await self._use())
@@ -246,9 +254,9 @@ class CacheKeeper:
 
     async def begin(self, name: str, size_bytes: int) -> PartFile | None:
         """
-        Begin a file of *size_bytes*; None where the cache does not take it.
+        Begin a file of *size_bytes*, or return None if the cache does not take it.
 
-        The caller ends the part whatever happens: with `settle` once it is published, else with `abandon`.
+        The caller must end the part in every case: with `settle` once it is published, else with `abandon`.
         """
         now = asyncio.get_running_loop().time()
         reason = ""
@@ -271,7 +279,7 @@ class CacheKeeper:
         return part
 
     async def publish(self, part: PartFile) -> OpenFile | None:
-        """Give a part its name; None where the disk does not take it."""
+        """Give a part its final name, or return None if the disk refuses."""
         try:
             opened = await in_thread_or(_close, partial(self.directory.publish, part))
         except LocalFileError as error:
@@ -285,7 +293,7 @@ class CacheKeeper:
         self._publish()
 
     async def abandon(self, part: PartFile) -> None:
-        """Remove a part that was not published, and give back what was reserved for it."""
+        """Remove a part that was not published, and release its reservation."""
         try:
             await in_thread(part.abandon)
         finally:
@@ -299,26 +307,26 @@ class CacheKeeper:
         self._publish()
 
     def mistrust(self, name: str) -> None:
-        """Have a file checked again before anybody else reads it."""
+        """Have a file checked again before the next reader gets it."""
         self.open_chunks.forget((name,))
         self._accounts.set_checked(name, None)
 
     def touch(self, name: str) -> None:
-        """Note that a file is read now."""
+        """Record that a file is read now."""
         self._accounts.touch(name, accessed_ms=self.directory.now_ms())
 
     def note_refusal(self, error: LocalFileError) -> None:
-        """Take in that the disk refused a put: for a while nothing is put."""
+        """Record that the disk refused a put: puts pause for a while."""
         self._disk_refuses_until = asyncio.get_running_loop().time() + PAUSE_SECONDS
         self._refuse(reason_of(error))
         self._say(str(error))
 
     async def _start(self, now: float) -> bool:
-        """Read the directory once; a directory that cannot be used is tried again with each look."""
+        """Read the directory once. A directory that cannot be used is tried again at each check."""
         if self._is_started:
             return True
         async with self._starting:
-            if self.is_started:  # Meanwhile, by whoever was before us in line.
+            if self.is_started:  # Another caller started it while this one waited.
                 return True
             if now < self._disk_refuses_until:
                 return False
@@ -340,14 +348,14 @@ class CacheKeeper:
         return True
 
     async def _reserve(self, size_bytes: int) -> bool:
-        """Promise room to one file, evicting others where that is what it takes."""
+        """Reserve room for one file, and evict others if that is necessary."""
         if await self._reserved_now(size_bytes):
             return True
         now = asyncio.get_running_loop().time
         if now() < self._no_room_until:
             return False
         async with self._trimming:
-            # Whoever was before us in line may have made enough.
+            # An eviction while this call waited may have freed enough.
             if await self._reserved_now(size_bytes):
                 return True
             use = await self._use(size_bytes)
@@ -374,7 +382,7 @@ class CacheKeeper:
                 )
             except LocalFileError as error:
                 if attempt == 1 and reason_of(error) in _FULL:
-                    # Somebody else has filled the disk: the cache gives up as much as it asks for.
+                    # Another program filled the disk: the cache evicts as many bytes as it needs.
                     async with self._trimming:
                         await self._evict(await self._plan(TrimDemand(size_bytes, 1, "its disk is full")))
                     continue
@@ -385,7 +393,7 @@ class CacheKeeper:
     async def _use(self, wanted_bytes: int = 0) -> CacheUse:
         free_bytes: int | None = None
         if self.limits.min_free_bytes:
-            with suppress(LocalFileError):  # Then the put itself says what is wrong with the disk.
+            with suppress(LocalFileError):  # Then the put itself reports the fault of the disk.
                 free_bytes = await in_thread(self.directory.free_bytes)
         return replace(
             self._accounts.use(),
@@ -397,7 +405,8 @@ class CacheKeeper:
     async def _trim(self, use: CacheUse) -> TrimPlan:
         demand = trim_demand(use, self.limits)
         if use.wanted_bytes and self._carry_over:
-            # Those who were next in turn the last time are enough for one put: no plan over all files.
+            # The files that the last plan listed next are enough for one put, so no plan over all files
+            # is made.
             least = replace(self.limits, low_watermark=1.0)
             candidates = self._accounts.unchanged(self._carry_over)
             self._carry_over = ()
@@ -411,7 +420,7 @@ class CacheKeeper:
         return plan
 
     async def _plan(self, demand: TrimDemand, candidates: tuple[CachedFile, ...] | None = None) -> TrimPlan:
-        """Plan over *candidates*, or else over all files; many of them take a moment."""
+        """Plan over *candidates*, or over all files by default. Runs in a thread, as many files take time."""
         in_use, carryover_bytes = self.open_chunks.in_use(), self.limits.carryover_bytes
 
         def plan() -> TrimPlan:
@@ -428,7 +437,7 @@ class CacheKeeper:
         if not files:
             return
         names = [file.name for file in files]
-        # An open file keeps its room on the disk.
+        # A deleted file frees its space on the disk only when it is closed.
         self.open_chunks.forget(names)
         evicted_bytes = await in_thread(self.directory.evict, names)
         self._metrics.evicted_bytes.inc(evicted_bytes)
@@ -448,7 +457,7 @@ class CacheKeeper:
     async def _save(self) -> None:
         if not self._is_started:
             return
-        with suppress(LocalFileError):  # They are only advice; a disk that takes nothing is said elsewhere.
+        with suppress(LocalFileError):  # They are only advice. Puts report a disk that accepts no writes.
             await in_thread(self.directory.save_access_times)
 
     def _look_soon(self) -> None:

@@ -1,48 +1,44 @@
 """
-Downloading chunks: from the object store into the cache, or to the reader where that takes nothing.
+Download chunks: from the object store into the cache, or to the reader if the cache does not take them.
 
-The bytes of an ordinary chunk are in memory once, from the socket to the file: they are checked there,
-before the file has a name. A larger one (whole-segment mode) goes to its file piece by piece and is
-checked in it. What is wrong is downloaded once more, and is corrupt if it is wrong again.
+The bytes of an ordinary chunk are in memory once, on their way from the socket to the file. They are checked
+there, before the file gets its name. A larger chunk (whole-segment mode) goes to its file piece by piece and
+is checked in the file. A wrong chunk is downloaded once more, and is corrupt if it is wrong again.
 
-`ByteBudget` bounds how many downloads run at once and how many bytes they hold. It serves requests in the
-order in which they arrive. A request for more bytes than the whole budget runs alone. A budget belongs to
-one event loop.
+`ByteBudget` bounds how many downloads run at once and how many bytes they hold. It serves requests in
+the order in which they arrive. A request for more bytes than the whole budget runs alone. A budget
+belongs to one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import structlog
 
+from tieringd.cache.directory import OpenFile, PartFile
 from tieringd.cache.faults import located, read_exactly
 from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
 from tieringd.formats.batch_check import check_batches, check_batches_in
+from tieringd.metrics import CacheMetrics
+from tieringd.policies.reading import Chunk
+from tieringd.reading.cache_keeper import CacheKeeper
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from tieringd.cache.directory import OpenFile, PartFile
-    from tieringd.metrics import CacheMetrics
-    from tieringd.policies.reading import Chunk
-    from tieringd.reading.cache_keeper import CacheKeeper
-    from tieringd.storage.base import ObjectStore
-
 
 log = structlog.get_logger(__name__)
 
 PIECE_BYTES = 16 << 20
-"""What one request asks for: an ordinary chunk whole."""
+"""How many bytes one request asks for. An ordinary chunk takes one request."""
 
 Downloaded: TypeAlias = "OpenFile | bytes | None"
-"""In the cache, or in memory, or not at all: neither takes it."""
+"""The chunk in the cache, or in memory, or None if neither takes it."""
 
 
 class ByteBudget:
@@ -62,12 +58,12 @@ class ByteBudget:
 
     @property
     def holders(self) -> int:
-        """Return to how many."""
+        """Return how many requests hold a slot."""
         return self._holders
 
     @asynccontextmanager
     async def take(self, size_bytes: int) -> AsyncIterator[None]:
-        """Hold a slot and *size_bytes* for the time of the context; wait for one's turn before."""
+        """Wait for a turn, then hold a slot and *size_bytes* for the time of the context."""
         size_bytes = min(size_bytes, self._size_bytes)
         if self._waiting or not self._has(size_bytes):
             await self._turn(size_bytes)
@@ -86,10 +82,10 @@ class ByteBudget:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._return(size_bytes)  # Its turn had come, and nobody is there to use it.
+                self._return(size_bytes)  # The turn came, but its request was cancelled.
             else:
                 self._waiting.remove(entry)
-                self._call_next()  # The one behind may have been waiting only for its size.
+                self._call_next()  # The next request may fit where this one did not.
             raise
 
     def _has(self, size_bytes: int) -> bool:
@@ -107,7 +103,7 @@ class ByteBudget:
     def _call_next(self) -> None:
         while self._waiting and self._has(self._waiting[0][0]):
             size_bytes, turn = self._waiting.popleft()
-            # A cancelled one takes itself out, a moment later.
+            # A cancelled request removes itself a moment later.
             if turn.done():
                 self._waiting.appendleft((size_bytes, turn))
                 return
@@ -117,15 +113,15 @@ class ByteBudget:
 
 @dataclass(frozen=True, slots=True)
 class DownloadLimits:
-    """How much is downloaded at once. Every download holds what it needs until it has ended."""
+    """How much is downloaded at once. A download holds its share until it has ended."""
 
     downloads_max: int = 16
     bytes_max: int = 256 << 20
-    """In memory, of all downloads together."""
+    """Memory of all downloads together."""
     stream_bytes_max: int = 64 << 20
-    """The largest chunk that is held in memory for its readers where the cache does not take it."""
+    """The largest chunk that is held in memory for its readers if the cache does not take it."""
     piece_timeout_seconds: float = 60.0
-    """For one request, with its retries: a store that hangs is an error, not a wait for ever."""
+    """For one request, including its retries. After it, a store that hangs is reported as an error."""
 
 
 class ChunkDownloader:
@@ -146,12 +142,12 @@ class ChunkDownloader:
         """
         Download *chunk* of the object *key* into the file *name*.
 
-        Without *is_cached* it stays out of the cache; with *is_streamed* it is returned in memory where the
-        cache does not take it, unless it is too large for that.
+        Without *is_cached* the chunk stays out of the cache. With *is_streamed* it is returned in memory
+        if the cache does not take it, unless it is too large for that.
 
         Raises:
-            ObjectNotFound: The object has gone: look at the manifest again.
-            CorruptDataError: Its bytes are wrong, twice; names the object and the position.
+            ObjectNotFound: The object was deleted. Read the manifest again.
+            CorruptDataError: Its bytes were wrong twice. The error names the object and the position.
             StorageUnavailable: The store does not answer.
         """
         async with self._budget.take(self._memory_bytes(chunk)):
@@ -169,7 +165,7 @@ class ChunkDownloader:
         raise AssertionError("the last attempt returns or raises")
 
     def _memory_bytes(self, chunk: Chunk) -> int:
-        """Return what a download of *chunk* may hold in memory."""
+        """Return how many bytes a download of *chunk* may hold in memory."""
         is_streamable = chunk.size_bytes <= self._limits.stream_bytes_max
         return chunk.size_bytes if is_streamable else PIECE_BYTES
 
@@ -185,7 +181,7 @@ class ChunkDownloader:
                 if found is None or isinstance(found, bytes):
                     await self._keeper.abandon(part)
                 else:
-                    self._keeper.settle(part)  # Without a wait, in which nobody would have the open file.
+                    self._keeper.settle(part)  # No await here: a cancellation would leak the open file.
             if found is not None:
                 return found
         if not is_streamed or chunk.size_bytes > self._limits.stream_bytes_max:
@@ -193,7 +189,7 @@ class ChunkDownloader:
         return await self._streamed(key, chunk)
 
     async def _into(self, part: PartFile, key: str, chunk: Chunk) -> Downloaded:
-        """Fill a part and publish it; where the disk fails, return the bytes if they are all here."""
+        """Fill a part and publish it. If the disk fails, return the bytes if all of them are in memory."""
         data: bytes | None = None
         try:
             if chunk.size_bytes <= PIECE_BYTES:
@@ -253,7 +249,7 @@ class ChunkDownloader:
 
 
 def in_object(error: CorruptDataError, key: str, chunk: Chunk) -> CorruptDataError:
-    """Return a fault of a chunk as one of the object that it is from."""
+    """Return *error*, a fault in a chunk, as a fault in the object that the chunk is from."""
     return CorruptDataError(
         error.message,
         source=key,
@@ -265,11 +261,11 @@ def in_object(error: CorruptDataError, key: str, chunk: Chunk) -> CorruptDataErr
 
 def check_file(fd: int, chunk: Chunk) -> None:
     """
-    Check that an open file holds what *chunk* says; this blocks.
+    Check that an open file holds the batches of *chunk*. This blocks.
 
     Raises:
-        CorruptDataError: It does not.
-        OSError: It cannot be read.
+        CorruptDataError: The file holds other bytes.
+        OSError: The file cannot be read.
     """
     check_batches_in(
         partial(read_exactly, fd),

@@ -1,34 +1,37 @@
 """
-The history of restored topics: archives of other clusters that a log goes on from, read only.
+The history of restored topics: read-only archives, perhaps of other clusters, that a log continues.
 
-Links never change, so each is read once. That there is none is asked again after a minute, as a restore
-may come at any time; and so are the old manifests, which nobody here writes.
+Links never change, so each is read once. The absence of a link is checked again after a minute, as a
+restore may come at any time. The old manifests, which this process never writes, are checked again after
+a minute as well.
 
-`LogReader` reads a partition from its archive while retention, merges and new leaders change the manifest.
-When an object is gone, it reads the manifest again and goes on from the reader's offset. An object that the
-newest manifest still names is missing. The reader begins with the oldest of the archives that the log
-continues.
+`LogReader` reads a partition from its archive while retention, merges and new leaders change the
+manifest. When an object is gone, it reads the manifest again and goes on from the reader's offset. An
+object that the newest manifest still names is missing, which is an error. The reader begins with the
+oldest of the archives that the log continues.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from crc32c import crc32c
 
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
+from tieringd.archive.record_reader import RecordReader
 from tieringd.errors import (
     ConfigError,
     CorruptDataError,
     ObjectNotFound,
     StorageUnavailable,
 )
-from tieringd.formats.history_link import decode_history_link, encode_history_link
+from tieringd.formats.history_link import HistoryLink, decode_history_link, encode_history_link
 from tieringd.formats.object_keys import (
     TOPIC_MANIFESTS_PREFIX,
     TopicKey,
@@ -36,30 +39,22 @@ from tieringd.formats.object_keys import (
     parse_history_link_key,
     topic_key,
 )
+from tieringd.formats.records import Record
+from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.reading import history_part
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.checked_puts import create
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
-
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.archive.record_reader import RecordReader
-    from tieringd.formats.history_link import HistoryLink
-    from tieringd.formats.records import Record
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.storage.base import ObjectStore
-
 
 LOOK_AGAIN_MS = 60_000
 FORGOTTEN_AFTER_MS = 3_600_000
-"""Manifests that nobody asks for are kept for so long: an archive that was purged is not asked for again."""
+"""How long an unused manifest is kept: an archive that was purged is never read again."""
 LINKS_KEPT_MAX = 16_384
-"""Links, and the knowledge that there is none, of the topics that were asked for last."""
+"""How many topics' links are kept, or the knowledge that a topic has none. The least recently used go."""
 LINKS_MAX = 16
-"""A log that was restored from a restored one, and so on: more than that is no accident any more."""
+"""Longest chain of restores. A chain that is longer, or that is a circle, is reported as a fault."""
 
 EXPIRED = "total retention has let go of them"
 
@@ -77,25 +72,25 @@ class _KnownManifest:
 
 
 class History:
-    """Find what came before a topic. One per process; any number of readers may ask at once."""
+    """Find the archives before a topic's own. One per process; many readers may call it concurrently."""
 
     def __init__(self, store: ObjectStore, manifests: ManifestStore, *, now_ms: Callable[[], int]) -> None:
         self._store = store
         self._manifests = manifests
         self._now_ms = now_ms
         self._links: OrderedDict[TopicKey, _KnownLink] = OrderedDict()
-        """The ones that were asked for last at the end."""
+        """Least recently used first."""
         self._known: OrderedDict[TopicIdPartition, _KnownManifest] = OrderedDict()
-        """The ones that were looked at last at the end."""
+        """Least recently checked first."""
         self._asking: WeakValueDictionary[TopicKey, asyncio.Lock] = WeakValueDictionary()
 
     async def link(self, link: HistoryLink) -> None:
         """
-        Join a topic to its history; a link that is there already has to be the same.
+        Store the link from a topic to its history. A link that is already stored must be the same.
 
         Raises:
-            ConfigError: The topic has another history, the link would make a loop, or the archive that it
-                leads to is being purged.
+            ConfigError: The topic has another history, the link would make a loop, or the linked archive
+                is being purged.
         """
         await self._require_no_loop(link)
         data = encode_history_link(link)
@@ -106,7 +101,7 @@ class History:
                 "or from another offset of it",
                 hint="Delete the topic, create it again and come again: it has a new id then",
             )
-        # Looked at after the link is stored: a purge that is claimed later sees the link.
+        # Read after the link is stored: a purge that is claimed later sees the link.
         history = await self._manifests.load_topic(link.history)
         if history is not None and history.lifecycle in BEYOND_RETURN:
             if is_new:
@@ -118,19 +113,21 @@ class History:
 
     async def link_of(self, topic: TopicKey) -> HistoryLink | None:
         """
-        Return a topic's link as it is stored now; None where there is none.
+        Return a topic's link as it is stored now, or None if it has none.
 
         Raises:
-            CorruptDataError: It is damaged.
+            CorruptDataError: The link is damaged.
         """
         return await self._load(topic)
 
     async def users(self) -> dict[TopicKey, list[TopicKey]]:
         """
-        Return of each archive that topics go on from these topics, of whichever cluster, as stored now.
+        Return the topics of any cluster that continue each archive, as stored now.
+
+        The keys are the continued archives; an archive that no topic continues is not among them.
 
         Raises:
-            CorruptDataError: A link is damaged: nobody knows where it leads.
+            CorruptDataError: A link is damaged, so it is unknown which archive its topic continues.
         """
         found: dict[TopicKey, list[TopicKey]] = {}
         start_after: str | None = None
@@ -151,8 +148,8 @@ class History:
         """
         Return the archives before a partition's own, which begins at *start_offset*: oldest first.
 
-        One ends where the next begins, and the last at *start_offset*. With *is_fresh* their manifests
-        are read again: an object has gone.
+        Each ends where the next begins, and the last one ends at *start_offset*. With *is_fresh* their
+        manifests are read again, because an object is gone.
 
         Raises:
             CorruptDataError: A link or manifest is damaged, or links lead in a circle.
@@ -209,7 +206,7 @@ class History:
         return known.link
 
     async def _loaded(self, key: TopicKey, known: _KnownLink | None) -> HistoryLink | None:
-        """Return a link; while the store is away there is none where there was none."""
+        """Read a link. While the store is unavailable, an earlier finding that there is none stays valid."""
         try:
             return await self._load(key)
         except StorageUnavailable:
@@ -254,10 +251,9 @@ class History:
 
 class LogReader:
     """
-    Read one partition's records in order, once. Owned by one reader.
+    Read one partition's records in order, once. A reader is not shared.
 
-    Offsets that are asked for and are not archived, or not any more, are handed to *on_gap*; each
-    range once.
+    Wanted offsets that are not archived, or not any more, are reported to *on_gap*, each range once.
     """
 
     def __init__(
@@ -276,20 +272,20 @@ class LogReader:
         self._on_gap = on_gap
         self._history = history
         self.next_offset = from_offset
-        """Where reading goes on."""
+        """The next offset to read."""
         self._told_to = from_offset
-        """All gaps before it have been handed on."""
+        """All gaps before this offset have been reported."""
 
     async def records(self, *, read_committed: bool) -> AsyncGenerator[Record]:
         """
-        Yield the records from `next_offset` to the end that the archive has when that is reached.
+        Yield the records from `next_offset` to the end of the archive, as it is when the end is reached.
 
-        It may be called again, to go on with what was archived since.
+        Call it again to read the records that were archived since.
 
         Raises:
-            ObjectNotFound: The newest manifest names an object that the bucket does not have, or there
-                is no manifest.
-            CorruptDataError: Stored bytes are wrong.
+            ObjectNotFound: The newest manifest names an object that the bucket does not have, or the
+                manifest is missing.
+            CorruptDataError: Stored bytes are damaged.
         """
         for number in range(len(await self._parts(is_fresh=False))):
             async with aclosing(self._read(partial(self._part, number), read_committed)) as records:
@@ -304,7 +300,11 @@ class LogReader:
         load: Callable[[bool], Awaitable[PartitionManifest]],
         read_committed: bool,  # noqa: FBT001 passed on, and named everywhere else
     ) -> AsyncGenerator[Record]:
-        """Yield the records of one archive from `next_offset` to its end; *load* is told to look again."""
+        """
+        Yield the records of one archive from `next_offset` to its end.
+
+        *load* returns the archive's manifest. It is called with True to read a newer one.
+        """
         manifest = await load(False)
         while True:
             try:
@@ -349,7 +349,7 @@ class LogReader:
         return manifest
 
     def _begun(self, manifest: PartitionManifest) -> PartitionManifest:
-        """Take note of what *manifest* does not hold any more."""
+        """Move `next_offset` to the start of *manifest*, and report what retention removed before it."""
         if self.next_offset < manifest.start_offset and manifest.expired_at_ms is not None:
             self._note_gap(Gap(self.next_offset, manifest.start_offset - 1, EXPIRED, manifest.expired_at_ms))
         self.next_offset = max(self.next_offset, manifest.start_offset)

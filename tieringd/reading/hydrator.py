@@ -1,71 +1,65 @@
 """
-The hydrator: archived chunks for readers, from the cache, and into it when they are missing.
+The hydrator: gives readers archived chunks from the cache, and downloads missing chunks into it.
 
     async with hydrator.chunk(partition, segment, index, chunk) as found:
         if found.file: send the bytes of found.file, from page cache to socket
         else: send found.data
 
-Readers that want the same chunk wait for one download; when one of them leaves, the others get it
-all the same, and when all leave it is finished for the next. When readers go on from one chunk to the
-next, the one after is hydrated meanwhile. Every batch is checked before a reader sees it: at the
-download, and once more after a restart or when a cached file was touched. What the cache does not take
-is handed out in memory, checked likewise. Nothing here knows a manifest: `ObjectNotFound` means that
-the caller looks at it again.
+Readers that want the same chunk wait for one download. If one of them leaves, the others still get the
+chunk. If all of them leave, the download is finished for the next reader. When readers go on from one
+chunk to the next, the chunk after that is prefetched. Every batch is checked before a reader sees it: at
+the download, and once more after a restart or when a cached file was changed. A chunk that the cache
+does not take is handed out in memory, checked in the same way. The hydrator does not read manifests:
+after `ObjectNotFound` the caller reads the manifest again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.cache.directory import OpenFile
 from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable, TieringError
 from tieringd.formats.cache_names import chunk_name
 from tieringd.formats.object_keys import data_key
-from tieringd.policies.reading import ReadSequences, plan_chunks
+from tieringd.metrics import CacheMetrics
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment, SegmentIndex
+from tieringd.policies.reading import Chunk, ChunkLayout, ReadSequences, plan_chunks
+from tieringd.reading.cache_keeper import CacheKeeper, OpenEntry
 from tieringd.reading.chunk_download import ChunkDownloader, DownloadLimits, check_file
 from tieringd.reading.index_cache import IndexCache
-from tieringd.storage.base import FileSlice
+from tieringd.storage.base import FileSlice, ObjectStore
 from tieringd.storage.threads import in_thread, in_thread_or
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tieringd.cache.directory import OpenFile
-    from tieringd.metrics import CacheMetrics
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.policies.reading import Chunk, ChunkLayout
-    from tieringd.reading.cache_keeper import CacheKeeper, OpenEntry
-    from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
 
 SWEEP_SECONDS = 10.0
 _ATTEMPTS = 3
-"""So often a chunk may be evicted between its arrival and its reader; then it is not cached."""
+"""How often a chunk may be evicted between its download and its reader. After that it is not cached."""
 _LAYOUTS = 1024
 FLIGHTS_MAX = 64
-"""Downloads that may be under way or in line while nobody waits for them any more."""
+"""How many downloads may be running or queued before those without a waiting reader are cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class HydrationLimits:
-    """How segments are cut, and how much is held and fetched."""
+    """How segments are cut into chunks, and how much is held and downloaded."""
 
     chunk_bytes: int = 16 << 20
     """`cloud_storage_cache_chunk_size`."""
     is_whole: bool = False
     """`cloud_storage_disable_chunk_reads`."""
     prefetches_max: int = 4
-    """Chunks that are hydrated ahead of their readers at once."""
+    """How many chunks are prefetched at once."""
     index_bytes_max: int = 64 << 20
-    """Indexes in memory."""
+    """Memory of the cached indexes."""
     downloads: DownloadLimits = field(default_factory=DownloadLimits)
 
 
@@ -76,21 +70,21 @@ class HydratedChunk:
         self, chunk: Chunk, *, data: bytes | None = None, entry: OpenEntry | None = None, keeper: CacheKeeper
     ) -> None:
         self.chunk = chunk
-        """What it holds: a part of the wanted chunk where that one was too large for cache and memory."""
+        """The chunk that it holds: a part of the wanted chunk if that was too large for cache and memory."""
         self.data = data
-        """All its bytes, where they are not in a file."""
+        """All its bytes, if they are not in a file."""
         self.file = FileSlice(entry.file.fd, 0, entry.file.size_bytes) if entry else None
         """All its bytes in an open file, until `close`."""
         self._entry = entry
         self._keeper = keeper
 
     def mark_corrupt(self) -> None:
-        """Let the next reader fetch it again: a client, or the disk, says that its bytes are wrong."""
+        """Make the next reader check the chunk again, because a client or the disk reported wrong bytes."""
         if self._entry is not None:
             self._keeper.mistrust(self._entry.file.name)
 
     def close(self) -> None:
-        """Give it back; again does nothing."""
+        """Give the chunk back. Closing twice is allowed."""
         entry, self._entry = self._entry, None
         if entry is not None:
             self.file = None
@@ -99,7 +93,7 @@ class HydratedChunk:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """One chunk, with all that it takes to get it."""
+    """A wanted chunk, and its object key, file name and number of chunks in its segment."""
 
     key: str
     name: str
@@ -109,19 +103,19 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """How a flight ended well."""
+    """The outcome of a flight that did not fail."""
 
     is_hit: bool = False
-    """It was in the cache already."""
+    """Whether the chunk was in the cache already."""
     data: bytes | None = None
-    """Its bytes, where the cache did not take them."""
+    """The bytes of the chunk, if the cache did not take them."""
     is_refused: bool = False
-    """Neither the cache nor the memory takes it."""
+    """Whether neither the cache nor the memory takes it."""
 
 
 @dataclass(eq=False, slots=True)
 class _Flight:
-    """One download, or one look at the disk, for all who wait for it."""
+    """One download, or one check of a cached file, shared by all callers that wait for it."""
 
     task: asyncio.Task[_Arrival]
     is_prefetch: bool
@@ -155,7 +149,7 @@ class Hydrator:
         self._is_closed = False
 
     def set_limits(self, limits: HydrationLimits) -> None:
-        """Cut segments by *limits* from now on; how much is fetched at once stays as it was."""
+        """Cut segments by *limits* from now on. The limits on concurrent downloads do not change."""
         self._limits = limits
 
     async def run(self) -> None:
@@ -169,7 +163,7 @@ class Hydrator:
         Return a stored segment's index, without the broker's own index files.
 
         Raises:
-            ObjectNotFound: The bucket has no such segment: look at the manifest again.
+            ObjectNotFound: The bucket has no such segment. Read the manifest again.
             CorruptDataError: The index is damaged, or describes another object.
         """
         return await self._indexes.get(partition, segment)
@@ -218,19 +212,20 @@ class Hydrator:
         """
         Return a chunk for a reader, who closes it.
 
-        *next_segment* is where a reader goes on behind *segment*. A chunk that is too large for both the
-        cache and the memory is cut: what is returned is the part of it where reading from *offset* begins,
-        by default its first, and says so.
+        *next_segment* is the segment that a reader reads after *segment*. A chunk that is too large for
+        both the cache and the memory is cut: the returned chunk is then the part of it that holds
+        *offset*, by default its first part.
 
         Raises:
-            ObjectNotFound: The object has gone: look at the manifest again.
-            CorruptDataError: Its bytes are wrong, downloaded twice.
+            ObjectNotFound: The object was deleted. Read the manifest again.
+            CorruptDataError: Its bytes were wrong in two downloads.
             StorageUnavailable: The store does not answer, or the hydrator was closed.
+            LocalFileError: Even the smallest part of the chunk fits neither the cache nor the memory.
         """
         wanted = self._wanted(partition, segment, index, chunk)
         found = await self._hydrated(wanted)
         if found is None:
-            # A layout by size cuts what whole-segment mode does not; only a giant batch stays as it is.
+            # Cutting by size splits a whole-segment chunk. Only a giant batch cannot be split.
             smaller = plan_chunks(index, chunk_bytes=self._limits.chunk_bytes)
             part = smaller.holding(chunk.base_offset if offset is None else offset)
             if part is None or part.size_bytes >= chunk.size_bytes:
@@ -246,7 +241,7 @@ class Hydrator:
     def prefetch(
         self, partition: TopicIdPartition, segment: RemoteSegment, index: SegmentIndex, chunk: Chunk
     ) -> None:
-        """Hydrate a chunk that a reader will want soon, if the cache has room; nobody hears how it ends."""
+        """Hydrate a chunk that a reader will want soon, if the cache has room. Errors are not reported."""
         wanted = self._wanted(partition, segment, index, chunk)
         under_way = sum(flight.is_prefetch for flight in self._flights.values())
         is_here = (
@@ -258,7 +253,11 @@ class Hydrator:
             self._fly(wanted, is_cached=True, is_prefetch=True)
 
     async def close(self) -> None:
-        """End what is under way and close every file that nobody reads; nothing may be asked afterwards."""
+        """
+        Cancel all downloads and close every file without a reader.
+
+        The hydrator cannot be used afterwards.
+        """
         self._is_closed = True
         tasks = [*self._ahead.values(), *self._ended, *(flight.task for flight in self._flights.values())]
         for task in tasks:
@@ -275,7 +274,7 @@ class Hydrator:
         return _Wanted(key, name, chunk, len(self.layout(index).chunks))
 
     async def _hydrated(self, wanted: _Wanted) -> HydratedChunk | None:
-        """Return a chunk for a reader; None where neither the cache nor the memory takes it."""
+        """Return a chunk for a reader, or None if neither the cache nor the memory takes it."""
         chunk, is_hit = wanted.chunk, True
         for attempt in range(_ATTEMPTS + 1):
             entry = self._open.take(wanted.name, chunk.size_bytes)
@@ -310,16 +309,20 @@ class Hydrator:
         if self._flights.get(place) is flight:
             del self._flights[place]
         if not task.cancelled():
-            task.exception()  # Looked at: where nobody waited, nobody has to hear of it.
+            task.exception()  # Retrieved, so that asyncio does not log an error without a waiter.
 
     async def _arrived(self, flight: _Flight) -> _Arrival:
-        """Wait for a flight; a waiter that is cancelled leaves it to the others, or to the next one."""
+        """
+        Wait for a flight.
+
+        A cancelled waiter leaves the flight running for the others, or for the next one.
+        """
         flight.waiters += 1
         try:
             await asyncio.wait({flight.task})
         finally:
             flight.waiters -= 1
-            # Clients that leave at once must not fill the line with what nobody waits for.
+            # Clients that disconnect early must not fill the queue with downloads that no one waits for.
             if not flight.task.done() and not flight.waiters and len(self._flights) > FLIGHTS_MAX:
                 self._flights = {
                     place: other for place, other in self._flights.items() if other is not flight
@@ -347,7 +350,7 @@ class Hydrator:
         return _Arrival(is_hit=is_hit)
 
     async def _from_disk(self, wanted: _Wanted) -> OpenFile | None:
-        """Return the cached file, checked; None when there is none, or it is not what it should be."""
+        """Return the cached file, checked, or None if it is missing or wrong."""
         if not self._keeper.is_started:
             await self._keeper.step()
         directory = self._keeper.directory
@@ -380,7 +383,7 @@ class Hydrator:
         wanted: _Wanted,
         next_segment: RemoteSegment | None,
     ) -> None:
-        """Hydrate the next chunk where readers have come here from the one before."""
+        """Prefetch the next chunk if readers came to this one from the chunk before it."""
         layout, chunk, sequences = self.layout(index), wanted.chunk, self._sequences
         if chunk.number >= len(layout.chunks) or layout.chunks[chunk.number] != chunk:
             return
@@ -402,7 +405,7 @@ class Hydrator:
             self._prefetch_begin_of(partition, next_segment)
 
     def _prefetch_begin_of(self, partition: TopicIdPartition, segment: RemoteSegment) -> None:
-        """Hydrate the first chunk of a segment, whose index may not be here yet."""
+        """Prefetch the first chunk of a segment, whose index may still have to be read."""
         key = data_key(partition, segment)
         if key in self._ahead or self._is_closed:
             return

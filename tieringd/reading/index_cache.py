@@ -1,13 +1,12 @@
 """
 Indexes of stored segments: in memory, in the cache directory, and from the object store.
 
-The memory holds the least recently used ones no longer than there is room; a file in the cache is as
-good as the object, as both carry a checksum and name the data object that they describe. The
-broker's own index files are left out of what is held: they are for putting a segment back, not
-for reading it.
+The memory is bounded: the least recently used indexes are dropped first. A file in the cache is as good
+as the object, as both carry a checksum and name the data object that they describe. The broker's own
+index files are dropped from the indexes in memory: they are needed to restore a segment, not to read it.
 
-`CachedFiles` keeps small whole objects in the chunk cache's directory. The caller checks the bytes of each
-file. After a fault of the disk the caller goes on without the file.
+`CachedFiles` keeps small whole objects in the chunk cache's directory. The caller checks the bytes of
+each file. After a fault of the disk the caller goes on without the file.
 """
 
 from __future__ import annotations
@@ -16,31 +15,26 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.cache.directory import CacheDirectory, PartFile
 from tieringd.cache.faults import located, read_exactly
 from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
 from tieringd.formats.cache_names import cached_name
 from tieringd.formats.object_keys import index_key
 from tieringd.formats.sidecar import decode_sidecar_of
-from tieringd.model.segment import BrokerIndexes
+from tieringd.metrics import CacheMetrics
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import BrokerIndexes, RemoteSegment, SegmentIndex
+from tieringd.reading.cache_keeper import CacheKeeper
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from tieringd.cache.directory import CacheDirectory, PartFile
-    from tieringd.metrics import CacheMetrics
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.reading.cache_keeper import CacheKeeper
-    from tieringd.storage.base import ObjectStore
-
 
 log = structlog.get_logger(__name__)
 
 ENTRY_BYTES = 200
-"""What an entry of a decoded index takes in memory: an object with three integers, and its place."""
+"""Memory that an entry of a decoded index takes: an object with three integers, and a reference to it."""
 _TIMEOUT_SECONDS = 60.0
 
 
@@ -52,11 +46,11 @@ class CachedFiles:
 
     @property
     def buckets(self) -> int:
-        """Return the number of buckets that names are made for."""
+        """Return the number of buckets that file names are spread over."""
         return self._keeper.directory.buckets
 
     async def read(self, name: str, size_bytes: int) -> bytes | None:
-        """Return the bytes of a file that is to have *size_bytes*; None where they cannot be had."""
+        """Return the bytes of a file of *size_bytes*, or None if they are not available."""
         if not self._keeper.is_started:
             await self._keeper.step()
         try:
@@ -66,15 +60,15 @@ class CachedFiles:
             return None
 
     def touch(self, name: str) -> None:
-        """Note that a file was of use."""
+        """Record a use of a file."""
         self._keeper.touch(name)
 
     async def discard(self, name: str) -> None:
-        """Delete a file whose bytes are not what they should be."""
+        """Delete a file whose bytes are wrong."""
         await self._keeper.discard(name)
 
     async def put(self, name: str, data: bytes) -> None:
-        """Put bytes that were checked into the cache, where that takes them."""
+        """Put bytes that were checked into the cache, if it takes them."""
         part = await self._keeper.begin(name, len(data))
         if part is None:
             return
@@ -135,11 +129,15 @@ class IndexCache:
 
     @property
     def held_bytes(self) -> int:
-        """Return about how many bytes of memory the indexes take."""
+        """Return the approximate memory in bytes that the indexes take."""
         return self._held_bytes
 
     async def get(self, partition: TopicIdPartition, segment: RemoteSegment) -> SegmentIndex:
-        """Return a segment's index; one that is wrong in the store is read twice before that is an error."""
+        """
+        Return a segment's index.
+
+        An index that is wrong in the store is read twice before it is an error.
+        """
         key = index_key(partition, segment)
         held = self._held.get(key)
         if held is not None:
@@ -157,7 +155,7 @@ class IndexCache:
         return flight.result()
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel the reads under way."""
         tasks = list(self._flights.values())
         for task in tasks:
             task.cancel()
@@ -166,7 +164,7 @@ class IndexCache:
     def _land(self, key: str, flight: asyncio.Task[SegmentIndex]) -> None:
         del self._flights[key]
         if not flight.cancelled():
-            flight.exception()  # Looked at: where nobody waited, nobody has to hear of it.
+            flight.exception()  # Retrieved, so that asyncio does not log an error without a waiter.
 
     async def _find(self, key: str, segment: RemoteSegment) -> SegmentIndex:
         name = cached_name(key, buckets=self._files.buckets)

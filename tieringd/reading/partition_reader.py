@@ -1,72 +1,69 @@
 """
-Reading archived batches of one partition as a broker would hand them out: whole, and without a copy.
+Read archived batches of one partition as a broker would return them: whole, and without a copy.
 
-What is returned lies in an open file of the cache wherever that is possible, and goes from the page cache
-to a socket. It begins with the batch that holds the wanted offset, or with the first one after it where
-the archive has a hole. Nothing is decoded but batch headers.
+The batches lie in an open file of the cache where possible, and go from the page cache to a socket. They
+begin with the batch that holds the wanted offset, or with the first one after it if the archive has a
+hole there. Only batch headers are decoded.
 """
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import floor_position
+from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, LocalFileError
-from tieringd.formats.record_batch import HEADER_BYTES, encode_batch, parse_header
+from tieringd.formats.record_batch import HEADER_BYTES, BatchHeader, encode_batch, parse_header
 from tieringd.formats.restored_batches import put_first_epoch
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.segment import AbortedTransaction, SegmentIndex
+from tieringd.policies.reading import Chunk
+from tieringd.reading.hydrator import HydratedChunk, Hydrator
 from tieringd.storage.base import FileSlice
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.archive.spillover_manifests import SpilloverManifests
-    from tieringd.formats.record_batch import BatchHeader
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment import AbortedTransaction, SegmentIndex
-    from tieringd.policies.reading import Chunk
-    from tieringd.reading.hydrator import HydratedChunk, Hydrator
-
-
 NO_EPOCH = -1
-"""Of a batch that no leader has written."""
+"""The leader epoch of a batch that no leader has written."""
 _LAST_OFFSET_DELTA_MAX = 2**31 - 1
-"""What a batch header holds."""
+"""The largest delta that a batch header can hold."""
 
 
 def _nothing() -> None:
-    """Release what needs no release."""
+    """Do nothing: these bytes need no release."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedBatches:
-    """Batches of one partition for one answer; *close* is called once, when they were sent or given up."""
+    """Batches of one partition for one response. *close* is called once, after sending or on failure."""
 
     size_bytes: int
     close: Callable[[], None]
     next_offset: int = -1
-    """Where reading goes on after them; without any, nowhere."""
+    """The offset to read next after the batches; -1 if there are none."""
     file: FileSlice | None = None
-    """Where they are, if they are in a file."""
+    """The file range that holds the batches, or None."""
     data: memoryview | None = None
-    """What they are, if they are not."""
+    """The bytes of the batches, if they are not in a file."""
     aborted: tuple[AbortedTransaction, ...] = ()
-    """Every aborted transaction with data in them; perhaps some more of the same segment."""
+    """Every aborted transaction with data in the batches, and perhaps more of the same segment."""
     mark_corrupt: Callable[[], None] = _nothing
-    """To be called when the file turns out to be unreadable: the next reader fetches it again."""
+    """To be called when the file cannot be read: the next reader checks the file again."""
 
 
 NO_BATCH = ArchivedBatches(0, _nothing)
-"""The first batch is larger than what was asked for."""
+"""Returned when the first batch is larger than the limit."""
 
 
 def under_first_epoch(batches: ArchivedBatches) -> ArchivedBatches:
     """
     Return the same batches under the first leader epoch of any cluster, in memory.
 
-    What they were in is closed: files of the cache are never changed.
+    The original batches are closed: files of the cache are never changed.
+
+    Raises:
+        LocalFileError: The cached file cannot be read.
     """
     if batches.file is None and batches.data is None:
         return batches
@@ -86,7 +83,7 @@ def under_first_epoch(batches: ArchivedBatches) -> ArchivedBatches:
 
 
 class HeldBatches:
-    """Where reading goes on, in a chunk that is held until `take` or `close`."""
+    """The place where reading goes on, in a chunk that is held until `take` or `close`."""
 
     def __init__(self, found: HydratedChunk, index: SegmentIndex, begin: int, header: BatchHeader) -> None:
         self._found = found
@@ -100,9 +97,9 @@ class HeldBatches:
 
     def take(self, *, size_bytes_max: int, needs_a_batch: bool) -> ArchivedBatches:
         """
-        Return batches of the chunk, no more than *size_bytes_max*, and give it back with them.
+        Return batches of the chunk, at most *size_bytes_max*. Closing them gives the chunk back.
 
-        The first batch comes whatever its size, when one is needed.
+        If *needs_a_batch*, the first batch is returned whatever its size.
         """
         found, index, begin, header = self._found, self._index, self._begin, self._header
         chunk = found.chunk
@@ -125,7 +122,7 @@ class HeldBatches:
             )
         assert found.data is not None, "a chunk is in a file or in memory"
         if size_bytes < len(found.data) // 2:
-            # A view would keep the whole chunk in memory, for as long as a client takes.
+            # A view would keep the whole chunk in memory until a slow client has read it.
             data = memoryview(found.data[begin:end])
         else:
             data = memoryview(found.data)[begin:end]
@@ -133,13 +130,13 @@ class HeldBatches:
 
 
 class HeldGap:
-    """A batch without records, on which every client goes on after what nobody has."""
+    """A batch without records. It moves every client past offsets of which no record is left."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
     def close(self) -> None:
-        """Give nothing back."""
+        """Do nothing: no chunk is held."""
 
     def take(self, *, size_bytes_max: int, needs_a_batch: bool) -> ArchivedBatches:  # noqa: ARG002 it is tiny
         """Return the batch."""
@@ -148,18 +145,18 @@ class HeldGap:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class HeldRead:
-    """What is held of one partition for an answer, until it is taken or given back."""
+    """The batches of one partition that are held for a response, until they are taken or given back."""
 
     held: HeldBatches | HeldGap | None = None
     is_history: bool = False
-    """It is of an older archive, of another cluster."""
+    """Whether they are of an older archive, perhaps of another cluster."""
 
     def take(self, *, size_bytes_max: int, needs_a_batch: bool) -> ArchivedBatches:
         """
-        Take batches of what is held, which is theirs then; see `HeldBatches.take`.
+        Take batches of what is held. The batches own it from then on; see `HeldBatches.take`.
 
         Raises:
-            CorruptDataError: They cannot be brought under the first epoch.
+            LocalFileError: The cached file of an older archive cannot be read.
         """
         held, self.held = self.held, None
         if held is None:
@@ -175,7 +172,7 @@ class HeldRead:
 
 
 class PartitionReader:
-    """Read archived batches. Keeps no state of a partition; reads may run side by side."""
+    """Read archived batches. Keeps no state of a partition; reads may run concurrently."""
 
     def __init__(self, hydrator: Hydrator, spillovers: SpilloverManifests) -> None:
         self._hydrator = hydrator
@@ -194,13 +191,14 @@ class PartitionReader:
         """
         Hold the chunk with the batch of *offset*, or the first one after it.
 
-        None when *manifest* does not reach there. Offsets in a gap at the archive's end are answered by a
-        batch without records.
+        Returns None if *manifest* does not hold *offset*. Offsets at the end of a piece that have no
+        records, such as a gap at the archive's end, are answered by a batch without records.
 
         Raises:
-            ObjectNotFound: An object has gone: look at the manifest again.
-            CorruptDataError: Stored bytes are wrong.
+            ObjectNotFound: An object was deleted. Read the manifest again.
+            CorruptDataError: Stored bytes are damaged.
             StorageUnavailable: The store does not answer.
+            LocalFileError: A cached file cannot be read, or a chunk fits neither the cache nor the memory.
         """
         if not manifest.start_offset <= offset < manifest.next_offset:
             return None
@@ -220,12 +218,12 @@ class PartitionReader:
                 held = _held(found, index, offset)
                 if held is not None:
                     return held
-                # What was opened may be less than the chunk that was asked for.
+                # The opened chunk may be only a part of the wanted chunk.
                 at = max(at, found.chunk.next_offset)
                 chunk = layout.holding(at)
-        # Nothing with records follows in this piece: only what was lost, or compacted away.
+        # No records follow in this piece: the rest is a gap, or was compacted away.
         delta = min(manifest.next_offset - 1 - offset, _LAST_OFFSET_DELTA_MAX)
-        # It is of no leader: a client that took an epoch from it would ask where that epoch ends.
+        # It has no leader epoch: a client that took an epoch from it would ask where that epoch ends.
         return HeldGap(encode_batch(offset, (), last_offset_delta=delta, leader_epoch=NO_EPOCH))
 
 
@@ -233,10 +231,10 @@ def _held(found: HydratedChunk, index: SegmentIndex, offset: int) -> HeldBatches
     """
     Return where the batch of *offset* begins in a chunk.
 
-    None, and the chunk is given back, when no batch there reaches so far.
+    If no batch of the chunk reaches *offset*, the chunk is given back and None is returned.
 
     Raises:
-        LocalFileError: The cached file cannot be read; it is fetched again next time.
+        LocalFileError: The cached file cannot be read. The next reader checks it again.
     """
     is_held = False
     try:
@@ -261,7 +259,7 @@ def _last_boundary(index: SegmentIndex, chunk: Chunk, limit: int) -> tuple[int, 
     """
     Return the last position within *chunk* up to *limit* where a batch begins, and the offset there.
 
-    The position is counted from the chunk's begin.
+    Positions are relative to the chunk's first byte.
     """
     if limit >= chunk.size_bytes:
         return chunk.size_bytes, chunk.next_offset
@@ -272,7 +270,7 @@ def _last_boundary(index: SegmentIndex, chunk: Chunk, limit: int) -> tuple[int, 
 
 
 def _header_at(found: HydratedChunk, position: int) -> BatchHeader | None:
-    """Return the header of the batch at *position* of a chunk; None at its end."""
+    """Return the header of the batch at *position* of a chunk, or None at the chunk's end."""
     if position >= found.chunk.size_bytes:
         return None
     if found.file is not None:

@@ -1,44 +1,39 @@
 """
-Moving archives to another bucket, prefix or provider: copy, switch, and verify.
+Move archives to another bucket, prefix or provider: copy, switch, and verify.
 
-Daemons go on uploading while it copies, pass after pass, until little is left. Then each topic is switched:
-its topic manifest says where it went, its partitions are closed in the source one after the other, and
-the target gets the very versions that were closed. A daemon whose configuration names the target goes on
-from there; one that names the source archives nothing of the topic, and says why. Nothing is deleted in
-the source. Every step leaves what the next call goes on from.
+Daemons go on uploading while the mover copies, pass after pass, until little is left. Then each topic is
+switched: its topic manifest says where it went, its partitions are closed in the source one after the
+other, and the target gets exactly the closed versions. A daemon whose configuration names the target
+goes on from there. A daemon whose configuration names the source archives nothing of the topic, and logs
+why. Nothing is deleted in the source. Every step leaves a state from which the next call goes on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
+from tieringd.archive.catalog import Catalog
+from tieringd.archive.manifest_store import ManifestStore
+from tieringd.archive.scrub.segment_look import Verifier
 from tieringd.errors import ConfigError, ObjectNotFound, TieringError
 from tieringd.formats.object_keys import client_quotas_key, history_link_key
+from tieringd.formats.topic_manifest import TopicManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.topic_lifecycle import Lifecycle
-from tieringd.recovery.partition_mover import PartitionCopy, is_copy
+from tieringd.reading.history import History
+from tieringd.recovery.partition_mover import PartitionCopy, PartitionMover, is_copy
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.checked_puts import create
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from tieringd.archive.catalog import Catalog
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.archive.scrub.segment_look import Verifier
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.reading.history import History
-    from tieringd.recovery.partition_mover import PartitionMover
-    from tieringd.storage.base import ObjectStore
-
 SWITCH_BELOW_BYTES = 64 << 20
-"""A pass that copied no more is the last before the switch: the next would find as little."""
+"""A pass that copied no more than this is the last before the switch: another would find as much again."""
 PASSES_MAX = 20
-"""Where more than that is written all the time, the switch has as much left to copy, and takes longer."""
+"""If more than that is written all the time, the switch has more to copy, and takes longer."""
 _MOVED = (Lifecycle.LIVE, Lifecycle.KEPT)
-"""What is not on its way out of the source."""
+"""Lifecycle states of topics that are not being deleted from the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +46,12 @@ class Site:
     history: History
     verifier: Verifier
     place: str
-    """Where it is, for people."""
+    """Its address, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """How one partition stands in the end, or why it could not be brought there."""
+    """The final state of one partition, or why it could not be copied."""
 
     copy: PartitionCopy
     is_switched: bool = False
@@ -74,7 +69,7 @@ class ArchiveMover:
         *,
         on_progress: Callable[[str, PartitionCopy], None] = lambda *_: None,
     ) -> None:
-        """Take the parts; *on_progress* hears what was done to each partition in which pass."""
+        """Keep the arguments. *on_progress* is called after each partition with the name of the pass."""
         self._source = source
         self._target = target
         self._partitions = partitions
@@ -82,7 +77,11 @@ class ArchiveMover:
         self._totals: dict[TopicIdPartition, PartitionCopy] = {}
 
     async def half_purged(self, names: Collection[str]) -> list[TopicManifest]:
-        """Return the topics of these names, or all, that were moved to the target and are half purged."""
+        """
+        Return topics that were moved to the target and are half purged here.
+
+        *names* limits them; empty means all.
+        """
         return [
             one
             async for one in self._source.catalog.every_topic()
@@ -95,14 +94,14 @@ class ArchiveMover:
         self, names: Collection[str], *, half_purged: Collection[TopicManifest] = ()
     ) -> list[TopicManifest]:
         """
-        Return the topics of these names, or all, and those that they go on from.
+        Return the topics of these names, or all, with the topics whose archives they continue.
 
-        What is deleted, or was moved elsewhere, stays behind; what was deleted and is kept does not. A name
-        that only *half_purged* topics have is no unknown one.
+        Topics that were deleted, or moved elsewhere, are left out; deleted topics whose archive is kept
+        are not. A name that only *half_purged* topics have is not unknown.
 
         Raises:
-            ObjectNotFound: There is none of some name.
-            ConfigError: One of them was moved somewhere else before.
+            ObjectNotFound: The source has no topic of some name.
+            ConfigError: One of the named topics was moved somewhere else before.
         """
         found = [one async for one in self._source.catalog.every_topic() if one.lifecycle in _MOVED]
         by_key = {one.key: one for one in found}
@@ -128,15 +127,15 @@ class ArchiveMover:
         return wanted
 
     async def copy(self, topics: Sequence[TopicManifest]) -> list[Moved]:
-        """Bring the target up to date once; a partition that cannot be copied is in the report."""
+        """Bring the target up to date once. A partition that cannot be copied has a fault in the report."""
         return await self._pass("copy", topics)
 
     async def move(self, topics: Sequence[TopicManifest]) -> list[Moved]:
         """
-        Copy until little is left, and then switch every topic of which all could be copied.
+        Copy until little is left, and then switch every topic whose partitions could all be copied.
 
         Raises:
-            StorageUnavailable: A bucket does not answer; another call goes on.
+            StorageUnavailable: A bucket does not answer. Another call goes on.
         """
         moved: list[Moved] = []
         for number in range(1, PASSES_MAX + 1):
@@ -152,7 +151,7 @@ class ArchiveMover:
         return done
 
     async def verify(self, topics: Sequence[TopicManifest], *, deep: bool = False) -> list[str]:
-        """Compare the target with the source, and its manifests with its objects; return what differs."""
+        """Compare the target with the source, and its manifests with its objects. Return the differences."""
         faults: list[str] = []
         for topic in topics:
             for partition in topic.partitions():
@@ -197,9 +196,9 @@ class ArchiveMover:
         return moved
 
     async def _switch(self, topic: TopicManifest) -> list[Moved]:
-        """Close a topic in the source, partition by partition; from the first on there is no way but on."""
+        """Close a topic in the source, partition by partition. After the first one it cannot be undone."""
         place = self._target.place
-        # What is set until now is copied, and from now on nobody sets anything here.
+        # Settings made until now are copied. From now on no daemon changes them in the source.
         closing = await self._source.manifests.change_topic(
             topic.key, lambda found: replace(found, moved_to=place)
         )
@@ -213,7 +212,11 @@ class ArchiveMover:
         return moved
 
     async def _copy_topic(self, topic: TopicManifest) -> None:
-        """Write what makes the target's bucket tell of a topic; once it is switched, others may change it."""
+        """
+        Write the topic's manifest and link in the target.
+
+        After the switch only the target changes them.
+        """
         found = await self._source.manifests.load_topic(topic.key)
         there = await self._target.manifests.load_topic(topic.key)
         if found is not None and (there is None or not found.moved_to):
@@ -229,21 +232,21 @@ class ArchiveMover:
         )
 
     async def _copy_quotas(self, topics: Sequence[TopicManifest]) -> None:
-        """Copy what clusters' quotas were before they were lowered: the daemons that raise them need it."""
+        """Copy the original client quotas of clusters: the daemons that restore them need them."""
         for cluster in sorted({one.key.cluster for one in topics}):
             await self._copy_document(client_quotas_key(cluster))
 
     async def _copy_document(self, key: str) -> None:
-        """Copy a small object, if there is one, and none in the target."""
+        """Copy a small object, if it exists in the source and not in the target."""
         try:
             data, _ = await self._source.store.get(key)
         except ObjectNotFound:
             return
-        # One that is there is of an earlier pass, or of a daemon there.
+        # An existing one is from an earlier pass, or from a daemon that uses the target.
         await create(self._target.store, key, data, crc32c=crc32c(data))
 
     def _total(self, copy: PartitionCopy) -> PartitionCopy:
-        """Add to what was done to the partition so far, and return the sum."""
+        """Add *copy* to the partition's totals so far, and return the sum."""
         before = self._totals.get(copy.partition, PartitionCopy(copy.partition))
         total = replace(
             copy,

@@ -1,27 +1,29 @@
 """
-One partition's archive into another bucket: its objects, and then a manifest that names them there.
+Copy one partition's archive into another bucket: its objects, and then a manifest that names them there.
 
-The order is data and index objects, the spillover manifest that names them, records of what was rewritten,
-and the live manifest last, by compare-and-swap. So whatever the target's manifests name is there, at any
-moment, and a copy that is begun again goes on from what they name. What is retired in the source is not
-copied: readers of the target have never seen it.
+The order is data and index objects, the spillover manifest that names them, records of rewritten
+segments, and the live manifest last, by compare-and-swap. So all objects that the target's manifests
+name exist at any moment, and a repeated copy goes on from what they name. Segments that are retired in
+the source are not copied: readers of the target have never seen them.
 
-`ObjectCopier` copies one object from one bucket into another, byte for byte, and proves its checksum on the
-way. Objects never change, and their names are unique: an object that is there already, with the same size
-and checksum, is the same. Memory is bounded by one piece for each copy. A larger object waits in a file
-without a name, so a killed process leaves nothing of it.
+`ObjectCopier` copies one object from one bucket into another, byte for byte, and verifies its checksum
+on the way. Objects never change, and their names are unique: an existing object with the same size and
+checksum is the same. Memory is bounded by one piece for each copy. A larger object waits in an unnamed
+temporary file, so a killed process leaves nothing of it behind.
 """
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 from crc32c import crc32c as crc32c_of
 
-from tieringd.archive.manifest_store import EDIT_MARK, closed
+from tieringd.archive.manifest_store import EDIT_MARK, ManifestStore, StoredManifest, closed
 from tieringd.errors import (
     ConfigError,
     CorruptDataError,
@@ -33,42 +35,33 @@ from tieringd.errors import (
 )
 from tieringd.formats.object_keys import data_key, index_key, rewriting_prefix, spillover_key
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.segment import NO_CRC
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import NO_CRC, RemoteSegment
+from tieringd.model.segment_table import SegmentTable
 from tieringd.policies.recovery import fault_of_takeover
-from tieringd.storage.base import FileSlice
+from tieringd.storage.base import FileSlice, ObjectInfo, ObjectStore
 from tieringd.storage.threads import in_thread, in_thread_or
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.model.segment_table import SegmentTable
-    from tieringd.storage.base import ObjectInfo, ObjectStore
-
-
 PIECE_BYTES = 8 << 20
-"""What is read at once; an object that is no larger does not touch the disk."""
+"""How much is read at once. An object that is no larger does not touch the disk."""
 COPIES_MAX = 8
-"""So many objects at a time: each holds one piece in memory."""
+"""How many objects are copied at a time. Each copy holds one piece in memory."""
 
 COPY_WRITER = "copy-"
-"""The writer ids of those who copy begin so: a daemon's never does. What they wrote may be written over."""
+"""Prefix of the writer ids of copiers; no daemon's id has it. Manifests under it may be overwritten."""
 _SEGMENTS_AT_ONCE = 64
 _TRIES = 8
-"""So often may retention delete in the source what is being copied."""
+"""How often a copy is repeated when retention in the source deletes an object that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """An object of the source, and what is known of its bytes."""
+    """An object of the source, and the known facts about its bytes."""
 
     key: str
     size_bytes: int
     crc32c: int | None = None
-    """None where only the source's store may know."""
+    """None if no manifest has the checksum."""
 
 
 class ObjectCopier:
@@ -77,7 +70,11 @@ class ObjectCopier:
     def __init__(
         self, source: ObjectStore, target: ObjectStore, *, work_directory: Path | None = None
     ) -> None:
-        """Take the stores; without *work_directory* large objects go by way of the system's own."""
+        """
+        Keep the arguments.
+
+        Without *work_directory* large objects go through the system's temporary directory.
+        """
         self._source = source
         self._target = target
         self._directory = work_directory
@@ -85,13 +82,13 @@ class ObjectCopier:
 
     async def copy(self, source: CopySource) -> int:
         """
-        See that the target has the object; return the bytes that were written, 0 where it was there.
+        Make sure that the target has the object. Return the bytes written, 0 if it was there already.
 
         Raises:
-            ObjectNotFound: The source has it no more.
-            CorruptDataError: The source has other bytes than are known of it.
-            StorageError: The target has another object of this name; or an operator must act.
-            LocalFileError: The work directory does not take the bytes.
+            ObjectNotFound: The source no longer has the object.
+            CorruptDataError: The source has other bytes than its manifest says.
+            StorageError: The target has another object of this name, or an operator must act.
+            LocalFileError: The work directory cannot take the bytes.
         """
         async with self._slots:
             if await self.has(source):
@@ -109,7 +106,7 @@ class ObjectCopier:
         Say whether the target has the object.
 
         Raises:
-            StorageError: It has another one of this name.
+            StorageError: The target has another object of this name.
         """
         try:
             info = await self._target.head(source.key)
@@ -125,7 +122,7 @@ class ObjectCopier:
         return True
 
     async def _stream(self, source: CopySource) -> None:
-        """Read the object into a file, and put that."""
+        """Copy the object into a temporary file, and upload the file."""
         try:
             file = await in_thread_or(_close, self._opened)
         except OSError as error:
@@ -163,7 +160,7 @@ def _is_same_object(source: CopySource, info: ObjectInfo) -> bool:
 
 
 def _proved(source: CopySource, size_bytes: int, checksum: int) -> int:
-    """Return the checksum of what was read, if it is what was to be read."""
+    """Return *checksum* if the bytes that were read have the expected size and checksum."""
     if size_bytes != source.size_bytes or source.crc32c not in {None, checksum}:
         raise CorruptDataError(
             f"the object has {size_bytes} bytes with checksum {checksum:08x}, and is known to have "
@@ -185,7 +182,7 @@ def _close(file: IO[bytes]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PartitionCopy:
-    """What one pass over a partition did, and what the target names afterwards."""
+    """The result of one pass over a partition, and what the target names afterwards."""
 
     partition: TopicIdPartition
     segments: int = 0
@@ -194,7 +191,7 @@ class PartitionCopy:
     copied_objects: int = 0
     copied_bytes: int = 0
     has_gone_on: bool = False
-    """A daemon archives into the target already: nothing was written there."""
+    """Whether a daemon archives into the target already. Then nothing was written there."""
 
 
 class PartitionMover:
@@ -208,7 +205,7 @@ class PartitionMover:
         source_store: ObjectStore,
         copier: ObjectCopier,
     ) -> None:
-        """Take the parts; both manifest stores write under a writer id that begins with `COPY_WRITER`."""
+        """Keep the arguments. Both manifest stores write under a writer id that begins with `COPY_WRITER`."""
         self._source = source
         self._target = target
         self._source_store = source_store
@@ -216,12 +213,12 @@ class PartitionMover:
 
     async def copy(self, partition: TopicIdPartition) -> PartitionCopy:
         """
-        Bring the target up to what the source's manifest names now.
+        Bring the target up to the source's current manifest.
 
         Raises:
-            ConfigError: A daemon archives the partition into the target, and another one into the source; or
-                one did so before all was copied, and offsets are missing there.
-            TieringError: Another call goes on from here.
+            ConfigError: A daemon archives the partition into the target, and another one into the source. Or
+                a daemon archived into the target before all was copied, and offsets are missing there.
+            TieringError: The copy is incomplete. Another call goes on from here.
         """
         for tries in range(_TRIES):
             stored = await self._source.load(partition)
@@ -230,7 +227,7 @@ class PartitionMover:
             try:
                 return await self._copy(stored.manifest)
             except ObjectNotFound:
-                # Retention and merging go on in the source, until it is closed.
+                # Retention and merging go on in the source until it is closed.
                 found = await self._source.refreshed(partition, stored)
                 if found.version == stored.version or tries == _TRIES - 1:
                     raise
@@ -238,14 +235,14 @@ class PartitionMover:
 
     async def switch(self, partition: TopicIdPartition) -> PartitionCopy:
         """
-        Close the partition in the source, and bring the target to the very version that was closed.
+        Close the partition in the source, and bring the target to exactly the closed version.
 
-        From then on no archiver commits to the source. What one has uploaded there and not committed is still
-        in the broker's log, and is uploaded to the target.
+        From then on no archiver commits to the source. Segments that an archiver has uploaded there and
+        not committed are still in the broker's log, and are uploaded to the target.
 
         Raises:
             ConfigError: A daemon archives the partition into the target, and another one into the source.
-            TieringError: Another call goes on from here.
+            TieringError: The switch is incomplete. Another call goes on from here.
         """
         found = await self._source.load(partition)
         if found.manifest is not None and not found.manifest.is_closed:
@@ -256,10 +253,10 @@ class PartitionMover:
 
     async def takeover_fault(self, there: PartitionManifest, source: PartitionManifest) -> str:
         """
-        Return what the target lacks of the source where a daemon has written it; empty when nothing.
+        Return what the target lacks of the source if a daemon has written the target; empty if nothing.
 
         Raises:
-            ObjectNotFound: A spilled part has gone: look at the manifests again.
+            ObjectNotFound: A spilled part was deleted. Read the manifests again.
             CorruptDataError: A spilled part is damaged.
         """
         if is_copy(there) or _is_placeholder(source):
@@ -304,7 +301,12 @@ class PartitionMover:
         return replace(_report(wanted), copied_objects=objects, copied_bytes=size_bytes)
 
     async def _copy_spilled(self, manifest: PartitionManifest) -> tuple[int, int, int]:
-        """Copy what is spilled and still held; return the objects, their bytes, and where it begins."""
+        """
+        Copy the spilled segments that are still held.
+
+        Returns the number of objects, their bytes, and the offset where the spilled part begins in the
+        target.
+        """
         partition, objects, size_bytes = manifest.partition, 0, 0
         if manifest.spillover is None or manifest.start_offset >= manifest.live_offset:
             return 0, 0, manifest.live_offset
@@ -315,7 +317,7 @@ class PartitionMover:
             info = await self._source_store.head(key)
             document = CopySource(key, info.size_bytes, name.crc32c)
             if await self._copier.has(document):
-                continue  # It is stored after all that it names.
+                continue  # A spillover manifest is stored after the objects that it names.
             part = await spillovers.load(partition, name)
             held = (one for one in part.segments if one.next_offset > manifest.start_offset)
             copied = await self._copy_segments(partition, held, None)
@@ -324,7 +326,7 @@ class PartitionMover:
         return objects, size_bytes, max(names[0].base_offset, manifest.spillover.begin_offset)
 
     async def _copy_records(self, partition: TopicIdPartition) -> tuple[int, int]:
-        """Copy what jobs have recorded of segments that they rewrote; return the objects and their bytes."""
+        """Copy the records that jobs wrote of rewritten segments. Return the objects and their bytes."""
         objects = size_bytes = 0
         start_after: str | None = None
         while True:
@@ -333,7 +335,7 @@ class PartitionMover:
                 try:
                     written = await self._copier.copy(CopySource(info.key, info.size_bytes))
                 except ObjectNotFound:
-                    # It was a swap's that did not come about, or scrub has found that nobody needs it.
+                    # The record belonged to a swap that failed, or scrub deleted it as unneeded.
                     continue
                 objects, size_bytes = objects + (written > 0), size_bytes + written
             start_after = page.next_start_after
@@ -343,7 +345,7 @@ class PartitionMover:
     async def _copy_segments(
         self, partition: TopicIdPartition, segments: Iterable[RemoteSegment], known: SegmentTable | None
     ) -> tuple[int, int]:
-        """Copy segments that *known*, the target's, has not; return the objects and their bytes."""
+        """Copy segments that the target's table *known* lacks. Return the objects and their bytes."""
         objects = size_bytes = 0
         batch: list[RemoteSegment] = []
         for segment in segments:
@@ -372,7 +374,7 @@ class PartitionMover:
     async def _copy_segment(
         self, partition: TopicIdPartition, segment: RemoteSegment
     ) -> tuple[int, int] | TieringError:
-        """Copy data, then index; a failure is a result, so that the others can end."""
+        """Copy data, then index. A failure is returned, so that the other copies can end."""
         index_crc32c = None if segment.index_crc32c == NO_CRC else segment.index_crc32c
         data = CopySource(data_key(partition, segment), segment.size_bytes, segment.crc32c)
         index = CopySource(index_key(partition, segment), segment.index_size_bytes, index_crc32c)
@@ -384,15 +386,16 @@ class PartitionMover:
 
 def is_copy(manifest: PartitionManifest) -> bool:
     """
-    Say whether a manifest in the target is still what was copied, and may be written over.
+    Say whether a manifest in the target is still the copied one, and may be overwritten.
 
-    What a job has edited since is not: what it took out, as an erasure does, would come back.
+    A manifest that a job has edited since may not be: records that the job removed, as an erasure does,
+    would come back.
     """
     return manifest.writer_id.startswith(COPY_WRITER) and not manifest.writer_id.endswith(EDIT_MARK)
 
 
 def _is_placeholder(manifest: PartitionManifest) -> bool:
-    """Say whether a manifest was only written to be closed: of the partition nothing was archived."""
+    """Say whether a manifest was written only to be closed, for a partition without any archive."""
     return not manifest.segment_count and manifest.next_offset == 0 and manifest.began_at_ms == 0
 
 
@@ -402,17 +405,17 @@ def _has_gone_on(there: PartitionManifest, source: PartitionManifest) -> bool:
 
 
 def _for_target(manifest: PartitionManifest, begin_offset: int) -> PartitionManifest:
-    """Return what the target's manifest says: without what only the source still has to delete."""
+    """Return the target's manifest: without the segments that only the source still has to delete."""
     spillover = manifest.spillover
     if spillover is not None:
         spillover = replace(spillover, begin_offset=begin_offset, retired=()) if spillover.segments else None
-    # What was replaced stays in the source, so only a log can bring back what a compaction took out.
+    # Replaced segments stay in the source. So only a log can bring back what a compaction removed.
     manifest = manifest.released([one for one in manifest.retired if one.is_held], is_settled=False)
     return replace(manifest, retired=(), spillover=spillover)
 
 
 def _is_same(there: PartitionManifest, wanted: PartitionManifest) -> bool:
-    """Say whether the target's manifest tells the same, whoever committed it and when."""
+    """Say whether the manifests differ at most in who committed them, and when."""
     return there == replace(
         wanted,
         leader_epoch=there.leader_epoch,

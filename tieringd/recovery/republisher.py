@@ -1,48 +1,44 @@
 """
-Writing a partition's archived records into another cluster, with offsets of its own.
+Write a partition's archived records into another cluster, with new offsets.
 
-Records are read in order and written in blocks; each block is written together with the mark after it,
-or not at all. What an attempt ends with is where the next one begins. A block is read before its
-transaction begins, so that a store that is slow holds no transaction open.
+Records are read in order and written in blocks. Each block is written together with the mark after it,
+or not at all. The next attempt begins at the last mark. A block is read before its transaction begins,
+so that a slow store holds no transaction open.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from tieringd.archive.archive_reader import ArchiveReader
+from tieringd.archive.manifest_store import ManifestStore
+from tieringd.archive.record_reader import RecordReader
+from tieringd.archiving.remote_log import RemoteLog
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.compression import Codec
 from tieringd.formats.object_keys import data_key
-from tieringd.reading.history import LogReader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tieringd.archive.archive_reader import ArchiveReader
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.archive.record_reader import RecordReader
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.formats.records import Record
-    from tieringd.formats.recovery_mark import RecoveryMark
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.reading.history import History
+from tieringd.formats.records import Record
+from tieringd.formats.recovery_mark import RecoveryMark
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import TopicIdPartition
+from tieringd.reading.history import History, LogReader
 
 BLOCK_BYTES = 8 << 20
 BLOCK_RECORDS = 10_000
-"""Of a block, whichever is reached first: it is held in memory, and is one transaction."""
+"""A block ends at whichever limit is reached first. It is held in memory, and is one transaction."""
 _RECORD_OVERHEAD_BYTES = 64
 _PEEK_BYTES = 64 << 10
 
 
 async def first_codec(remote_log: RemoteLog, reader: ArchiveReader, manifest: PartitionManifest) -> Codec:
     """
-    Return how the first batch of a partition's newest segment is compressed.
+    Return the compression of the first batch of a partition's newest segment.
 
-    NONE without a batch, or where that segment is not there any more.
+    NONE if there is no batch, or if that segment no longer exists.
     """
     with suppress(ObjectNotFound):
         return await _first_codec(remote_log, reader, manifest)
@@ -67,10 +63,10 @@ async def _first_codec(remote_log: RemoteLog, reader: ArchiveReader, manifest: P
 
 
 class RecordWriter(Protocol):
-    """What records are written to; see `broker.kafka_target.TargetWriter`."""
+    """The target of the records; see `broker.kafka_target.TargetWriter`."""
 
     async def write(self, partition: int, records: Sequence[Record], mark: RecoveryMark) -> RecoveryMark:
-        """Write *records* and *mark* together; return the mark with where they are now."""
+        """Write *records* and *mark* together. Return the mark with their new offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +75,11 @@ class RepublishedPartition:
 
     partition: TopicIdPartition
     mark: RecoveryMark
-    """Of all attempts together."""
+    """The mark after all attempts."""
     records: int
-    """Of this attempt."""
+    """Written by this attempt."""
     gaps: tuple[Gap, ...]
-    """Offsets that nobody has any more, as far as this attempt has met them."""
+    """Offsets that are lost, as far as this attempt has met them."""
 
 
 @dataclass(slots=True)
@@ -102,7 +98,7 @@ class _Block:
 
 
 class Republisher:
-    """Write partitions of an archive elsewhere. Keeps no state; several may go at once."""
+    """Write partitions of an archive elsewhere. Keeps no state; several calls may run concurrently."""
 
     def __init__(self, manifests: ManifestStore, records: RecordReader, history: History) -> None:
         self._manifests = manifests
@@ -119,15 +115,16 @@ class Republisher:
         on_records: Callable[[TopicIdPartition, Sequence[Record], int], None] = lambda *_: None,
     ) -> RepublishedPartition:
         """
-        Write what the archive has from *mark* on, and the archives that it goes on from.
+        Write the archive's records from *mark* on, including the older archives that it continues.
 
-        *on_records* is told of each block that has been written, and where reading goes on.
+        *on_records* is called after each written block, with the next offset to read. After any error
+        all earlier blocks are written.
 
         Raises:
-            ObjectNotFound: The archive lacks an object that it should have; all before it is written.
-            CorruptDataError: Stored bytes are wrong; likewise.
-            BrokerUnavailable: The other cluster does not answer; likewise.
-            BrokerDenied: It refuses a record; likewise.
+            ObjectNotFound: The archive lacks an object that its manifest names.
+            CorruptDataError: Stored bytes are damaged.
+            BrokerUnavailable: The other cluster does not answer.
+            BrokerDenied: The other cluster refuses a record.
             FencedError: Another recovery of this partition runs.
         """
         gaps: list[Gap] = []

@@ -1,57 +1,52 @@
 """
-Restoring partitions from the archive into the log directory of a broker that is stopped.
+Restore partitions from the archive into the log directory of a stopped broker.
 
-Offsets, timestamps and transactions are what they were. Leader epochs count the leaders of the old cluster,
-and begin anew. Producers get ids that the new cluster never gives out (`formats.restored_batches`). Every
-batch's CRC and every object's checksum is looked at on the way. What a crash has left is looked at too, and
-not fetched again where it is right.
+Offsets, timestamps and transactions stay the same. Leader epochs belong to the leaders of the old
+cluster, and begin anew. Producers get ids that the new cluster never assigns
+(`formats.restored_batches`). Every batch's CRC and every object's checksum is checked on the way. Files
+that an interrupted attempt left are checked too, and are not fetched again if they are right.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
+from tieringd.archive.archive_reader import ArchiveReader
+from tieringd.archiving.remote_log import RemoteLog
+from tieringd.broker.restored_log import RestoredLog
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.record_batch import ABORT_MARKER, COMMIT_MARKER, encode_marker
 from tieringd.formats.restored_batches import FIRST_LEADER_EPOCH, restored_index
-from tieringd.model.segment import AbortedTransaction
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from tieringd.archive.archive_reader import ArchiveReader
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.broker.restored_log import RestoredLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.policies.recovery import RestorePlan
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import AbortedTransaction, RemoteSegment, SegmentIndex
+from tieringd.policies.recovery import RestorePlan
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredPartition:
-    """What was brought back of one partition."""
+    """The result of restoring one partition."""
 
     partition: TopicIdPartition
     start_offset: int | None
-    """None when the archive holds no segment of it."""
+    """None if the archive holds no segment of it."""
     next_offset: int
     segments: int
     size_bytes: int
     records: int
     found_segments: int
-    """Of these, how many an earlier attempt had left."""
+    """How many of the segments an earlier attempt had left in place."""
     ended_transactions: int
-    """Transactions over the archive's end, which got the end that the archive knows of."""
+    """Transactions over the archive's end. They got the outcome that the archive knows of."""
     gap_offsets: int
-    """Offsets inside that nobody has any more."""
+    """Lost offsets inside the log."""
     left_segments: int
-    """Older ones that stay in the archive, as they were not asked for."""
+    """Older segments that stay in the archive, because the plan leaves them out."""
 
 
 class Restorer:
@@ -72,13 +67,14 @@ class Restorer:
         """
         Build the log that *plan* names, and put it in its place.
 
-        *on_bytes* is told of bytes as they come.
+        *on_bytes* is called with the size of each segment when it is in place. Nothing is put in place
+        after an error.
 
         Raises:
             ConfigError: The place is not free.
-            CorruptDataError: A stored batch, object or index is wrong; nothing was put in place.
-            ObjectNotFound: An object has gone; likewise.
-            LocalFileError: The disk refuses; likewise.
+            CorruptDataError: A stored batch, object or index is damaged.
+            ObjectNotFound: An object was deleted.
+            LocalFileError: The disk refuses the files.
         """
         await asyncio.to_thread(target.begin)
         records = found = 0
@@ -99,7 +95,7 @@ class Restorer:
             ended = await self._end_transactions(
                 plan, target, {one.producer_id for one in aborted if one.last_offset >= end_offset}
             )
-            # Behind the last segment there may be a gap: its offsets were given out once.
+            # A gap may follow the last segment. Its offsets were assigned once and must not be reused.
             next_offset = max(next_offset, end_offset + ended)
             await asyncio.to_thread(partial(target.finish, plan.segments, next_offset=next_offset))
         elif next_offset:
@@ -119,13 +115,13 @@ class Restorer:
 
     async def restore_shallow(self, manifest: PartitionManifest, target: RestoredLog) -> RestoredPartition:
         """
-        Put a log without a record in its place, which begins where the archive ends.
+        Put an empty log in its place, which begins where the archive ends.
 
-        What is archived is to be its history (`reading.history`); the link has been stored.
+        The archive becomes its history (`reading.history`). The link to it is already stored.
 
         Raises:
             ConfigError: The place is not free.
-            LocalFileError: The disk refuses.
+            LocalFileError: The disk refuses the files.
         """
         await asyncio.to_thread(target.begin)
         await asyncio.to_thread(target.finish_empty, manifest.next_offset)
@@ -149,9 +145,9 @@ class Restorer:
         aborted: set[int],
     ) -> int:
         """
-        End the transactions whose markers were not archived, as the archive knows that they ended.
+        End the transactions whose markers were not archived, with the outcome that the archive knows.
 
-        Else they would be open for ever, and nobody could read past them.
+        Otherwise they would stay open for ever, and read_committed clients could not read past them.
         """
         still_open = await asyncio.to_thread(target.open_transactions, plan.segments)
         last = plan.segments[-1]
@@ -195,7 +191,7 @@ class Restorer:
         try:
             async with aclosing(self._reader.batches(key, index, from_offset=segment.base_offset)) as batches:
                 async for batch in batches:
-                    # A page cache takes it at once; a thread for each batch would cost more than it saves.
+                    # The page cache takes it at once. A thread for each batch would cost more than it saves.
                     writer.write(batch.data)
             await asyncio.to_thread(writer.finish, segment, source=key)
         finally:
@@ -205,7 +201,7 @@ class Restorer:
 def _joined(
     before: Iterable[AbortedTransaction], found: Iterable[AbortedTransaction], *, from_offset: int
 ) -> tuple[AbortedTransaction, ...]:
-    """Return transactions that end at *from_offset* or later; each segment knows its own part of one."""
+    """Return transactions that end at *from_offset* or later. Each segment knows its own part of one."""
     joined: dict[tuple[int, int], AbortedTransaction] = {}
     for one in (*before, *found):
         if one.last_offset >= from_offset:

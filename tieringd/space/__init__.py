@@ -8,7 +8,7 @@ Read in this order:
 
 * `space_manager`: a plan for the logs of each filesystem, from the facts of each partition.
 * `disk_monitor`: free and total bytes, and the alert that the next three act on.
-* `degraded_mode`, `producer_brake`: no client writes while the disk of a broker is full. The brokers tell
-  each other the states of their disks through a board in the bucket.
-* `ballast`: the file that is given up to make room.
+* `degraded_mode`, `producer_brake`: no client writes while the disk of a broker is full. The brokers'
+  daemons publish the states of their disks to each other through a board in the bucket.
+* `ballast`: the file that is deleted to make room.
 """

@@ -1,50 +1,53 @@
 """
-The ballast keeper: makes the ballast file while there is room, and lets it go when told to.
+The ballast keeper: creates the ballast file while there is room, and deletes it when needed.
 
-When is decided by `policies.disk_alert`, and how by `broker.ballast_file`. An operator's commands go
-the same way, so a file that was let go by hand comes back only when the disk is all right with it.
+`policies.disk_alert` decides when, and `broker.ballast_file` does it. An operator's commands use the same
+code, so a file that was released by hand comes back only when the disk is all right with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
 from tieringd.broker.ballast_file import BallastFile, find_ballast_path
+from tieringd.broker.disk_use import Filesystems
 from tieringd.errors import LocalFileError, TieringError
-from tieringd.policies.disk_alert import BallastAction, DiskReading, has_room, judge_disk, plan_ballast
+from tieringd.metrics import Metrics
+from tieringd.policies.disk_alert import (
+    AlertSettings,
+    BallastAction,
+    DiskReading,
+    has_room,
+    judge_disk,
+    plan_ballast,
+)
 from tieringd.space.disk_monitor import Rounds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.broker.disk_use import Filesystems
-    from tieringd.metrics import Metrics
-    from tieringd.policies.disk_alert import AlertSettings
 
 log = structlog.get_logger(__name__)
 
 INTERVAL_SECONDS: Final = 30.0
-"""How often it is seen whether there is room again; a change of a disk's state is told at once."""
+"""How often to check whether there is room again; a change of a disk's state starts a round at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class BallastSettings:
-    """What the ballast is to be, and when it goes."""
+    """The size of the ballast file, and when it is released."""
 
     size_bytes: int
     alerts: AlertSettings
     releases: bool
-    """Whether it goes by itself when its disk is degraded."""
+    """Whether it is released automatically when its disk is degraded."""
 
 
 @dataclass(frozen=True, slots=True)
 class BallastStatus:
-    """What there is of the ballast."""
+    """The state of the ballast file."""
 
     path: str
     held_bytes: int
@@ -52,7 +55,7 @@ class BallastStatus:
 
 
 class Ballast:
-    """The ballast file beside one broker's log directories. One task at a time uses it."""
+    """The ballast file for one broker's log directories. One task at a time uses it."""
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class Ballast:
         settings: BallastSettings,
         metrics: Metrics,
     ) -> None:
-        """Take the paths where it may be, the best one first."""
+        """Take the possible paths of the file, the best one first."""
         self._candidates = tuple(candidates)
         self._log_dirs = tuple(log_dirs)
         self._filesystems = filesystems
@@ -73,20 +76,20 @@ class Ballast:
         self._fault = ""
 
     def set_settings(self, settings: BallastSettings) -> None:
-        """Act by *settings* from the next round on."""
+        """Use *settings* from the next round on."""
         self._settings = settings
 
     def hint(self) -> None:
-        """Begin the next round now: a disk is not as it was."""
+        """Start the next round now: the state of a disk has changed."""
         self._rounds.hint()
 
     async def run(self, *, interval_seconds: float = INTERVAL_SECONDS) -> None:
-        """Look now, at once on a hint, and every interval, until cancelled."""
+        """Do a round now, at once on a hint, and every interval, until cancelled."""
         self._metrics.health.loop_succeeded("ballast")
         await self._rounds.run(self.step, interval_seconds=interval_seconds)
 
     async def step(self) -> None:
-        """Do one round; what fails is said once, and tried again in the next one."""
+        """Do one round; a failure is logged once, and the next round tries again."""
         try:
             await self._round()
         except TieringError as error:
@@ -99,21 +102,21 @@ class Ballast:
 
     async def show(self) -> BallastStatus:
         """
-        Return what there is.
+        Return the state of the ballast file.
 
         Raises:
-            ConfigError: There is no place for it, or something else is in its place.
-            LocalFileError: It cannot be looked at.
+            ConfigError: There is no place for it, or its place is taken by something else.
+            LocalFileError: It cannot be inspected.
         """
         file = await self._file()
         return BallastStatus(file.path, await asyncio.to_thread(file.held_bytes), file.size_bytes)
 
     async def create(self) -> BallastStatus:
         """
-        Make it now, if the disk would be all right with it.
+        Create the file now, if the disk would be all right with it.
 
         Raises:
-            ConfigError: There is no place for it, or something else is in its place.
+            ConfigError: There is no place for it, or its place is taken by something else.
             LocalFileError: There is no room for it, or it cannot be written.
         """
         file = await self._file()
@@ -130,16 +133,16 @@ class Ballast:
 
     async def release(self) -> int:
         """
-        Let it go now; return how many bytes that gives back.
+        Delete the file now; return how many bytes that frees.
 
         Raises:
-            ConfigError: There is no place for it, or something else is in its place.
+            ConfigError: There is no place for it, or its place is taken by something else.
             LocalFileError: It cannot be deleted.
         """
         return await asyncio.to_thread((await self._file()).release)
 
     async def _round(self) -> None:
-        # Before anything can fail: a ballast that cannot be made is missing as well.
+        # Set before anything can fail, so that a ballast that cannot be created shows as missing as well.
         self._metrics.ballast.wanted_bytes.set(self._settings.size_bytes)
         file = await self._file()
         held = await asyncio.to_thread(file.held_bytes)
@@ -164,7 +167,7 @@ class Ballast:
 
     async def _grow(self, file: BallastFile) -> int:
         while (held := await asyncio.to_thread(file.grow)) < file.size_bytes:
-            # Writing it may take long. Whoever cancels waits for one part of it only.
+            # Writing the whole file may take long. In pieces, a cancellation waits for one piece only.
             self._metrics.ballast.size_bytes.set(held)
         return held
 
@@ -173,7 +176,7 @@ class Ballast:
         return BallastFile(path, self._settings.size_bytes)
 
     async def _reading(self, file: BallastFile) -> DiskReading:
-        """Return how full the ballast's disk is; the directory it is in may have to be made yet."""
+        """Return how full the ballast's disk is; the file's directory may not exist yet."""
         directory = next(parent for parent in Path(file.path).parents if parent.is_dir())
         look = await self._filesystems.look([f"{directory}"])
         for problem in look.problems.values():

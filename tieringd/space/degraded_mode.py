@@ -1,20 +1,21 @@
 """
-Degraded mode: when the disk of any broker is nearly full, no broker takes clients' writes.
+Degraded mode: when the disk of any broker is nearly full, no broker accepts clients' writes.
 
-Replication goes on: a broker that is full still has to follow. Each daemon publishes how its
-disks are and reads its peers through a board in the bucket; one acts for all, the one of the
-degraded broker with the lowest node id. When no broker is known to be degraded, any daemon that
-finds producers held back lets them go (`space.producer_brake`).
+Replication goes on: a broker with a full disk still has to follow. Each daemon publishes the state of its
+disks and reads its peers' through a board in the bucket. One daemon acts for all: that of the degraded
+broker with the lowest node id. When no broker is known to be degraded, any daemon that finds producers
+held back releases them (`space.producer_brake`).
 
 The board in the bucket holds the disk state of each broker. A state counts while it is fresh: its own
-timestamp is recent, or our clock saw it change a short time ago. The second rule accepts a peer whose clock
-is wrong. The first rule drops a peer that died long ago. A state that is not fresh is unknown.
+timestamp is recent, or this daemon saw it change a short time ago. The second rule accepts a peer whose
+clock is wrong. The first rule drops a peer that died long ago. A state that is not fresh is unknown.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from crc32c import crc32c
@@ -27,36 +28,31 @@ from tieringd.formats.object_keys import (
     disk_state_key,
     parse_disk_state_key,
 )
+from tieringd.metrics import Metrics
+from tieringd.model.disk_state import DiskState
 from tieringd.policies.disk_alert import degraded_nodes
 from tieringd.space.disk_monitor import Rounds
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from tieringd.metrics import Metrics
-    from tieringd.model.disk_state import DiskState
-    from tieringd.space.producer_brake import ProducerBrake
-    from tieringd.storage.base import ObjectInfo, ObjectStore
-
+from tieringd.space.producer_brake import ProducerBrake
+from tieringd.storage.base import ObjectInfo, ObjectStore
 
 log = structlog.get_logger(__name__)
 
 REFRESH_SECONDS: Final = 60.0
-"""A state that does not change is published again after this time."""
+"""An unchanged state is published again after this time."""
 STALE_SECONDS: Final = 3 * REFRESH_SECONDS
-"""A state that was not published again for this time is unknown."""
+"""A state that was not published for this time is unknown."""
 _MS: Final = 1000
 
 INTERVAL_SECONDS: Final = 10.0
-"""How often peers are looked at; a change of our own disks is told at once."""
+"""How often the peers' states are read; a change of this broker's own disks starts a round at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoardView:
-    """One look at the board."""
+    """One reading of the board."""
 
     states: Mapping[int, DiskState]
-    """Of each broker whose state is known, our own included."""
+    """The state of each broker where it is known, this one included."""
     quotas_version: str | None
     """The version of the record of lowered quotas; None when there is none."""
 
@@ -65,9 +61,9 @@ class BoardView:
 class _Peer:
     version: str
     published: PublishedDiskState | None
-    """None when it cannot be read."""
+    """None when it cannot be decoded."""
     changed_at: float | None = None
-    """When we saw it change, by our own clock; None while we know only the first version."""
+    """When this daemon saw it change, by its own clock; None before a second version."""
 
 
 class DiskStateBoard:
@@ -82,7 +78,7 @@ class DiskStateBoard:
         now_ms: Callable[[], int],
         now: Callable[[], float],
     ) -> None:
-        """Take the wall clock in milliseconds, and a clock in seconds that never goes back."""
+        """Take *now_ms*, the wall clock, and *now*, a clock in seconds that never goes back."""
         self.cluster = cluster
         self.node_id = node_id
         self._store = store
@@ -94,7 +90,7 @@ class DiskStateBoard:
 
     async def publish(self, state: DiskState) -> None:
         """
-        Say how our disks are, if that is new or was not said for a while.
+        Publish the state of this broker's disks, if it changed or was not published for a while.
 
         Raises:
             StorageUnavailable: It is published in the next round.
@@ -107,10 +103,10 @@ class DiskStateBoard:
 
     async def look(self, own: DiskState | None) -> BoardView:
         """
-        Return what is known now of every broker; *own* is what we know of ours.
+        Return what is known of every broker; *own* is the state of this one.
 
         Raises:
-            StorageUnavailable: Nothing is known anew.
+            StorageUnavailable: No new state is known.
         """
         seen: dict[int, ObjectInfo] = {}
         quotas_version: str | None = None
@@ -158,25 +154,25 @@ class DiskStateBoard:
     def _is_fresh(self, peer: _Peer, published: PublishedDiskState) -> bool:
         if peer.changed_at is not None and self._now() - peer.changed_at < STALE_SECONDS:
             return True
-        # A timestamp from the future says as little as one from the past.
+        # A timestamp in the future is as little evidence as one in the past.
         return abs(self._now_ms() - published.published_at_ms) < STALE_SECONDS * _MS
 
 
 @dataclass(frozen=True, slots=True)
 class DegradedSettings:
-    """What to do about a degraded disk."""
+    """What to do when a disk is degraded."""
 
     holds_back: bool
-    """False only alerts."""
+    """Whether producers are held back; False only alerts."""
     rate: int
-    """Bytes a second for each producer on each broker."""
+    """Bytes per second for each producer on each broker."""
     refuses: bool = False
-    """Whether the gateway takes no writes meanwhile."""
+    """Whether the gateway refuses writes meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class DegradedParts:
-    """What needs to know the cluster, and which broker of it is beside us."""
+    """The parts that depend on the cluster's id and this broker's node id."""
 
     board: DiskStateBoard
     brake: ProducerBrake
@@ -193,7 +189,7 @@ class DegradedMode:
         settings: DegradedSettings,
         metrics: Metrics,
     ) -> None:
-        """Take how to *connect*, which is tried again until the broker answers."""
+        """Take *connect*, which is tried again in each round until the broker answers."""
         self._connect = connect
         self._own_state = own_state
         self._settings = settings
@@ -205,25 +201,25 @@ class DegradedMode:
 
     @property
     def is_refusing(self) -> bool:
-        """Say whether clients' writes are to be refused where they pass: a broker is known to be degraded."""
+        """Say whether the gateway has to refuse clients' writes: a broker is known to be degraded."""
         return bool(self._degraded) and self._settings.refuses
 
     def set_settings(self, settings: DegradedSettings) -> None:
-        """Act by *settings* from the next round on."""
+        """Use *settings* from the next round on."""
         self._settings = settings
         self.hint()
 
     def hint(self) -> None:
-        """Begin the next round now: our own disks are not as they were."""
+        """Start the next round now: the state of this broker's disks has changed."""
         self._rounds.hint()
 
     async def run(self, *, interval_seconds: float = INTERVAL_SECONDS) -> None:
-        """Look now, at once on a hint, and every interval, until cancelled."""
+        """Do a round now, at once on a hint, and every interval, until cancelled."""
         self._metrics.health.loop_succeeded("degraded_mode")
         await self._rounds.run(self.step, interval_seconds=interval_seconds)
 
     async def step(self) -> None:
-        """Do one round; what fails is said once, and tried again in the next one."""
+        """Do one round; a failure is logged once, and the next round tries again."""
         try:
             await self._round()
         except PreconditionFailed:
@@ -239,7 +235,7 @@ class DegradedMode:
     async def _round(self) -> None:
         own = self._own_state()
         if own is None:
-            # Whoever does not know about its own disks says nothing, and leaves all as it is.
+            # A daemon that does not know its own disks publishes nothing, and changes nothing.
             return
         if self._parts is None:
             self._parts = await self._connect()

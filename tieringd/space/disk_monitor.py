@@ -1,8 +1,8 @@
 """
-The disk monitor: how full the disks are, every second, for metrics, the log and who has to act.
+The disk monitor: measures the disks every second, for metrics, the log and other parts.
 
-It judges with `policies.disk_alert` and only tells: degraded mode and the ballast file listen to
-it. The cache's disk has metrics and a line of its own, and never makes the broker degraded.
+It judges with `policies.disk_alert` and only reports: degraded mode and the ballast keeper listen to it.
+The cache's disk has metrics and a log line of its own, and never makes the broker degraded.
 
 `Rounds` repeats work at every interval, and at once on a hint.
 """
@@ -10,37 +10,32 @@ it. The cache's disk has metrics and a line of its own, and never makes the brok
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
+from tieringd.broker.disk_use import FilesystemReading, Filesystems
+from tieringd.errors import LocalFileError
+from tieringd.metrics import DiskGauges, Metrics
 from tieringd.model.disk_state import DiskState
-from tieringd.policies.disk_alert import DiskReading, DiskVerdict, alert_line, judge_disk
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from tieringd.broker.disk_use import FilesystemReading, Filesystems
-    from tieringd.errors import LocalFileError
-    from tieringd.metrics import DiskGauges, Metrics
-    from tieringd.policies.disk_alert import AlertSettings
-
+from tieringd.policies.disk_alert import AlertSettings, DiskReading, DiskVerdict, alert_line, judge_disk
 
 log = structlog.get_logger(__name__)
 
 LINE_INTERVAL_SECONDS: Final = 3600.0
-"""A disk that stays as it is has one line in this time."""
+"""A disk whose state does not change is logged once in this time."""
 
 
 class Rounds:
-    """The rounds of one piece of work."""
+    """The rounds of one repeated piece of work."""
 
     def __init__(self) -> None:
         self._hinted = asyncio.Event()
 
     def hint(self) -> None:
-        """Begin the next round now, or once the one under way is over."""
+        """Start the next round now, or once the current one is over."""
         self._hinted.set()
 
     async def run(self, step: Callable[[], Awaitable[None]], *, interval_seconds: float) -> None:
@@ -57,7 +52,7 @@ class Rounds:
 
 @dataclass(slots=True)
 class _Disk:
-    """What is known of one filesystem, since it was seen first."""
+    """What is known of one filesystem, since it was first measured."""
 
     verdict: DiskVerdict
     said_at: float | None = None
@@ -76,7 +71,7 @@ class DiskMonitor:
         metrics: Metrics,
         now: Callable[[], float],
     ) -> None:
-        """Take what to watch; *now* is a clock in seconds that never goes back."""
+        """Take the directories to watch; *now* is a clock in seconds that never goes back."""
         self._filesystems = filesystems
         self._settings = settings
         self._now = now
@@ -88,12 +83,12 @@ class DiskMonitor:
 
     @property
     def state(self) -> DiskState | None:
-        """Return the worst state of a log directory's disk; None before one could be read."""
+        """Return the worst state of a log directory's disk; None before one could be measured."""
         disks = self._watches[0].disks
         return max((disk.verdict.state for disk in disks.values()), default=None)
 
     def set_settings(self, settings: AlertSettings) -> None:
-        """Judge by *settings* from the next look on."""
+        """Judge by *settings* from the next round on."""
         self._settings = settings
 
     def listen(self, listener: Callable[[], None]) -> None:
@@ -101,14 +96,14 @@ class DiskMonitor:
         self._listeners.append(listener)
 
     async def run(self, *, interval_seconds: float = 1.0) -> None:
-        """Look now, and again every interval, until cancelled."""
+        """Measure now, and again every interval, until cancelled."""
         self._health.loop_succeeded("disks")
         while True:
             await self.step()
             await asyncio.sleep(interval_seconds)
 
     async def step(self) -> None:
-        """Look once, and tell what is new."""
+        """Measure once, and report changes."""
         is_changed, has_seen_all = False, True
         for watch in self._watches:
             look = await self._filesystems.look(watch.paths)
@@ -124,7 +119,7 @@ class DiskMonitor:
                 listener()
 
     def _judge(self, watch: _Watch, found: FilesystemReading) -> bool:
-        """Take in one reading; return whether its disk's state is another one now."""
+        """Judge one reading; return whether its disk's state has changed."""
         reading = DiskReading(found.name, total_bytes=found.total_bytes, free_bytes=found.free_bytes)
         disk = watch.disks.get(found.name)
         before = disk.verdict.state if disk else None
@@ -157,13 +152,13 @@ class _Watch:
         self._problems: dict[str, str] = {}
 
     def keep_only(self, names: set[str]) -> None:
-        """Forget the disks that were not seen now: the broker does not write to them either."""
+        """Forget the disks without a current reading: the broker does not write to them either."""
         for gone in self.disks.keys() - names:
             self.gauges.forget(gone)
             del self.disks[gone]
 
     def report(self, problems: dict[str, LocalFileError]) -> None:
-        """Say once of each directory why it cannot be looked at."""
+        """Log once for each directory why it cannot be measured."""
         found = {path: str(error) for path, error in problems.items()}
         for path, problem in found.items():
             if self._problems.get(path) != problem:

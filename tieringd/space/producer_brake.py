@@ -1,48 +1,44 @@
 """
-The producers' brake: lowers client quotas while a disk is full, and puts them back afterwards.
+The producers' brake: lowers client quotas while a disk is full, and restores them afterwards.
 
-What is changed is in the bucket before it is changed, and each change of a quota follows on a
-compare-and-swap of that record in the same step. So of daemons that disagree one is told so, a
-crash at any point leaves a record that any daemon can finish, and what was put back is looked at
-for a while longer: an order that was given before may arrive after it.
+Each change is recorded in the bucket before it is made, and each change of a quota follows a
+compare-and-swap of that record in the same step. So of daemons that disagree one fails the swap, and a
+crash at any point leaves a record that any daemon can complete. Restored quotas are checked for a while
+longer: an earlier request to the broker may arrive after the restoration.
 
-It does not decide when: that is `space.degraded_mode`.
+`space.degraded_mode` decides when to act.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from crc32c import crc32c
 
+from tieringd.broker.base import Broker
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.disk_state import QuotaPhase, QuotaRecord, decode_quota_record, encode_quota_record
 from tieringd.formats.object_keys import client_quotas_key
-from tieringd.model.disk_state import PRODUCER_BYTE_RATE
+from tieringd.model.disk_state import PRODUCER_BYTE_RATE, QuotaEntity
 from tieringd.policies.disk_alert import plan_additions, plan_lowering, still_to_lower, still_to_restore
-from tieringd.storage.base import IfAbsent, IfVersion
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tieringd.broker.base import Broker
-    from tieringd.model.disk_state import QuotaEntity
-    from tieringd.storage.base import ObjectStore
+from tieringd.storage.base import IfAbsent, IfVersion, ObjectStore
 
 log = structlog.get_logger(__name__)
 
 SETTLE_MS: Final = 600_000
-"""For this long after quotas were put back it is seen to that they stay so."""
+"""How long restored quotas are checked and, if need be, restored again."""
 ORDER_WITHIN_SECONDS: Final = 60.0
 """
-So long after its record an order may leave; far shorter than `SETTLE_MS`. What a stopped process still has to
-order when it goes on is not sent, since another daemon may have put the quotas back, and looked after them.
+Maximum time between storing a record and sending its request to the broker; far shorter than `SETTLE_MS`. A
+process that was stopped and goes on does not send a late request, because another daemon may meanwhile have
+restored the quotas and finished checking them.
 """
 TAKE_OVER_MS: Final = 60_000
-"""A daemon that is putting quotas back and does not say so for this long is helped."""
+"""A restoration that makes no progress for this long is taken over by another daemon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +62,16 @@ class ProducerBrake:
 
     @property
     def is_on(self) -> bool:
-        """Say whether quotas are lowered, as far as this daemon has seen."""
+        """Say whether quotas are lowered, as far as this daemon knows."""
         record = self._stored.record
         return record is not None and record.phase is not QuotaPhase.RESTORED
 
     async def refresh(self, version: str | None) -> None:
         """
-        Take in the record, which a listing has seen in this *version*.
+        Read the record, unless *version*, the listed one, is known already.
 
         Raises:
-            CorruptDataError: It cannot be read; no quota is changed until an operator mends it.
+            CorruptDataError: It cannot be decoded; no quota is changed until an operator repairs it.
             StorageUnavailable: Try again in the next round.
         """
         if version == self._stored.version:
@@ -92,15 +88,15 @@ class ProducerBrake:
 
     async def hold_back(self, rate: int) -> None:
         """
-        See that no producer may write more than *rate*, as far as no operator has set it otherwise.
+        Limit every producer to *rate*, unless an operator has set its quota otherwise.
 
         Quotas that are lowered already keep the rate that they were lowered to.
 
         Raises:
             PreconditionFailed: Another daemon was faster; nothing was changed.
-            StorageUnavailable: Nothing was changed, as it could not be recorded.
-            BrokerUnavailable: It is gone on with in the next round.
-            BrokerDenied: We may not.
+            StorageUnavailable: It could not be recorded, so nothing was changed.
+            BrokerUnavailable: The next round continues.
+            BrokerDenied: tieringd lacks the permission.
         """
         if await self._settle():
             return
@@ -124,13 +120,13 @@ class ProducerBrake:
 
     async def let_go(self) -> None:
         """
-        Put quotas back where a record says that they are lowered; do nothing where none does.
+        Restore quotas where a record says that they are lowered; do nothing without such a record.
 
         Raises:
             PreconditionFailed: Another daemon was faster; nothing was changed.
-            StorageUnavailable: Nothing was changed, as it could not be recorded.
-            BrokerUnavailable: It is gone on with in the next round.
-            BrokerDenied: We may not.
+            StorageUnavailable: It could not be recorded, so nothing was changed.
+            BrokerUnavailable: The next round continues.
+            BrokerDenied: tieringd lacks the permission.
         """
         known = self._stored.record
         if known is None or await self._settle() or known.phase is QuotaPhase.RESTORED:
@@ -141,7 +137,7 @@ class ProducerBrake:
         await self._restore(known)
 
     async def _settle(self) -> bool:
-        """Look once more after quotas that were put back a while ago; return whether one had to be again."""
+        """Check quotas that were restored recently; return whether one had to be restored again."""
         known = self._stored.record
         if known is None or known.phase is not QuotaPhase.RESTORED or self._age_ms(known) >= SETTLE_MS:
             return False
@@ -173,9 +169,10 @@ class ProducerBrake:
 
     async def _commit(self, record: QuotaRecord) -> float:
         """
-        Store *record* in place of the one that is known; return until when, in loop time, it may be acted on.
+        Store *record* in place of the known one; return until when (loop time) it may be acted on.
 
-        A daemon that loses the swap changes nothing.
+        Raises:
+            PreconditionFailed: Another daemon has replaced the record; nothing was changed.
         """
         order_by = asyncio.get_running_loop().time() + ORDER_WITHIN_SECONDS
         data = encode_quota_record(record)

@@ -1,43 +1,41 @@
 """
-The space manager: keeps the logs on each filesystem within their area, and tells the cache its own.
+The space manager: keeps the logs on each filesystem within their area, and sizes the cache's area.
 
-Every interval it measures the log directories and the cache. The cache hears first what is left for
-it, and gives way at once. Where the logs of a filesystem are over their area it plans what to let go
-(`policies.space_plan`) and asks the archivers of those partitions, which prove and clamp as for any
-other trim. Nothing is trimmed here, and what one round asked for and an archiver could not let go is
-planned anew in the next.
+Every interval it measures the log directories and the cache. It first tells the cache its limit, and the
+cache evicts at once. Where the logs of a filesystem are over their area, it plans what to trim
+(`policies.space_plan`) and asks the archivers of those partitions, which check and limit the trim like
+any other. The space manager trims nothing itself. What an archiver could not trim is planned again in the
+next round.
 
-The facts of each partition come from the observer's snapshot. Data that this daemon cannot let go of is
-named with the reason, so that a plan that falls short can be explained.
+The facts of each partition come from the observer's last scan. A partition that this daemon cannot trim
+is listed with the reason, so that a plan that falls short can be explained.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archiving.observer import Followed, Observation, World
 from tieringd.broker.disk_use import DiskUseMeter, directory_uses
-from tieringd.policies.disk_areas import AreaSettings, DirectoryUse, plan_spaces
+from tieringd.config import Config
+from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership, TopicPartition
+from tieringd.model.segment import LocalSegment
+from tieringd.policies.disk_areas import AreaSettings, DirectoryUse, DiskSpace, plan_spaces
 from tieringd.policies.durability import durable_end
 from tieringd.policies.local_retention import plan_trim
-from tieringd.policies.space_plan import SpaceDemand, SpacePartition, plan_space
+from tieringd.policies.space_plan import SpaceDemand, SpacePartition, SpacePlan, plan_space
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from tieringd.archiving.observer import Followed, Observation, World
+    # An ordinary import would load the archiver into commands that do not need it.
     from tieringd.archiving.reconciler import Reconciler
-    from tieringd.config import Config
-    from tieringd.metrics import Metrics
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, TopicPartition
-    from tieringd.model.segment import LocalSegment
-    from tieringd.policies.disk_areas import DiskSpace
-    from tieringd.policies.space_plan import SpacePlan
 
 
 log = structlog.get_logger(__name__)
@@ -48,9 +46,9 @@ PAUSED = "its topic is paused"
 NOT_KNOWN = "it is not known yet what of it is durable"
 
 SEGMENT_BYTES = 128 << 20
-"""An ordinary segment: to be over an area by no more is not worth a trim."""
+"""The size of an ordinary segment: exceeding an area by no more is not worth a trim."""
 NO_OVERAGE = 1.0
-"""As much is let go as is too much, and not more: the next round is half a minute away."""
+"""Only the excess is trimmed, and no more: the next round is half a minute away."""
 
 
 def space_partitions(
@@ -64,7 +62,7 @@ def space_partitions(
     """
     Yield a fact sheet for each partition that lies in one of *log_dirs*.
 
-    *obstacle_of* says why an archiver lets nothing go just now; empty when it does.
+    *obstacle_of* says why an archiver trims nothing at present; empty when it does.
     """
     for leadership, seen in world.wanted.items():
         if seen.log.partition.log_dir in log_dirs:
@@ -88,11 +86,11 @@ def space_partition(
     seen: Observation, manifest: PartitionManifest, *, obstacle: str, now_ms: int
 ) -> SpacePartition:
     """
-    Return what holds for a partition that is archived from here.
+    Return the facts of a partition that this daemon archives.
 
     Where the local target is enforced, phase 1 takes what the published hint allows, and phase 2 what is
-    past the target by now. Where it is only advice, phase 1 takes what is past the target: the log has
-    grown over it because there was room.
+    past the target by now. Where the target is only advice, phase 1 takes what is past it: the log has
+    exceeded it because there was room.
     """
     topic, log_start_offset = seen.topic, seen.bounds.log_start_offset
     is_strict = topic.local_target.enforced == topic.local_target.advised
@@ -142,7 +140,7 @@ def _kept(topic_partition: TopicPartition, segments: tuple[LocalSegment, ...], r
 
 @dataclass(frozen=True, slots=True)
 class SpaceReport:
-    """What one round found and planned for one filesystem."""
+    """What one round measured and planned for one filesystem."""
 
     space: DiskSpace
     plan: SpacePlan | None
@@ -150,7 +148,7 @@ class SpaceReport:
 
 
 class SpaceManager:
-    """Own the plan of one daemon's disks. `step` is called by one task at a time."""
+    """Plan for one daemon's disks. One task at a time calls `step`."""
 
     def __init__(
         self,
@@ -163,12 +161,11 @@ class SpaceManager:
         tell_cache: Callable[[int | None], None] = lambda _: None,
     ) -> None:
         """
-        Take the parts; *ages_ms* returns the time that ages count to.
+        Take the collaborators.
 
-        *measure* looks at directories, in a thread; without it a `DiskUseMeter` does.
-
-        *tell_cache* hears in each round how many bytes the chunk cache may hold from now on, and None when
-        nobody looks any more.
+        *ages_ms* returns the time that ages count to. *measure* measures directories, in a thread; a
+        `DiskUseMeter` by default. *tell_cache* is called in each round with the bytes that the chunk
+        cache may hold from now on, and with None when space management is switched off.
         """
         self._config = config
         self._log_dirs = tuple(str(path) for path in config.broker.log_dirs)
@@ -182,7 +179,7 @@ class SpaceManager:
         """The filesystems on which the last round did not find enough."""
 
     def set_config(self, config: Config) -> None:
-        """Go by *config* from the next round on; the log directories stay as they were."""
+        """Use *config* from the next round on; the log directories stay as they were."""
         self._config = config
         if not config.space_management_enable:
             self._tell_cache(None)
@@ -198,7 +195,7 @@ class SpaceManager:
                 self._metrics.health.loop_succeeded("space")
 
     async def step(self) -> tuple[SpaceReport, ...]:
-        """Measure, plan and ask; return what was found. Before the first look there is nothing."""
+        """Measure, plan and ask the archivers; return the reports. Empty before the first scan."""
         world = self._reconciler.world
         if world is None:
             return ()
@@ -222,7 +219,7 @@ class SpaceManager:
         return tuple(reports)
 
     async def _plan(self, world: World, space: DiskSpace) -> SpacePlan:
-        # A plan over millions of segments takes a second of a processor: not one of the loop's.
+        # A plan over millions of segments takes a second of processor time, so it runs in a thread.
         return await asyncio.to_thread(
             plan_for,
             world,
@@ -289,7 +286,7 @@ def plan_for(
     """
     Return the plan for one filesystem; this takes a while where there are millions of segments.
 
-    *obstacle_of* says why nothing of a partition may go just now; empty when it may.
+    *obstacle_of* says why a partition cannot be trimmed at present; empty when it can.
     """
     partitions = space_partitions(
         world,
@@ -311,10 +308,10 @@ def measured_cache(
     config: Config, measure: Callable[[Sequence[str]], Sequence[DirectoryUse]] = directory_uses
 ) -> DirectoryUse | None:
     """
-    Return what the chunk cache takes; None where nothing is cached. This blocks.
+    Return the size of the chunk cache; None where nothing is cached. This blocks.
 
-    A directory that is not there yet takes nothing, on the filesystem on which it will be made. One that
-    cannot be measured is left out: the log gets no less for it.
+    A missing directory counts as empty, on the filesystem on which it will be created. One that cannot be
+    measured is left out, which does not reduce the log's area.
     """
     if not config.cloud_storage_enabled:
         return None
@@ -333,7 +330,7 @@ def measured_cache(
 
 
 def area_settings(config: Config) -> AreaSettings:
-    """Return how the disks are divided."""
+    """Return the configured division of the disks."""
     return AreaSettings(
         reservation_percent=config.disk_reservation_percent,
         log_percent=config.retention_local_target_capacity_percent,

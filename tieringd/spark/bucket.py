@@ -1,9 +1,9 @@
 """
-A bucket for code that does not await: a Spark driver plans from it, and executors read from it.
+A bucket for synchronous code. A Spark driver plans tasks from it, and executors read from it.
 
-An event loop in a thread of its own does the requests, so that what comes next is fetched while the caller
-works on what is there. A process keeps one open bucket for each configuration: workers of Spark live for
-many tasks, and a client of a store is costly to make.
+An event loop in a thread of its own makes the requests, so that it fetches the next item while the caller
+works on the present one. A process keeps one open bucket for each configuration, because Spark's workers live
+for many tasks and a store's client is costly to build.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import atexit
 import os
 import threading
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from concurrent.futures import wait
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, TypeVar
@@ -24,32 +25,35 @@ from tieringd.metrics import Metrics
 from tieringd.model.segment import JOB_PREFIX
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.opening import opened_store
+from tieringd.storage.resilient import ResilientStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine, Generator
-
+    # An ordinary import would load pydantic and PyYAML into processes that do not need them.
     from tieringd.config import Config
-    from tieringd.storage.resilient import ResilientStore
 
 T = TypeVar("T")
 
 
 class Bucket:
     """
-    An open bucket. Its methods may be called from any thread; none of them from its own loop.
+    An open bucket. Its methods may be called from any thread, but never from its own event loop.
 
-    `close` ends it; what is under way then is cancelled.
+    `close` closes it, and cancels the work that is still under way.
     """
 
     def __init__(self, config: Config, *, writer_id: str = JOB_PREFIX) -> None:
         """
-        Open the bucket; *writer_id* matters only to those who write.
+        Open the bucket.
+
+        Args:
+            config: Where the archive is and how to reach it.
+            writer_id: The writer of manifests, which matters only to jobs that write.
 
         Raises:
-            TieringError: It cannot be opened; nothing is left behind.
+            TieringError: The bucket cannot be opened. Its thread and clients are closed again.
         """
         self.config = config
-        # It reads from stores faster than uvloop does.
+        # The standard loop reads from stores faster than uvloop does.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tieringd-bucket", daemon=True)
         self._thread.start()
@@ -71,7 +75,7 @@ class Bucket:
         self.records = RecordReader(self.indexes, self.reader, self.spillovers)
 
     def run(self, work: Coroutine[object, object, T]) -> T:
-        """Return what *work* returns; it runs on the bucket's loop."""
+        """Run *work* on the bucket's loop, and return its result. An interrupt cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -85,19 +89,19 @@ class Bucket:
         """
         Yield a data object's bytes from *position* up to *end*, as `ArchiveReader.runs` does.
 
-        While the caller works on a run, the next ones are fetched.
+        The next runs are fetched while the caller works on one.
         """
         return self.iterate(self.reader.runs(key, position, end, chunk_bytes))
 
     def iterate(self, items: AsyncGenerator[T]) -> Generator[T]:
-        """Yield what *items* yields, one ahead of the caller; it runs on the bucket's loop."""
+        """Run *items* on the bucket's loop, one item ahead of the caller, and yield its items."""
         following = asyncio.run_coroutine_threadsafe(_next(items), self._loop)
         try:
             while (found := following.result()) is not None:
                 following = asyncio.run_coroutine_threadsafe(_next(items), self._loop)
                 yield found[0]
         finally:
-            # A generator that runs cannot be closed; how a step ends that nobody asked for is of no interest.
+            # A running generator cannot be closed. The result of this last step is not needed.
             wait([following])
             self.run(items.aclose())
 
@@ -115,7 +119,7 @@ class Bucket:
 
 
 async def _next(items: AsyncGenerator[T]) -> tuple[T] | None:
-    """Return the next of *items* in a tuple of its own; None after the last."""
+    """Return the next item in a tuple of one element; None after the last."""
     try:
         return (await anext(items),)
     except StopAsyncIteration:
@@ -128,15 +132,15 @@ _lock = threading.Lock()
 
 def bucket_of(config: Config) -> Bucket:
     """
-    Return this process's open bucket of a configuration; it stays open until the process ends.
+    Return this process's open bucket of a configuration. The bucket stays open until the process ends.
 
     Raises:
-        TieringError: It cannot be opened.
+        TieringError: The bucket cannot be opened.
     """
     process_id = os.getpid()
     with _lock:
         for opener, bucket in _open:
-            # Spark forks its workers; a loop of the parent's is of no use in them.
+            # Spark forks its workers, and the parent's event loop does not run in a forked process.
             if opener == process_id and bucket.config == config:
                 return bucket
         bucket = Bucket(config)

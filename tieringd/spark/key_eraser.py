@@ -1,4 +1,4 @@
-"""What erasing keys leaves of a segment: everything but the records that have one of them."""
+"""Erase keys from a segment: take out the records with one of the keys, and keep everything else."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tieringd.model.segment import SegmentIndex
 from tieringd.spark.record_spans import filtered_batch, record_spans
 
 if TYPE_CHECKING:
+    # An ordinary import would load xxhash into processes that do not need it.
     from tieringd.archive.archive_reader import Batch
-    from tieringd.model.segment import SegmentIndex
 
 
 def holds_any(batch: Batch, keys: frozenset[bytes]) -> bool:
     """
-    Say whether a batch has a record with one of *keys*.
+    Return whether a batch has a record with one of *keys*.
 
     Raises:
-        CorruptDataError: It does not have the records that its header announces.
+        CorruptDataError: The batch does not have the records that its header announces.
     """
     header = batch.header
     if header.is_control or not header.record_count:
@@ -28,24 +29,25 @@ def holds_any(batch: Batch, keys: frozenset[bytes]) -> bool:
 
 class ErasureCut:
     """
-    Take out every version of some keys; see `archive.segment_rewriter.Cut`.
+    Takes out every version of some keys, as an `archive.segment_rewriter.Cut`.
 
-    Tombstones go, and so do records that nobody reads: of aborted transactions, and before the archive's
-    start. Markers stay, and what a broker's cleaner has left of producers.
+    Tombstones of the keys go too, and so do records with the keys that no consumer sees: those of aborted
+    transactions, and those before the archive's start. Transaction markers stay, and so do the empty
+    batches that a broker's cleaner keeps for the state of producers.
     """
 
     keeps_aborted = True
 
     def __init__(self, keys: frozenset[bytes]) -> None:
-        """Take out records with one of *keys*; one without a key has none of them."""
+        """Take out records with one of *keys*. A record without a key always stays."""
         self._keys = keys
         self.removed_records = 0
 
     def begin(self, _index: SegmentIndex) -> None:
-        """Take the index of the segment whose batches come next."""
+        """Begin a segment. Its index is not needed here."""
 
     def left_of(self, batch: Batch) -> bytes | memoryview | None:
-        """Return what is left of a batch."""
+        """Return the batch without the records of the keys; None if no record is left."""
         header = batch.header
         if header.is_control or not header.record_count:
             return batch.data

@@ -1,8 +1,8 @@
 """
-Compaction on an executor: the latest record of each key in a segment, and what it leaves of one.
+Compaction on an executor: find the latest record of each key, and rewrite segments without the others.
 
-What counts is what a `read_committed` reader sees. Records of aborted transactions never win, and nothing is
-left of them. A record without a key has no later version; it stays, unless it is not wanted.
+Compaction sees the records that a `read_committed` consumer sees. Records of aborted transactions never win,
+and are all removed. A record without a key has no later version. It stays, unless the rules drop it.
 """
 
 from __future__ import annotations
@@ -14,46 +14,49 @@ import numpy as np
 
 from tieringd.formats.records import control_type
 from tieringd.formats.transactions import ReadCommittedFilter
+from tieringd.model.segment import SegmentIndex
 from tieringd.spark.record_spans import NULL, filtered_batch, record_spans
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    # An ordinary import would load xxhash into processes that do not need it.
     from tieringd.archive.archive_reader import Batch
-    from tieringd.model.segment import SegmentIndex
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionRules:
-    """Which records of a partition count, and which of the latest ones go as well."""
+    """Which of a partition's records compaction considers, and which latest records it removes as well."""
 
     start_offset: int
-    """Where the archive begins: nobody reads what is before, in the same segment."""
+    """The archive's first offset. A segment may hold records before it, which no consumer reads."""
     due_before_ms: int | None
-    """Tombstones that are older go; None lets all of them stay."""
+    """Tombstones with an older timestamp are removed; None keeps all tombstones."""
     drops_keyless: bool = False
-    """Whether records without a key go."""
+    """Whether records without a key are removed."""
 
 
 class LatestKeys:
-    """The latest records by key of one segment, or of a part of it, as they are met."""
+    """Collects the latest record of each key in one segment or a part of one, batch by batch."""
 
     def __init__(self, index: SegmentIndex, rules: CompactionRules) -> None:
         self._committed = ReadCommittedFilter(index.aborted)
         self._rules = rules
         self.latest: dict[bytes, tuple[int, bool]] = {}
-        """By key: the offset, and whether it is a tombstone that is due to go. The caller may empty it."""
+        """By key: the latest offset, and whether it is a tombstone to remove. The caller may empty it."""
         self.records = 0
-        """All that clients wrote, those of aborted transactions and those that nobody reads included."""
+        """
+        All records that clients wrote, with those of aborted transactions and before the archive's start.
+        """
         self.keyless = 0
-        """Those among them that stay because they have no key."""
+        """The records among them that stay because they have no key."""
 
     def note(self, batch: Batch) -> None:
         """
-        Take in the next batch.
+        Count the next batch and note its keys. Batches come in offset order.
 
         Raises:
-            CorruptDataError: Its records cannot be read.
+            CorruptDataError: The batch's records cannot be read.
         """
         header = batch.header
         is_visible = self._committed.accepts(header)
@@ -77,16 +80,16 @@ class LatestKeys:
         before_ms = self._rules.due_before_ms
         if before_ms is None:
             return np.zeros(len(is_tombstone), np.bool_)
-        # Nobody can tell how old a record without a time is.
+        # The age of a record without a timestamp is unknown: its tombstone stays.
         return is_tombstone & (timestamps_ms >= 0) & (timestamps_ms < before_ms)
 
 
 class LatestCut:
     """
-    What compaction leaves of neighbouring segments; see `archive.segment_rewriter.Cut`.
+    Takes out what compaction removes from neighbouring segments, as an `archive.segment_rewriter.Cut`.
 
-    *winners* are the offsets, ascending, of the records that stay for their keys. A transaction's end stays
-    while a record of it does. Where the transaction may have begun before these segments it stays as well.
+    *winners* are the ascending offsets of the records that stay for their keys. A transaction's commit marker
+    stays if one of its records stays, or if the transaction may have begun before these segments.
     """
 
     keeps_aborted = False
@@ -96,17 +99,17 @@ class LatestCut:
         self._rules = rules
         self._committed = ReadCommittedFilter(())
         self._kept_of: set[int] = set()
-        """Producers with a record that stays since their last marker."""
+        """Producers of which a transactional record stays since their last marker."""
         self._ended: set[int] = set()
-        """Producers with a marker so far: what follows of theirs began in these segments."""
+        """Producers with a marker so far. Their next transaction began in these segments."""
         self.removed_records = 0
 
     def begin(self, index: SegmentIndex) -> None:
-        """Take the index of the segment whose batches come next."""
+        """Begin a segment with its index, which lists the aborted transactions."""
         self._committed = ReadCommittedFilter(index.aborted)
 
     def left_of(self, batch: Batch) -> bytes | memoryview | None:
-        """Return what is left of a batch."""
+        """Return the batch without the records that compaction removes; None if nothing of it is left."""
         header = batch.header
         is_visible = self._committed.accepts(header)
         if header.is_control:
@@ -143,5 +146,5 @@ class LatestCut:
         may_be_older = producer_id not in self._ended
         self._kept_of.discard(producer_id)
         self._ended.add(producer_id)
-        # Nothing is left of a transaction that was aborted, wherever it began.
+        # An aborted transaction has no records left, wherever it began, and needs no marker.
         return marker == "commit" and (is_of_kept or may_be_older)

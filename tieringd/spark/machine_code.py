@@ -1,28 +1,27 @@
-"""Functions as machine code, from numba's cache where there is one."""
+"""Compile functions to machine code with numba, and cache the result on disk where that is possible."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import numba
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 R = TypeVar("R")
 
 
 def compiled(function: Callable[..., R], *example: object) -> Callable[..., R]:
     """
-    Return *function* as machine code for arguments of the types of *example*, with which it is called once.
+    Return *function* compiled for arguments of the types of *example*. It is called once with *example*.
 
-    It comes from numba's cache: where NUMBA_CACHE_DIR says, or beside the function's file, or in the user's
-    cache directory. The first process compiles it; so does every one where there is nowhere to keep it.
+    Numba caches the code in NUMBA_CACHE_DIR, beside the function's file, or in the user's cache directory.
+    The first process compiles; later ones load the code. Without a writable directory every process
+    compiles.
     """
     try:
         return _compiled(function, example, is_cached=True)
     except (OSError, RuntimeError):
-        # Numba knows no directory that can be written, or its disk is full: only time is lost.
+        # Numba finds no writable directory, or the disk is full. Compiling without a cache costs only time.
         return _compiled(function, example, is_cached=False)
 
 

@@ -1,15 +1,17 @@
 """
-Where the records of a batch stand in its unpacked bytes, found in machine code; nothing is copied.
+The positions of a batch's records in its decompressed bytes, found by machine code without copying.
 
-For work that takes records out of batches, or looks at keys: what is left is copied as it lies. Headers are
-stepped over, and not looked into. The bytes may be hostile: a position is used only after it was compared
-with the end of what it is in. `formats.records` says the same in Python, and tests hold the two together.
+For jobs that read keys or take records out of batches; the kept records are copied byte for byte. Record
+headers are skipped without parsing. The bytes may be hostile, so the code compares each position with the end
+of its record before it uses the position. `formats.records` does the same in Python, and tests compare the
+two.
 
-`filtered_batch` makes a batch without unwanted records: the same bytes where all of them are wanted.
+`filtered_batch` makes a batch without unwanted records. A batch that keeps all its records keeps its bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final
@@ -19,20 +21,16 @@ from numba.extending import register_jitable
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.compression import decompress
-from tieringd.formats.record_batch import HEADER_BYTES, LOG_APPEND_TIME
+from tieringd.formats.record_batch import HEADER_BYTES, LOG_APPEND_TIME, BatchHeader
 from tieringd.formats.records import narrowed_batch
 from tieringd.spark.machine_code import compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
-
-    from tieringd.formats.record_batch import BatchHeader
 
 
 NULL: Final = -1
-"""The size of a key or value that is not there; an empty one has 0."""
+"""The size of a null key or value; an empty one has size 0."""
 
 _START, _END, _OFFSET_DELTA, _TIMESTAMP_DELTA, _KEY_START, _KEY_BYTES, _VALUE_BYTES = range(7)
 _COLUMNS: Final = 7
@@ -51,7 +49,7 @@ class RecordSpans:
 
     header: BatchHeader
     records: memoryview
-    """Unpacked."""
+    """The batch's records, decompressed."""
     _table: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -59,38 +57,38 @@ class RecordSpans:
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """Return where each record begins in `records`."""
+        """Return the position in `records` at which each record begins."""
         return self._table[:, _START]
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """Return where each record ends."""
+        """Return the position in `records` at which each record ends, exclusive."""
         return self._table[:, _END]
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Return the records' offsets; they ascend."""
+        """Return the records' offsets, ascending."""
         return self._table[:, _OFFSET_DELTA] + self.header.base_offset
 
     @property
     def timestamps_ms(self) -> NDArray[np.int64]:
-        """Return the records' times as a consumer sees them."""
+        """Return the records' timestamps in milliseconds, as a consumer sees them."""
         if self.header.timestamp_type == LOG_APPEND_TIME:
             return np.full(len(self), self.header.max_timestamp_ms)
         return self._table[:, _TIMESTAMP_DELTA] + self.header.base_timestamp_ms
 
     @property
     def key_bytes(self) -> NDArray[np.int64]:
-        """Return the sizes of the keys; NULL where there is none."""
+        """Return the sizes of the keys; NULL for a null key."""
         return self._table[:, _KEY_BYTES]
 
     @property
     def value_bytes(self) -> NDArray[np.int64]:
-        """Return the sizes of the values; NULL where there is none, which makes a tombstone of the record."""
+        """Return the sizes of the values; NULL for a null value, which makes the record a tombstone."""
         return self._table[:, _VALUE_BYTES]
 
     def keys(self) -> list[bytes | None]:
-        """Return the keys."""
+        """Return a copy of each record's key; None for a null key."""
         starts, sizes = self._table[:, _KEY_START].tolist(), self.key_bytes.tolist()
         records = self.records
         return [
@@ -101,10 +99,10 @@ class RecordSpans:
 
 def record_spans(header: BatchHeader, batch: memoryview) -> RecordSpans:
     """
-    Return where the records of *batch* stand, which has *header*.
+    Return the positions of the records of *batch*, which begins with *header*.
 
     Raises:
-        CorruptDataError: There are not just the records that the header announces.
+        CorruptDataError: The batch does not have exactly the records that the header announces.
     """
     packed = batch[HEADER_BYTES:]
     is_empty = header.record_count == 0 and not packed
@@ -117,7 +115,7 @@ def record_spans(header: BatchHeader, batch: memoryview) -> RecordSpans:
 
 
 def _varint(body: NDArray[np.uint8], position: int, end: int) -> tuple[int, int]:
-    """Return the zigzag varint at *position* and the position after it; -1 for that if there is none."""
+    """Return the zigzag varint at *position*, and the position after it; -1 if there is no valid varint."""
     bits = shift = 0
     while 0 <= position < end:
         byte = int(body[position])
@@ -135,14 +133,15 @@ register_jitable(_varint)
 
 
 def _walk(body: NDArray[np.uint8], last_offset_delta: int, table: NDArray[np.int64]) -> int:
-    """Fill *table*; return what is wrong, 0 for nothing."""
+    """Fill *table* with the records in *body*; return the index of the fault in _FAULTS, 0 for none."""
     position, previous_delta = 0, -1
     for row in range(len(table)):
         size, begin = _varint(body, position, len(body))
         if begin < 0 or not 0 < size <= len(body) - begin:
             return _MISFIT
         end = begin + size
-        # One byte of attributes, which no version uses. After what is no number there is none either.
+        # `begin + 1` skips the attributes, one byte that no version uses. After an invalid varint the
+        # position is -1, and every later varint is invalid as well.
         timestamp_delta, at = _varint(body, begin + 1, end)
         offset_delta, at = _varint(body, at, end)
         key_bytes, key_start = _varint(body, at, end)
@@ -170,7 +169,7 @@ def _walk(body: NDArray[np.uint8], last_offset_delta: int, table: NDArray[np.int
 
 @cache
 def _compiled_walk() -> Callable[[NDArray[np.uint8], int, NDArray[np.int64]], int]:
-    """Return `_walk` as machine code; there is nothing to read in its first arguments."""
+    """Return `_walk` as machine code, compiled with empty arguments."""
     return compiled(_walk, np.frombuffer(b"", np.uint8), 0, np.empty((0, _COLUMNS), np.int64))
 
 
@@ -178,9 +177,10 @@ def filtered_batch(
     spans: RecordSpans, batch: memoryview, is_kept: NDArray[np.bool_]
 ) -> bytes | memoryview | None:
     """
-    Return *batch* with those of its records that *is_kept* says yes for; None where it is none of them.
+    Return *batch* with only the records that *is_kept* marks; None if it marks none.
 
-    *spans* are its records. A batch that had none before is kept.
+    *spans* are the batch's records, and *is_kept* has one element for each. A batch without records is
+    returned as it is.
     """
     kept = int(np.count_nonzero(is_kept))
     if kept == len(spans):
@@ -188,7 +188,7 @@ def filtered_batch(
     if not kept:
         return None
     rows = np.flatnonzero(is_kept)
-    # Records that follow each other are copied together.
+    # Kept records that follow one another are copied in one slice.
     breaks = np.flatnonzero(np.diff(rows) > 1)
     starts = spans.starts[rows[np.concatenate(([0], breaks + 1))]].tolist()
     ends = spans.ends[rows[np.concatenate((breaks, [kept - 1]))]].tolist()

@@ -1,9 +1,9 @@
 """
-What Spark starts its Python workers from, for commands that run Spark on this machine: PySpark's daemon.
+PySpark's daemon with another worker function. It forks the Python workers of Spark on this machine.
 
-PySpark's own treats a session that ends like a failed task in each worker that waits for another one: such a
-worker tries to tell Spark of it, and prints a stack where Spark is gone already. An operator would find that
-below the report of a job that went well. Workers started from here just end.
+In PySpark's own daemon a waiting worker treats the end of the session as a failed task: it tries to report to
+Spark, which is gone already, and prints a stack trace. An operator would find the trace below the report of a
+successful job. Workers of this daemon just end.
 
 Spark runs this as a program, with the module of the workers as its argument (`spark.python.daemon.module`).
 """
@@ -16,19 +16,20 @@ import socket
 from pyspark import daemon
 
 _ENDED = 1
-"""What a worker returns that has no next task."""
+"""The return code of a worker without a next task."""
 
 _work = daemon.worker
 
 
 def work_while_connected(sock: socket.socket, authenticated: bool) -> int:  # noqa: FBT001 - a signature of PySpark
-    """Do one task of those that come by *sock*, as PySpark's `worker` does, if there is another one."""
+    """Run the next task that arrives at *sock*, as PySpark's `worker` does; return if the session ended."""
     return _work(sock, authenticated) if _is_connected(sock) else _ENDED
 
 
 def _is_connected(sock: socket.socket) -> bool:
-    """Wait for a next task, and say whether there is one."""
-    # As PySpark's worker does when it begins: these are the daemon's still, and would end that.
+    """Wait for the next task; return whether there is one."""
+    # PySpark's worker resets these signals when it begins. Until then a forked worker has the daemon's
+    # handlers, which would end the daemon.
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     try:

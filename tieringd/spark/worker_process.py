@@ -1,8 +1,8 @@
 """
-What a Python worker of Spark's is spared: looking for garbage among all that it has imported.
+Exclude the imported modules from the garbage collections of Spark's Python workers.
 
-Spark keeps workers for task after task, and has each collect its garbage in between. That walks over every
-module that is loaded, hundreds of thousands of objects, and took as long as decoding half a million records.
+Spark reuses workers for many tasks, and runs a garbage collection between tasks. A collection visits every
+object of the loaded modules, hundreds of thousands, and took as long as decoding half a million records.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import os
 from functools import cache
 
 _REUSED = "SPARK_REUSE_WORKER"
-"""Set by Spark in workers that go on to a next task."""
+"""A variable that Spark sets in workers that it reuses."""
 
 
 def spare_collections() -> None:
     """
-    Leave what is loaded by now out of later collections, if this is a worker that goes on to a next task.
+    Exclude all objects that exist now from later collections, if this process is a reused worker.
 
-    Call it when all is loaded that tasks of this kind need; the first call in a process is the one that
-    counts.
+    Call this after all modules that a task needs are loaded. Only the first call in a process has an effect.
     """
     if _REUSED in os.environ:
         _freeze_once()

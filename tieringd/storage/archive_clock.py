@@ -1,38 +1,33 @@
 """
-The clock that an archive goes by: the host's, compared with the object store's at every answer.
+The clock of an archive: the host's clock, compared with the object store's at every response.
 
-What follows from the comparison is decided in `policies.retention_time`. This keeps the readings, and tells
-people when the host's clock cannot be believed.
+`policies.retention_time` decides what follows from the comparison. This module keeps the readings, and
+warns operators when the host's clock cannot be trusted.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import structlog
 
 from tieringd.clock import steady_seconds, wall_clock_ms
-from tieringd.policies.retention_time import HostTime, Known, StoreTime, judge_clock
+from tieringd.metrics import Metrics
+from tieringd.policies.retention_time import HostTime, Judgement, Known, StoreTime, judge_clock
 from tieringd.storage.base import TimedStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.metrics import Metrics
-    from tieringd.policies.retention_time import Judgement
 
 log = structlog.get_logger(__name__)
 
 COMMIT_DOUBT_SHOWN_SECONDS = 60.0
-"""A doubt about one partition is shown for so long after it was met last: nothing says when it has ended."""
+"""How long a doubt about one partition stays shown after it was last met. No event marks its end."""
 
 
 class ArchiveClock:
     """
-    Tell the time of one process's archive. Called, it returns milliseconds since the epoch.
+    The clock of one process's archive. Calling it returns milliseconds since the epoch.
 
-    Its methods may be called from any thread; the store tells its time on the loop's.
+    Its methods may be called from any thread. The store reports its time on the event loop's thread.
     """
 
     def __init__(
@@ -47,15 +42,15 @@ class ArchiveClock:
         self._steady_seconds = steady_seconds
         self._started = self._host_time()
         self._agreed: tuple[HostTime, StoreTime | None] = (self._started, None)
-        """The last certain reading, and what the store had said last by then."""
+        """The last certain reading, and the last time that the store had reported by then."""
         self._told: StoreTime | None = None
         self._awaits_store = False
         self._is_doubted = False
         self._commit_doubted_at = -math.inf
-        """When a manifest was met that was committed later than now, by the steady clock."""
+        """When a manifest with a commit time in the future was last met, by the steady clock."""
 
     def listen_to(self, store: object) -> None:
-        """Compare with the clock of *store* from now on, if it tells the time at all."""
+        """Compare with the clock of *store* from now on, if the store reports a time at all."""
         if isinstance(store, TimedStore):
             is_own = store.has_own_clock
             self._awaits_store = is_own
@@ -67,9 +62,10 @@ class ArchiveClock:
 
     def ages_ms(self, committed_at_ms: int = 0) -> int:
         """
-        Return the time that ages count to, or `NOTHING_IS_OLD_MS` while no age is certain.
+        Return the time from which ages are computed, or `NOTHING_IS_OLD_MS` while no age is certain.
 
-        *committed_at_ms* is the time of the last commit to what is to be let go of, where there is one.
+        *committed_at_ms* is the time of the last commit to the data that may be deleted, or 0 where
+        there is none.
         """
         found = self.judgement()
         doubt = found.doubt_after(committed_at_ms)
@@ -79,15 +75,15 @@ class ArchiveClock:
         return found.ages_ms(committed_at_ms)
 
     def wall_ms(self) -> int:
-        """Return what this host's clock shows, right or wrong: local files and the broker go by it."""
+        """Return what this host's clock shows, right or wrong. Local files and the broker are dated by it."""
         return self._wall_ms()
 
     def steady_ms(self) -> int:
-        """Return milliseconds that only pass, since some moment: waiting goes by them."""
+        """Return milliseconds of a clock that never jumps, for measuring waits. Its origin is arbitrary."""
         return round(self._steady_seconds() * 1000)
 
     def judgement(self) -> Judgement:
-        """Return what time it is, and whether ages are certain; say so when that has changed."""
+        """Return the current time, and whether ages are certain. Log when the certainty changes."""
         host, told = self._host_time(), self._told
         agreed, told_before = self._agreed
         found = judge_clock(host, Known(self._started, agreed, told, told_before, self._awaits_store))
@@ -100,7 +96,7 @@ class ArchiveClock:
     def _show(self, doubt: str, *, error_ms: int) -> None:
         if self._metrics is not None:
             self._metrics.clock.error_seconds.set(error_ms / 1000)
-            # A store that is away is told of elsewhere.
+            # A store that does not answer is reported elsewhere.
             self._metrics.clock.is_doubted.set(bool(doubt) and not self._awaits_store)
         if bool(doubt) == self._is_doubted or (doubt and self._awaits_store):
             return
@@ -116,7 +112,7 @@ class ArchiveClock:
             log.warning("the time is certain again; deletion by age goes on")
 
     def _hear(self, told_ms: int | None, *, is_own: bool) -> None:
-        # A store whose answers have no time does not tell it: then this host's clock is all there is.
+        # A store whose responses carry no time cannot be waited for: only this host's clock is left.
         self._awaits_store = False
         if told_ms is not None:
             self._told = StoreTime(told_ms, self._host_time(), is_own)

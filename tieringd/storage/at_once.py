@@ -1,17 +1,15 @@
 """
-Parts of one whole, a few at a time: all of them, or the first error.
+Process the parts of one whole, a few at a time: return all results, or raise the first error.
 
-It is for parts that are of no use alone, as those of one object, or of one look at a bucket. What stands
-by itself is not given up for another's error.
+Use this for parts that are useless alone, such as the parts of one object or of one listing. Independent
+work should not be cancelled because another item failed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -22,7 +20,11 @@ PARTS_AT_ONCE = 4
 async def at_once(
     parts: Sequence[T], send: Callable[[T], Awaitable[R]], *, count: int = PARTS_AT_ONCE
 ) -> list[R]:
-    """Return what *send* gives for each part, in order. *count* are sent at once; one failure ends all."""
+    """
+    Return what *send* returns for each part, in order; one failure cancels all.
+
+    At most *count* parts are sent at once.
+    """
     waiting = iter(enumerate(parts))
     results: dict[int, R] = {}
 
@@ -36,6 +38,6 @@ async def at_once(
                 group.create_task(work())
     except BaseExceptionGroup as failures:
         first = failures.exceptions[0]
-        # Its cause has the server's answer, which tells callers more than the class does.
+        # Its cause holds the server's response, which tells callers more than the class does.
         raise first from first.__cause__
     return [results[number] for number in range(len(parts))]

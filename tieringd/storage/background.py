@@ -1,25 +1,22 @@
 """
-Which requests are background work: those that wait for a store that has nothing better to do.
+A mark for background requests: those that wait until the store has nothing more urgent to do.
 
-A mark on the running task, which what it starts inherits. It changes nothing about a request; who
-listens to a `ResilientStore` may ask for it.
+The mark is a context variable of the running task, and tasks that it starts inherit the mark. It does
+not change a request. A listener of a `ResilientStore` may read it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _is_background: ContextVar[bool] = ContextVar("is_background", default=False)
 
 
 @contextmanager
 def background() -> Iterator[None]:
-    """Mark what is asked of a store in the block, and in the tasks that it starts."""
+    """Mark the store requests of the block, and of the tasks that the block starts, as background work."""
     token = _is_background.set(True)
     try:
         yield
@@ -28,5 +25,5 @@ def background() -> Iterator[None]:
 
 
 def is_background() -> bool:
-    """Say whether the running task does background work."""
+    """Return whether the running task does background work."""
     return _is_background.get()

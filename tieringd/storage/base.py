@@ -1,26 +1,24 @@
 """
 The object store seam: what every backend does, and how each call may fail.
 
-Seven operations that every store has, and two abilities that a store may add: `JoiningStore` and
-`TimedStore`. Keys are relative to
-the configured bucket and prefix. Versions are opaque strings: an ETag, a generation, a content hash.
-Every backend passes `tests/contract/object_store_contract.py`; that suite is the definition of this page.
+`ObjectStore` has the seven operations of every store. The other protocols are abilities that a store may
+add, such as `JoiningStore` and `TimedStore`. Keys are relative to the configured bucket and prefix.
+Versions are opaque strings: an ETag, a generation, a content hash. Every backend passes
+`tests/contract/object_store_contract.py`, which defines the contract in full.
 
-Retries, deadlines and limits are not a backend's business: `storage.resilient` wraps one.
+Backends do not retry or apply deadlines and limits: `storage.resilient` wraps a backend to do so.
 
-`truncated` and `unreadable` word the faults of a local file's slice, alike for every store.
+`truncated` and `unreadable` build the errors for a faulty slice of a local file, alike for every store.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from tieringd.errors import LocalFileError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +26,8 @@ class FileSlice:
     """
     Bytes of an open file, sent without becoming a Python object.
 
-    The caller keeps *fd* open until the put returns. An open descriptor, not a path: a broker
-    may rename or delete the file meanwhile, and the bytes stay readable.
+    The caller keeps *fd* open until the put returns. The slice holds an open descriptor instead of a
+    path, because a broker may rename or delete the file meanwhile, and the bytes stay readable.
     """
 
     fd: int
@@ -57,13 +55,13 @@ Condition: TypeAlias = IfAbsent | IfVersion
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store says of an object."""
+    """What a store reports about an object."""
 
     key: str
     size_bytes: int
     version: str
     crc32c: int | None
-    """None when the store does not say (listings often do not)."""
+    """None when the store does not report it (listings often do not)."""
     modified_ms: int
 
 
@@ -136,23 +134,23 @@ class ObjectStore(Protocol):
 
 @runtime_checkable
 class ExpiringStore(Protocol):
-    """A store whose credentials end, and are renewed before they do."""
+    """A store whose credentials expire, and are renewed before they do."""
 
     @property
     def credentials_end(self) -> float | None:
-        """Return when those in use end, in Unix time; None where there are none yet, or they have no end."""
+        """Return when the current credentials expire, in Unix time; None without credentials or expiry."""
 
 
 @runtime_checkable
 class KeepingStore(Protocol):
-    """A store that may keep the bytes of deleted objects, and can say so."""
+    """A store that may keep the bytes of deleted objects, and can report whether it does."""
 
     async def kept_after_delete(self, key: str) -> tuple[str, ...]:
         """
-        Return how the bucket keeps what is deleted, for people; empty where it does not.
+        Return how the bucket keeps deleted objects, in words for people; empty where it does not keep them.
 
-        That is by versions, soft delete or locks. *key* names an object that was stored lately: some stores
-        tell by an object what they do not tell of the bucket.
+        Versioning, soft delete and locks keep deleted objects. *key* names an object that was stored
+        lately: some stores report per object what they do not report for the bucket.
 
         Raises:
             StorageDenied: Our credentials may not ask.
@@ -162,7 +160,7 @@ class KeepingStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JoinSource:
-    """A whole object that is to become a part of another; it is not empty."""
+    """A whole, non-empty object that is to become a part of another one."""
 
     key: str
     size_bytes: int
@@ -171,27 +169,28 @@ class JoinSource:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """An object that a store made of others."""
+    """An object that a store made by joining others."""
 
     info: ObjectInfo
     is_proven: bool
-    """Whether checksums showed that it holds just the sources' bytes. If not, only its size is known."""
+    """Whether checksums proved that it holds exactly the sources' bytes. If not, only its size is known."""
     host_bytes: int
-    """How many bytes went through this host, read and written again; 0 where the store did all by itself."""
+    """Bytes that this host read and wrote again; 0 where the store copied everything itself."""
 
 
 @runtime_checkable
 class JoiningStore(Protocol):
-    """A store that can make one object of several without sending their bytes to us."""
+    """A store that can make one object of several without sending their bytes to this host."""
 
     async def join(
         self, key: str, sources: Sequence[JoinSource], *, crc32c: int, condition: Condition | None = None
     ) -> Joined | None:
         """
-        Store the bytes of *sources*, of which there is at least one, one after the other as one object.
+        Store the bytes of *sources* (at least one) as one object, one source after the other.
 
-        The sources stay. *crc32c* is of the whole. Returns None when this store cannot join these: nothing
-        was stored, and the caller sends the bytes itself. Joining again what was joined gives the same.
+        The sources stay. *crc32c* is that of the whole. Returns None when this store cannot join these
+        sources: nothing was stored, and the caller sends the bytes itself. Joining the same sources
+        again gives the same object.
 
         Raises:
             ObjectNotFound: A source is gone.
@@ -203,42 +202,42 @@ class JoiningStore(Protocol):
 
 @runtime_checkable
 class TriedStore(Protocol):
-    """A store that is tried once, to see whether it compares checksums (`storage.checked_puts`)."""
+    """A store that can be tried once, to find out whether it compares checksums (`storage.checked_puts`)."""
 
     async def try_checksums(self) -> None:
         """
-        Find it out, if it is not known yet.
+        Try whether the store compares checksums, unless that is known already.
 
         Raises:
             StorageError: An operator must act.
-            StorageUnavailable: The store is away, so nothing is known.
+            StorageUnavailable: The store does not answer, so nothing is known.
         """
 
 
 @runtime_checkable
 class TimedStore(Protocol):
     """
-    A store that tells the time of its own clock with the answers that it gives anyway.
+    A store that reports the time of its own clock with the responses that it sends anyway.
 
-    A store without this works as well: then only this host's clock and the manifests tell the time
+    The ability is optional. Without it, only this host's clock and the manifests tell the time
     (`policies.retention_time`).
     """
 
     has_own_clock: bool
-    """Whether its clock is another machine's. The clock of a directory may be this host's own."""
+    """Whether the store's clock is another machine's. The clock of a directory may be this host's own."""
 
     def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
         """
-        Call *listener* on the loop's thread with each answer.
+        Call *listener* on the event loop's thread with the time of each response.
 
-        It gets milliseconds since the epoch, by the store's clock, as of a moment less than half a minute
-        before the call, or None from an answer that tells no time. No request is sent for it. A store with
-        its own clock is waited for: until its first answer nothing is deleted by age.
+        The listener gets milliseconds since the epoch by the store's clock, read less than half a minute
+        before the call, or None for a response that carries no time. No request is sent for it. A store
+        with its own clock is waited for: nothing is deleted by age before its first response.
         """
 
 
 def truncated(file_slice: FileSlice, position: int) -> LocalFileError:
-    """Return the error of a file that ends at *position*, inside the slice."""
+    """Return the error for a file that ends at *position*, inside the slice."""
     path = _path_of(file_slice.fd)
     end = file_slice.position + file_slice.size_bytes
     return LocalFileError(
@@ -249,13 +248,13 @@ def truncated(file_slice: FileSlice, position: int) -> LocalFileError:
 
 
 def unreadable(fd: int, error: OSError) -> LocalFileError:
-    """Return the error of a file that the kernel does not read."""
+    """Return the error for a file that the kernel cannot read."""
     path = _path_of(fd)
     return LocalFileError(f"{path} cannot be read: {error.strerror}", path=path)
 
 
 def _path_of(fd: int) -> str:
-    """Return the path under which the kernel knows an open file now."""
+    """Return the current path of an open file."""
     try:
         return str(Path(f"/proc/self/fd/{fd}").readlink())
     except OSError:

@@ -1,14 +1,13 @@
 """
 The body of a PUT: a slice of an open file, sent without becoming a Python object.
 
-aiohttp writes a `FileBody`, and botocore takes it for a file. On a plain connection a thread
-lets the kernel move the file to the socket (`sendfile`). Under TLS a thread reads, encrypts and
-sends. For small bodies, and behind proxies, a thread reads chunks and the loop writes them. The file is
-never mapped: a broker may truncate a log file, and touching a mapped page that has gone ends
-the process.
+aiohttp writes a `FileBody`, and botocore treats it as a file. On a plain connection a thread lets the
+kernel move the file to the socket (`sendfile`). Under TLS a thread reads, encrypts and sends. For small
+bodies, and behind proxies, a thread reads chunks and the loop writes them. The file is never mapped: a
+broker may truncate a log file, and touching a mapped page that is gone kills the process.
 
-Three rules: the loop's thread reads no file; the kernel's shortcut is never taken past a
-cipher; no thread touches a descriptor after `stop` has returned.
+Three rules: the loop's thread reads no file; `sendfile` never bypasses a cipher; no thread touches a
+descriptor after `stop` has returned.
 """
 
 from __future__ import annotations
@@ -20,29 +19,26 @@ import io
 import os
 import select
 import socket
+import ssl
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp.payload import Payload
 
 from tieringd.errors import LocalFileError
-from tieringd.storage.base import truncated, unreadable
+from tieringd.storage.base import FileSlice, truncated, unreadable
 from tieringd.storage.threads import finished, outlast
 from tieringd.storage.tls_transport import TlsTransport, send_lent
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable
-    from concurrent.futures import Executor, Future
-
     from aiohttp.abc import AbstractStreamWriter
-
-    from tieringd.storage.base import FileSlice
 
 T = TypeVar("T")
 
 SENDFILE_FROM_BYTES = 1 << 20
-"""Below this a thread and a second descriptor cost more than the copies they save."""
+"""Below this size, a thread and a second descriptor cost more than the copies they save."""
 
 CHUNK_BYTES = 1 << 20
 """The fastest of 256 KiB, 1 MiB and 4 MiB reads, and short enough to leave the loop responsive."""
@@ -56,12 +52,12 @@ _TAIL_BYTES = 4096
 
 class FileBody(Payload):
     """
-    One PUT's body. Its owner calls `stop` when the request is over, however it ended.
+    The body of one PUT. Its owner calls `stop` when the request is over, however it ended.
 
-    *stall_seconds* bounds the time in which the peer takes no byte.
+    *stall_seconds* limits the time in which the peer takes no byte.
     """
 
-    _autoclose = True  # It holds nothing once `stop` has returned; the file is the caller's.
+    _autoclose = True  # `stop` has released everything; the file is the caller's.
 
     def __init__(self, file_slice: FileSlice, *, executor: Executor, stall_seconds: float) -> None:
         super().__init__(file_slice, content_type="application/octet-stream")
@@ -74,11 +70,11 @@ class FileBody(Payload):
         self._interrupt: Callable[[], None] | None = None
         self._is_stopped = False
         self.failure: LocalFileError | None = None
-        """Why the file could not be read; aiohttp and botocore hide it behind errors of their own."""
+        """Why the file could not be read. aiohttp and botocore hide this error behind their own."""
         self.is_sent = False
-        """Whether the last byte may have left: until then, the store cannot hold the object."""
+        """Whether the last byte may have left. Until then the store cannot hold the object."""
 
-    # What botocore asks of a file.
+    # The methods that botocore calls on a file.
 
     def __len__(self) -> int:
         return self._slice.size_bytes
@@ -94,14 +90,14 @@ class FileBody(Payload):
         return self._read_position
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next bytes. Nothing on our way to the wire calls this: it blocks."""
+        """Return the next bytes. It blocks, so nothing on our way to the wire calls it."""
         left = max(0, len(self) - self._read_position)
         wanted = left if size < 0 else min(size, left)
         data = os.pread(self._slice.fd, wanted, self._slice.position + self._read_position)
         self._read_position += len(data)
         return data
 
-    # What aiohttp asks of a payload.
+    # The methods that aiohttp calls on a payload.
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:  # noqa: ARG002
         """Refuse: a segment is not text."""
@@ -135,7 +131,7 @@ class FileBody(Payload):
             raise
 
     async def stop(self) -> None:
-        """Break off what is under way; afterwards no thread uses the file's descriptor."""
+        """Interrupt the work under way. Afterwards no thread uses the file's descriptor."""
         self._is_stopped = True
         if self._work is not None:
             self._work.cancel()
@@ -143,7 +139,7 @@ class FileBody(Payload):
             await outlast(self._work)
 
     async def _send_chunks(self, writer: AbstractStreamWriter, position: int) -> None:
-        """Send what follows *position*: a thread reads it, the loop writes it."""
+        """Send the slice from *position* on: a thread reads it, the loop writes it."""
         end = self._slice.position + len(self)
         while position < end:
             chunk = await self._in_thread(self._read, min(CHUNK_BYTES, end - position), position)
@@ -162,18 +158,18 @@ class FileBody(Payload):
                 encrypt = partial(self._encrypt, may_be_answered=transport.is_reading())
                 rest, position = await self._in_thread(encrypt, connection, rest, position, tail)
             self._interrupt = None
-            # The peer spoke before it had everything. If that ends the request, aiohttp cancels us here.
+            # The peer answered before it had everything. If that ends the request, aiohttp cancels us here.
             await asyncio.sleep(0)
-        # As with the kernel's way, the loop itself writes the end.
+        # As with `sendfile`, the loop itself writes the end.
         await self._send_chunks(writer, position)
 
     def _encrypt(
         self, connection: ssl.SSLSocket, rest: memoryview, position: int, tail: int, *, may_be_answered: bool
     ) -> tuple[memoryview, int]:
         """
-        Send *rest*, and then the slice from *position* to *tail*, unless the peer speaks before.
+        Send *rest*, then the slice from *position* to *tail*, until the peer answers.
 
-        Returns what has been read and not sent, and the position of what has not been read.
+        Returns the bytes that were read but not sent, and the position of the first byte not read.
         """
         while True:
             rest = send_lent(
@@ -188,8 +184,8 @@ class FileBody(Payload):
         transport = writer.transport
         assert transport is not None
         await self._flush_headers(writer, transport)
-        # The thread has a descriptor of its own: were the transport closed meanwhile, its number could be
-        # another file's a moment later.
+        # The thread has a descriptor of its own. If the transport closed meanwhile, another file could
+        # get the number of its descriptor a moment later.
         number = os.dup(transport.get_extra_info("socket").fileno())
         connection = socket.socket(fileno=number)
         self._interrupt = partial(_shut, connection)
@@ -198,12 +194,12 @@ class FileBody(Payload):
         finally:
             self._interrupt = None
             connection.close()
-        # The loop itself writes the end. Were the thread to do it, the answer could come before the loop has
-        # noticed that the thread is done, and a good connection would be given up as half written.
+        # The loop itself writes the end. If the thread did, the response could arrive before the loop
+        # notices that the thread is done, and a good connection would be dropped as half written.
         await self._send_chunks(writer, position)
 
     async def _flush_headers(self, writer: AbstractStreamWriter, transport: asyncio.WriteTransport) -> None:
-        """Return when the kernel has everything written so far: the thread's bytes come after it."""
+        """Return when the kernel has everything written so far, because the thread's bytes come after it."""
         transport.set_write_buffer_limits(high=0)
         try:
             async with asyncio.timeout(self._stall_seconds):
@@ -218,7 +214,7 @@ class FileBody(Payload):
         """
         Move the slice up to its tail to the socket, and return the tail's position.
 
-        The socket does not block: its descriptor shares the loop's O_NONBLOCK.
+        The socket does not block: the descriptor shares the loop's O_NONBLOCK.
         """
         poller = select.poll()
         poller.register(out, select.POLLOUT)
@@ -241,10 +237,10 @@ class FileBody(Payload):
 
     def _read(self, size: int, position: int) -> bytes:
         """
-        Return the next bytes of the file; called in a thread, once for each of them and in order.
+        Return the next bytes of the file. A thread calls this, once for each chunk and in order.
 
         Raises:
-            LocalFileError: There are none, or they cannot be read.
+            LocalFileError: The file ends here, or cannot be read.
         """
         try:
             chunk = os.pread(self._slice.fd, size, position)
@@ -261,17 +257,17 @@ class FileBody(Payload):
         return await finished(work, on_cancel=self._interrupt_thread)
 
     def _interrupt_thread(self) -> None:
-        """End the thread's wait and its sending; the peer sees a body that ends early."""
+        """End the thread's wait and its sending. The peer sees a body that ends early."""
         if self._interrupt is not None:
             self._interrupt()
 
 
 def _shut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # Already gone, which is as good.
+    with contextlib.suppress(OSError):  # Already closed, which is as good.
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _is_plain(writer: AbstractStreamWriter) -> bool:
-    """Say whether bytes given to the socket are what the peer reads (no TLS in between)."""
+    """Return whether the peer reads the socket's bytes as they are (no TLS in between)."""
     transport = writer.transport
     return transport is not None and transport.get_extra_info("sslcontext") is None

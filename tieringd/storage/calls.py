@@ -1,31 +1,30 @@
 """
-One request to a store over HTTP: what it is about, and what it means when no whole answer comes.
+One HTTP request to a store: what it is about, and which error a missing or partial response means.
 
-It knows aiohttp and no cloud. What an answer means is a table per store, in its `..._errors`.
+This module knows aiohttp and no cloud. Each cloud has a table of what its responses mean, in its `errors`
+module (`answers` for `gcs`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import aiohttp
 
 from tieringd.errors import StorageUnavailable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 TRUST_HINT = "check cloud_storage_trust_file"
 THROTTLING_STATUSES = frozenset({429, 503})
-"""Too many requests, and too busy: every store says one of them when it is asked for too much."""
+"""A store that gets too many requests sends one of these: Too Many Requests, or Service Unavailable."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One request, for the words and the meaning of its errors."""
+    """One request, as its errors describe it."""
 
     noun: ClassVar[str] = "bucket"
     """What the cloud calls a bucket."""
@@ -35,7 +34,7 @@ class Call:
     key: str | None = None
     is_conditional_put: bool = False
     may_have_effect: Callable[[], bool] = bool
-    """Whether the store may have acted without our hearing of it; asked when no answer came."""
+    """Whether the store may have acted without our knowledge. It is called when no response came."""
 
     @property
     def subject(self) -> str:
@@ -45,7 +44,7 @@ class Call:
 
 
 def unanswered(call: Call, cause: BaseException) -> StorageUnavailable:
-    """Return the error of a request to which no whole answer came; *cause* is aiohttp's or the system's."""
+    """Return the error for a request without a whole response; *cause* is aiohttp's or the system's."""
     is_never_sent = isinstance(cause, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
     return StorageUnavailable(
         f"{call.subject}: {type(cause).__name__} {cause}".rstrip(),
@@ -55,7 +54,7 @@ def unanswered(call: Call, cause: BaseException) -> StorageUnavailable:
 
 
 def retry_after_seconds(value: str | None) -> float | None:
-    """Return the wait that a Retry-After header asks for: seconds, or a date."""
+    """Return the seconds that a Retry-After header (seconds, or a date) asks for; None if unreadable."""
     if value is None:
         return None
     if value.strip().isdigit():
@@ -73,8 +72,8 @@ def send_once(session: aiohttp.ClientSession) -> None:
     """
     Make a session send each request once.
 
-    By itself aiohttp repeats a GET, PUT or DELETE whose connection ended without an answer. Nobody
-    would count that attempt; and a conditional PUT that took effect would lose to its own first
-    try, so that the writer would think that another had come first.
+    By default aiohttp repeats a GET, PUT or DELETE whose connection ended without a response. That
+    attempt would not be counted. A conditional PUT that took effect would also fail against its own
+    first attempt, and the writer would conclude that another writer had come first.
     """
     session._retry_connection = False  # noqa: SLF001 - there is no public way

@@ -1,21 +1,22 @@
 """
-Puts that end with the right bytes in the store, also in a store that does not look at checksums.
+Puts that leave the right bytes in the store, even if the store ignores checksums.
 
-A put announces the CRC32C of its bytes, and a store compares it with what has arrived. Some that speak S3
-ignore the announcement: a bit that flips on the way is stored then, and the local copy is trimmed on the word
-of the store. No such store says so. So each process tries it once before it stores anything: an object with a
-wrong checksum must be refused. What a store that takes it has stored is read back from then on.
+A put announces the CRC32C of its bytes, and a store compares it with the bytes that arrive. Some
+S3-compatible stores ignore the announcement: a bit that flips on the way is stored, and the local copy
+is trimmed although the object is wrong. No such store says so. So each process tries the store once
+before it stores anything: the store must refuse an object with a wrong checksum. If the store accepts
+that object, every later put is read back.
 
-Where the answer to a put tells a checksum, it is compared in any case.
+A checksum in the response to a put is compared in any case.
 
-`require_conditional_writes` tries at the start whether a store keeps its word on conditional writes. Two
-writers are kept apart by conditions alone. A store that ignores them answers every write with success:
-nothing would look wrong until a manifest had lost segments. Some emulators, gateways and older stores do
-so, and none of them says it, hence the trial.
+`require_conditional_writes` tries at the start whether a store honours conditional writes. Conditions
+alone keep two writers apart. A store that ignores them answers every write with success: nothing looks
+wrong until a manifest has lost segments. Some emulators, gateways and older stores do so without saying
+so, hence the trial.
 
-`create` creates an object unless there is one, and believes a refusal only where it sees the object. A
-store may refuse a write that met another one although neither took effect. A caller that took this for "it
-is there" would go on without the object, and report success.
+`create` creates an object unless it exists, and believes a refusal only where it can read the object. A
+store may refuse a write that collided with another one although neither took effect. A caller that
+trusted such a refusal would go on without the object, and report success.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import asyncio
 import secrets
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from crc32c import crc32c
@@ -41,19 +42,15 @@ from tieringd.errors import (
     StorageUnavailable,
     StoreFull,
 )
-from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
-
-if TYPE_CHECKING:
-    from tieringd.storage.base import Body, Condition, ObjectInfo, ObjectStore
-
+from tieringd.storage.base import Body, Condition, FileSlice, IfAbsent, IfVersion, ObjectInfo, ObjectStore
 
 log = structlog.get_logger(__name__)
 
 PROBE_PREFIX: Final = "tieringd-probe/"
-"""Objects below it are trials of the store; one that is left there has no meaning."""
+"""Prefix of the objects that try the store. A leftover object below it has no meaning."""
 
 _TRIES: Final = 3
-"""So often the bytes are sent before a store is given up that keeps other ones."""
+"""How often the bytes are sent before a put fails because the store keeps other bytes."""
 _READ_BYTES: Final = 8 << 20
 _TRIAL: Final = b"tieringd sends a wrong checksum with these bytes"
 
@@ -65,11 +62,13 @@ _HINT = (
 
 async def create(store: ObjectStore, key: str, body: Body, *, crc32c: int) -> bool:
     """
-    Store an object unless there is one with *key*; say whether it was stored. Either way it is there then.
+    Store an object unless one with *key* exists. Return whether it was stored.
+
+    Either way the object exists afterwards.
 
     Raises:
         StorageUnavailable: The store refused to create it, and does not have it: try again.
-        StorageError: As `ObjectStore.put` has it.
+        StorageError: As in `ObjectStore.put`.
     """
     try:
         await store.put(key, body, crc32c=crc32c, condition=IfAbsent())
@@ -86,10 +85,10 @@ async def create(store: ObjectStore, key: str, body: Body, *, crc32c: int) -> bo
 
 class CheckedPuts:
     """
-    The puts of one store. Cancelling one is safe: what it has stored is whole, right or not.
+    The puts of one store. Cancelling one is safe: an object is stored whole, right or wrong, or not at all.
 
-    Until `find_out` has returned it is not known whether the store compares checksums; a caller that does not
-    ask takes the store's word.
+    Until `find_out` has returned, it is unknown whether the store compares checksums. A caller that does
+    not call it trusts the store.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -100,20 +99,20 @@ class CheckedPuts:
 
     async def find_out(self) -> None:
         """
-        Send an object with a wrong checksum, and read back from now on if the store takes it.
+        Send an object with a wrong checksum. If the store accepts it, read back every put from now on.
 
         Raises:
             BucketNotFound: There is no bucket.
-            StorageDenied: The store forbids to write or to delete.
-            StorageUnavailable: It is away, so nothing is known.
-            StoreFull: It takes nothing.
+            StorageDenied: The store forbids writing or deleting.
+            StorageUnavailable: The store does not answer, so nothing is known.
+            StoreFull: The store has no room.
         """
         try:
             await self._store.put(self._trial_key, _TRIAL, crc32c=crc32c_of(_TRIAL) ^ 1)
         except (BucketNotFound, StorageDenied, StoreFull):
             raise
         except StorageError:
-            # In whatever words: the bytes were refused.
+            # Whatever its words, the store refused the bytes.
             return
         self.reads_back = True
         log.warning(
@@ -126,10 +125,10 @@ class CheckedPuts:
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
     ) -> ObjectInfo:
         """
-        Store an object as `ObjectStore.put` does; where the store has other bytes then, send them again.
+        Store an object as `ObjectStore.put` does. If the store then holds other bytes, send them again.
 
         Raises:
-            ChecksumRejected: The bytes have another checksum, or the store keeps other bytes each time.
+            ChecksumRejected: The bytes have another checksum, or the store kept other bytes each time.
             StorageUnavailable: With `outcome_unknown` set when the object is stored and cannot be read back.
         """
         info = await self._store.put(key, body, crc32c=crc32c, condition=condition)
@@ -139,7 +138,7 @@ class CheckedPuts:
                 return replace(info, crc32c=crc32c)
             log.error("the object store has other bytes than it was sent", key=key, tries=tried)
             if tried < _TRIES:
-                # Nobody else's object is replaced by this.
+                # A conditional put replaces only the object that it has just stored.
                 again = None if condition is None else IfVersion(info.version)
                 info = await self._store.put(key, body, crc32c=crc32c, condition=again)
         raise ChecksumRejected(
@@ -149,7 +148,7 @@ class CheckedPuts:
         )
 
     async def _is_right(self, info: ObjectInfo, *, size_bytes: int, crc32c: int) -> bool:
-        """Say whether the store has the right bytes, as far as it tells, and by reading if need be."""
+        """Return whether the store has the right bytes: by its checksum, and by reading back where needed."""
         if info.crc32c is not None and info.crc32c != crc32c:
             return False
         if not self.reads_back:
@@ -176,20 +175,20 @@ async def require_conditional_writes(store: ObjectStore, *, second: ObjectStore 
     """
     Return when *store* honours conditions. A small object is written, replaced and deleted.
 
-    With *second*, another opening of the same store, the two take turns: each must see at once what
-    the other has written.
+    With *second*, another opening of the same store, the two take turns: each must see at once what the
+    other wrote.
 
     Raises:
-        ConfigError: The store ignores conditions or does not take them.
-        StorageUnavailable: It is away, so nothing is known.
-        StorageDenied: It forbids to write or to delete.
+        ConfigError: The store ignores or rejects conditions.
+        StorageUnavailable: The store does not answer, so nothing is known.
+        StorageDenied: The store forbids writing or deleting.
         BucketNotFound: There is no bucket.
     """
     key = PROBE_PREFIX + secrets.token_hex(8)
     try:
         await _try_conditions(store, second or store, key)
     except (ConfigError, StorageError, StorageUnavailable):
-        # The reason matters more than a small object that stays behind.
+        # The reason matters more than a small object that is left behind.
         with suppress(StorageError, StorageUnavailable):
             await store.delete_many([key])
         raise

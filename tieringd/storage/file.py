@@ -1,13 +1,13 @@
 """
 An object store in a directory: a mounted disk, a network filesystem, or a trial.
 
-An object is a file, written beside the tree, flushed, and moved into place in one step; so a
-key is absent, old or new, and never half written. Several processes of one machine may share a
-root: a conditional write holds a lock file while it looks and moves. A version is the file's
-modification time (made to differ from the one before), inode and size.
+An object is a file that is written outside the tree, flushed, and moved into place in one step. So a key
+is absent, old or new, and never half written. Several processes of one machine may share a root: a
+conditional write holds a lock file while it checks and moves. A version is the file's modification time
+(made to differ from the previous one), inode and size.
 
-The root is not created here, and not trusted: each operation looks at its marker first, and
-works relative to the descriptor that it looked through (`storage.file_root`).
+This store does not create the root, and does not trust it: each operation reads the root's marker first,
+and works relative to the descriptor that it read the marker through (`storage.file_root`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import stat
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from posixpath import dirname
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from crc32c import crc32c as crc32c_of
 
@@ -38,19 +40,23 @@ from tieringd.errors import (
     StorageError,
     StorageUnavailable,
     StoreFull,
+    TieringError,
 )
-from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, Joined, ListPage, ObjectInfo
+from tieringd.storage.base import (
+    Body,
+    Condition,
+    FileSlice,
+    IfAbsent,
+    IfVersion,
+    Joined,
+    JoinSource,
+    ListPage,
+    ObjectInfo,
+)
 from tieringd.storage.file_root import FileRoot, filesystem_type, make_work_directory, sync_directory
 from tieringd.storage.file_tree import WORK_DIRECTORY, copied, crc32c_of_file, name_of, walk
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import finished
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from tieringd.errors import TieringError
-    from tieringd.storage.base import Body, Condition, JoinSource
 
 T = TypeVar("T")
 
@@ -64,19 +70,19 @@ _TIME_STEPS_NS = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
 
 
 def _do_nothing() -> None:
-    """Let a short read run to its end when its caller is cancelled."""
+    """Let a short read finish when its caller is cancelled."""
 
 
 class FileStore:
     """
-    Objects as files below *root*, in threads of its own; *root_id* is what its marker must say.
+    Objects as files below *root*, whose marker must hold *root_id* if one is given.
 
-    Writers in several processes of one host are kept apart. Only with *has_single_writer* is anything
-    written to a network file system.
+    The store has its own threads. Writers in several processes of one host are kept apart. Nothing is
+    written to a network file system unless *has_single_writer* is set.
 
-    `head` reads the object: a filesystem keeps no checksum, and one that is computed anew also
-    says whether the bytes are still readable. The time that it tells is the filesystem's, by the file that a
-    put has just written: of a local disk that is this host's clock again.
+    `head` reads the object: a filesystem keeps no checksum, and computing it anew also shows whether the
+    bytes are still readable. The store reports the filesystem's time, taken from the file that a put has
+    just written. On a local disk that is this host's clock again.
     """
 
     has_own_clock = False
@@ -100,13 +106,13 @@ class FileStore:
         self._times = StoreTimes()
 
     def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
-        """Let *listener* hear the filesystem's time with each object that is stored."""
+        """Tell *listener* the filesystem's time with each object that is stored."""
         self._times.listen(listener)
 
     async def put(
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
     ) -> ObjectInfo:
-        """Copy an object into place, checking its bytes on the way."""
+        """Copy an object into place, and check its bytes on the way."""
         target = self._target(key, crc32c, condition)
         stop = threading.Event()
 
@@ -136,7 +142,7 @@ class FileStore:
         )
 
     async def head(self, key: str) -> ObjectInfo:
-        """Return an object's size and version, and its checksum, for which it is read."""
+        """Return an object's size, version and checksum. The object is read for its checksum."""
         name = name_of(key, base=self._base)
         return await self._in_thread(
             lambda: self._read(key, name, lambda fd, status: _info(key, status, crc32c_of_file(fd)))
@@ -147,7 +153,7 @@ class FileStore:
         return await self._in_thread(lambda: self._list(prefix, start_after, limit))
 
     async def delete_many(self, keys: Sequence[str]) -> None:
-        """Delete objects, and the directories that they leave empty."""
+        """Delete objects, and the directories that this leaves empty."""
         names = [(key, name_of(key, base=self._base)) for key in keys]
         stop = threading.Event()
         await self._in_thread(lambda: self._delete(names, stop), on_cancel=stop.set)
@@ -155,7 +161,7 @@ class FileStore:
     async def join(
         self, key: str, sources: Sequence[JoinSource], *, crc32c: int, condition: Condition | None = None
     ) -> Joined | None:
-        """Copy several objects into place as one: they are on this host's disks anyway."""
+        """Copy several objects into place as one. They are on this host's disks anyway."""
         target = self._target(key, crc32c, condition)
         named = [(source, name_of(source.key, base=self._base)) for source in sources]
         stop = threading.Event()
@@ -169,11 +175,11 @@ class FileStore:
         return Joined(info, is_proven=True, host_bytes=info.size_bytes)
 
     async def kept_after_delete(self, _key: str) -> tuple[str, ...]:
-        """Return nothing: a deleted file is gone; snapshots of the filesystem cannot be seen from here."""
+        """Return nothing: a deleted file is gone. Snapshots of the filesystem cannot be seen from here."""
         return ()
 
     async def close(self) -> None:
-        """Let the threads end."""
+        """Shut down the threads once they are idle."""
         self._executor.shutdown(wait=False)
 
     async def _in_thread(self, function: Callable[[], T], on_cancel: Callable[[], None] = _do_nothing) -> T:
@@ -186,7 +192,7 @@ class FileStore:
     def _put(
         self, root: int, target: _Target, bodies: Sequence[Body], stop: threading.Event
     ) -> tuple[ObjectInfo, _FilesystemTime]:
-        """Store an object; return what there is to say of it, and the filesystem's time."""
+        """Store an object. Return its description, and the filesystem's time."""
         with self._translated("put", target.key), self._new_file(root) as (fd, temporary):
             actual = copied(bodies, fd, stop)
             if actual != target.crc32c:
@@ -195,7 +201,7 @@ class FileStore:
                     key=target.key,
                 )
             os.fsync(fd)
-            # Of this moment, by the filesystem's clock: flushing the bytes may have taken minutes.
+            # Set the time to now, by the filesystem's clock: flushing the bytes may have taken minutes.
             os.utime(fd)
             filesystem_time = _FilesystemTime(os.fstat(fd).st_mtime_ns // 1_000_000, steady_seconds())
             with _locked(root, target.key, stop):
@@ -204,7 +210,7 @@ class FileStore:
         try:
             sync_directory(root, dirname(target.name))
         except FileNotFoundError:
-            pass  # Deleted again already, directory and all.
+            pass  # Already deleted again, with its directory.
         except OSError as error:
             raise StorageUnavailable(
                 f"put {target.path}: its directory cannot be flushed: {error}", outcome_unknown=True
@@ -240,7 +246,7 @@ class FileStore:
         ):
             raise PreconditionFailed(f"put {target.path}: another writer came first", key=target.key)
         _stamp(fd, os.fstat(fd).st_mtime_ns, previous)
-        # A link refuses to replace, even what a writer without our locks has put there.
+        # A link refuses to replace a file, even one that a writer without our locks put there.
         move = os.link if isinstance(condition, IfAbsent) else os.replace
         for _ in range(_PLACE_ATTEMPTS):
             try:
@@ -254,7 +260,7 @@ class FileStore:
         raise FileNotFoundError(errno.ENOENT, "its directory goes as often as it is made")
 
     def _make_directory(self, root: int, directory: str) -> None:
-        """Make a directory below the root, durably; one that a delete removes meanwhile is no error."""
+        """Make a directory below the root, durably. A concurrent delete that removes it is no error."""
         if not directory:
             raise BucketNotFound(f"{self._root.path} was removed meanwhile", hint="Mount its disk")
         parent = dirname(directory)
@@ -268,7 +274,7 @@ class FileStore:
                 self._make_directory(root, parent)
 
     def _read(self, key: str, name: str, use: Callable[[int, os.stat_result], T]) -> T:
-        """Open an object and use it; what is open stays whole, whoever replaces or deletes it."""
+        """Open an object and use it. A replacement or deletion meanwhile leaves the open file whole."""
         with self._opened("get", key, to_write=False) as root:
             fd = self._open(root, key, name)
         try:
@@ -299,7 +305,7 @@ class FileStore:
             make_work_directory(root)
             for key, name in names:
                 with self._translated("delete", key):
-                    # The lock keeps a conditional put from seeing a version that is about to go.
+                    # The lock keeps a conditional put from seeing a version that is about to be deleted.
                     with _locked(root, key, stop):
                         try:
                             os.unlink(name, dir_fd=root)
@@ -309,14 +315,14 @@ class FileStore:
 
     @contextmanager
     def _new_file(self, root: int) -> Iterator[tuple[int, str]]:
-        """Open a file to write to, outside the tree, and remove its name in the end."""
+        """Open a new file outside the tree for writing, and remove its name in the end."""
         make_work_directory(root)
         self._sweep_once(root)
         while True:
             name = f"{WORK_DIRECTORY}/{uuid.uuid4().hex}.part"
             fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666, dir_fd=root)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX)  # As long as we hold it, nobody sweeps the file away.
+                fcntl.flock(fd, fcntl.LOCK_EX)  # While we hold it, no sweep removes the file.
                 if os.fstat(fd).st_nlink:
                     yield fd, name
                     return
@@ -326,7 +332,7 @@ class FileStore:
                     os.unlink(name, dir_fd=root)
 
     def _sweep_once(self, root: int) -> None:
-        """Remove what writers left behind that were killed: files that nobody holds a lock on."""
+        """Remove temporary files that killed writers left behind: those that no process holds a lock on."""
         if self._is_swept:
             return
         self._is_swept = True
@@ -346,13 +352,13 @@ class FileStore:
 
     @contextmanager
     def _opened(self, operation: str, key: str | None = None, *, to_write: bool) -> Iterator[int]:
-        """Open the root for one operation; what the filesystem answers is raised as errors of our tree."""
+        """Open the root for one operation. Errors of the filesystem are raised as errors of our tree."""
         with self._translated(operation, key), self._root.opened(to_write=to_write) as root:
             yield root
 
     @contextmanager
     def _translated(self, operation: str, key: str | None = None) -> Iterator[None]:
-        """Raise what the filesystem answers as errors of our tree."""
+        """Raise errors of the filesystem as errors of our tree."""
         try:
             yield
         except OSError as error:
@@ -374,37 +380,41 @@ class FileStore:
 
 @dataclass(frozen=True, slots=True)
 class _FilesystemTime:
-    """What a filesystem's clock showed."""
+    """A reading of a filesystem's clock."""
 
     time_ms: int
     """Since the epoch."""
     read_at: float
-    """By this host's steady clock: a lock, or a directory that is flushed, may take minutes after that."""
+    """By this host's steady clock: waiting for a lock or flushing a directory may take minutes after it."""
 
     def now_ms(self) -> int:
-        """Return what it shows now."""
+        """Return what the filesystem's clock shows now."""
         return self.time_ms + round((steady_seconds() - self.read_at) * 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What a put is to store, and where."""
+    """What a put stores, and where."""
 
     key: str
     name: str
     """Relative to the root."""
     path: Path
-    """The same for people."""
+    """The same path in full, for messages."""
     crc32c: int
     condition: Condition | None
 
 
 def _stamp(fd: int, written_ns: int, previous: os.stat_result | None) -> None:
     """
-    Give the file a time that differs from its predecessor's as this filesystem keeps times.
+    Give the file a modification time that differs from its predecessor's on this filesystem.
 
-    It is the filesystem's own time, at which the file was written. Where this host's clock agrees, that
-    counts instead: it is finer, so an object that is deleted and stored again has another version.
+    The base is the filesystem's own time at which the file was written. Where this host's clock agrees
+    with it, that clock is used instead: it is finer, so an object that is deleted and stored again gets
+    another version.
+
+    Raises:
+        OSError: The filesystem does not keep modification times.
     """
     now_ns = time.time_ns()
     moment_ns = now_ns if abs(now_ns - written_ns) < _SAME_CLOCK_NS else written_ns
@@ -423,7 +433,7 @@ def _locked(root: int, key: str, stop: threading.Event) -> Iterator[None]:
     name = f"{WORK_DIRECTORY}/{crc32c_of(key.encode()) % _LOCK_FILES:02d}.lock"
     fd = os.open(name, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666, dir_fd=root)
     try:
-        # Asked for again and again, so that a stopped process elsewhere cannot keep a cancelled call.
+        # The lock is polled, so that a stopped process elsewhere cannot hold up a cancelled call.
         while not _try_lock(fd):
             if stop.wait(_LOCK_POLL_SECONDS):
                 raise StorageUnavailable(f"{key}: cancelled while another writer held {name}")
@@ -433,7 +443,7 @@ def _locked(root: int, key: str, stop: threading.Event) -> Iterator[None]:
 
 
 def _prune(root: int, directory: str) -> None:
-    """Remove empty directories, upwards, to the root."""
+    """Remove empty directories, from *directory* up to the root."""
     while directory:
         try:
             os.rmdir(directory, dir_fd=root)
@@ -455,9 +465,10 @@ def _names_in(root: int, directory: str) -> list[str]:
 
 def _opened_status(root: int, name: str) -> os.stat_result | None:
     """
-    Return the status of a file through a descriptor that is opened for it; None where there is none.
+    Return the status of a file through a freshly opened descriptor; None without such a file.
 
-    A path's status may come from a cache, which a network file system keeps for seconds. Opening asks.
+    The status of a path may come from a cache, which a network file system keeps for seconds. Opening
+    the file asks the server.
     """
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=root)

@@ -1,20 +1,20 @@
 """
-The root of a file store, and the marker that says which archive it holds.
+The root of a file store, and the marker that identifies the archive it holds.
 
-The place of a disk that is not mounted is an ordinary directory, mostly an empty one. A store that
-took it for the archive would report that nothing is archived, and would store new objects where
-the disk hides them later. So the root of an archive carries a marker: a small file with a random id.
+The mount point of a disk that is not mounted is an ordinary directory, mostly an empty one. A store that
+took it for the archive would report that nothing is archived, and would store new objects where the
+mounted disk hides them later. So the root of an archive carries a marker: a small file with a random id.
 
-Every operation opens the root, reads the marker through that descriptor, and then works relative
-to the descriptor. An unmount between the two cannot lead it elsewhere: the descriptor goes on
-naming the disk. The descriptor is closed after the operation, so a disk at rest can be unmounted.
+Every operation opens the root, reads the marker through that descriptor, and then works relative to the
+descriptor. An unmount between the two cannot redirect the operation: the descriptor still refers to the
+disk. The descriptor is closed after the operation, so an idle disk can be unmounted.
 
-Writers are kept apart by locks, and by what a freshly opened file tells. Neither holds between hosts
+Writers are kept apart by locks, and by the status of a freshly opened file. Neither works between hosts
 on a network file system, so nothing is written to one unless there is a single writer.
 
-`filesystem_type` and `is_network_filesystem` tell the type of a file system, and whether several hosts may
-have it mounted without seeing each other. Linux tells the mount that a descriptor is on, and the type of
-each mount. Elsewhere nothing is known.
+`filesystem_type` returns the type of a file system. `is_network_filesystem` returns whether several
+hosts may have such a file system mounted without seeing each other. Linux reports the mount that a
+descriptor is on, and the type of each mount. On other systems the type is unknown.
 """
 
 from __future__ import annotations
@@ -23,35 +23,32 @@ import errno
 import json
 import os
 import secrets
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.errors import BucketNotFound, ConfigError, StorageDenied, StorageUnavailable
 from tieringd.storage.file_tree import ROOT_MARKER, WORK_DIRECTORY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 _PROC: Final = Path("/proc/self")
 _NETWORK_TYPES: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "ncpfs", "afs", "9p", "virtiofs", "fuse"}
 )
-"""Not among them: `ceph`, whose caches and locks are those of its cluster, and `fuseblk`, a local disk."""
+"""`ceph` is absent, because its caches and locks are those of its cluster. `fuseblk` is a local disk."""
 
 MARKER_VERSION: Final = 1
 _MAX_MARKER_BYTES: Final = 4096
-# Only Linux has O_PATH, which needs no right to list. Jobs also run where there is none.
+# Only Linux has O_PATH, which needs no right to list. Jobs also run on other systems.
 _ROOT_FLAGS: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _INIT_HINT: Final = "if it is to hold a new archive: tieringd archive init --config FILE"
 
 
 def filesystem_type(fd: int, *, proc: Path = _PROC) -> str:
     """
-    Return the type of the file system that *fd* is open on, as `mount` names it; empty where nothing tells.
+    Return the type of the file system that *fd* is open on, as `mount` names it; empty where unknown.
 
-    *proc* is where the system tells of this process.
+    *proc* is the directory where the system describes this process.
     """
     try:
         info = (proc / "fdinfo" / str(fd)).read_text()
@@ -68,21 +65,21 @@ def filesystem_type(fd: int, *, proc: Path = _PROC) -> str:
 
 
 def is_network_filesystem(type_name: str) -> bool:
-    """Say whether other hosts may write to such a file system, unseen by this one's caches and locks."""
+    """Return whether other hosts may write to such a file system, unseen by this host's caches and locks."""
     return type_name in _NETWORK_TYPES or type_name.startswith("fuse.")
 
 
 class DamagedMarkerError(BucketNotFound):
-    """There is a marker, and it cannot be read, so nothing says which archive this is."""
+    """A marker exists and cannot be read, so it is unknown which archive this is."""
 
 
 class FileRoot:
     """
     The directory *path* as the root of an archive.
 
-    With *root_id* no other archive is accepted. Without it reading accepts any directory, and writing
-    any that carries a marker; from the first marker that was seen on, only that one. *filesystem_of*
-    says of which type the file system of a descriptor is.
+    With *root_id* no other archive is accepted. Without it, reads accept any directory, and writes
+    accept any directory that carries a marker. Once a marker was seen, only that marker is accepted.
+    *filesystem_of* returns the file system type of a descriptor.
     """
 
     def __init__(
@@ -102,11 +99,11 @@ class FileRoot:
     @contextmanager
     def opened(self, *, to_write: bool) -> Iterator[int]:
         """
-        Give a descriptor of the root for one operation; paths are to be relative to it.
+        Yield a descriptor of the root for one operation, whose paths are relative to it.
 
         Raises:
-            BucketNotFound: The directory is missing, or it does not hold the archive that it should.
-            ConfigError: It is to be written to, and its file system cannot keep writers apart.
+            BucketNotFound: The directory is missing, or does not hold the expected archive.
+            ConfigError: The operation writes, and the file system cannot keep writers apart.
             OSError: The filesystem does not answer, or denies access.
         """
         with opened_root(self.path) as root:
@@ -141,7 +138,7 @@ class FileRoot:
 
 
 def wrong_root(path: Path, *, expected: str, found: str | None) -> BucketNotFound:
-    """Return the error for a root without the marker that it should have; *found* is the one it has."""
+    """Return the error for a root that lacks the *expected* marker; *found* is the one it has."""
     what = "no marker of an archive" if found is None else f"the marker {found} of another archive"
     return BucketNotFound(
         f"{path} carries {what}; the archive that belongs there has the marker {expected}",
@@ -152,7 +149,7 @@ def wrong_root(path: Path, *, expected: str, found: str | None) -> BucketNotFoun
 @contextmanager
 def opened_root(path: Path) -> Iterator[int]:
     """
-    Give a descriptor of the directory *path*.
+    Yield a descriptor of the directory *path*.
 
     Raises:
         BucketNotFound: There is no such directory.
@@ -173,7 +170,7 @@ def read_marker(root: int, path: Path) -> str | None:
     Return the id in the marker of the root that *root* is open on; None without a marker.
 
     Raises:
-        DamagedMarkerError: The marker cannot be read. *path* is the root, for the message.
+        DamagedMarkerError: The marker cannot be read. The message names *path*, the root.
         OSError: The filesystem does not answer, or denies access.
     """
     try:
@@ -198,12 +195,12 @@ def read_marker(root: int, path: Path) -> str | None:
 
 def write_marker(root: int, root_id: str, *, replaces: bool = False) -> bool:
     """
-    Put a marker into the root that *root* is open on, durably; say whether it is ours.
+    Put a marker into the root that *root* is open on, durably. Return whether it was written.
 
-    A marker that is there stays, unless it *replaces* it.
+    An existing marker stays, unless *replaces* is set.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The marker cannot be written.
     """
     data = json.dumps({"version": MARKER_VERSION, "id": root_id}).encode() + b"\n"
     temporary = f"{WORK_DIRECTORY}/{root_id}.marker"
@@ -230,9 +227,9 @@ def write_marker(root: int, root_id: str, *, replaces: bool = False) -> bool:
 
 def create_root(path: Path) -> None:
     """
-    Create the directory *path* where only its last part is missing; what is missing else shows later.
+    Create the directory *path* if its parent exists. Any error shows when the root is opened.
 
-    The directory that it lies in is never created: without it a disk is not mounted, or a path is mistyped.
+    The parent is never created: if it is missing, a disk is not mounted or the path is mistyped.
     """
     with suppress(OSError):
         path.mkdir(exist_ok=True)
@@ -244,7 +241,7 @@ def marker_of(path: Path) -> str | None:
 
     Raises:
         BucketNotFound: There is no such directory, or its marker is damaged.
-        StorageDenied: It may not be read.
+        StorageDenied: The marker may not be read.
         StorageUnavailable: The filesystem does not answer.
     """
     with _translated(path), opened_root(path) as root:
@@ -255,7 +252,7 @@ def make_marker(path: Path, *, replaces: bool = False) -> str:
     """
     Make the directory *path* the root of an archive, and return its id.
 
-    A marker that it has stays, unless a new one *replaces* it.
+    An existing marker stays, unless *replaces* is set.
 
     Raises:
         BucketNotFound: There is no such directory, or its marker is damaged.
@@ -274,7 +271,7 @@ def make_marker(path: Path, *, replaces: bool = False) -> str:
 
 
 def make_work_directory(root: int) -> None:
-    """Make the directory for files that are being written, where it is missing."""
+    """Make the directory for temporary files, where it is missing."""
     try:
         os.mkdir(WORK_DIRECTORY, dir_fd=root)
     except FileExistsError:
@@ -282,7 +279,7 @@ def make_work_directory(root: int) -> None:
 
 
 def sync_directory(root: int, name: str) -> None:
-    """Flush the directory *name* below the root; the root itself where it is empty."""
+    """Flush the directory *name* below the root, or the root itself if *name* is empty."""
     fd = os.open(name or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
     try:
         os.fsync(fd)
@@ -299,7 +296,7 @@ def _unlink_if_there(name: str, root: int) -> None:
 
 @contextmanager
 def _translated(path: Path) -> Iterator[None]:
-    """Raise what the filesystem answers as errors of our tree."""
+    """Raise errors of the filesystem as errors of our tree."""
     try:
         yield
     except PermissionError as error:

@@ -1,46 +1,44 @@
 """
-Keys as paths: which file a key names, and the files of a tree in the order of their keys.
+Keys as paths: the file that a key names, and the files of a tree in the order of their keys.
 
-A key is a path below a directory, as it is; a tree copied to a bucket, or from one, needs no
+A key is used unchanged as a path below a directory, so a tree copied to or from a bucket needs no
 renaming. So `a` and `a/b` cannot both be objects of a file store.
 
-`copied` and `crc32c_of_file` copy and sum the bytes of objects in small pieces, in a thread. They know
-descriptors, and neither keys nor paths.
+`copied` and `crc32c_of_file` copy the bytes of objects and compute their checksums in small pieces, in a
+thread. They take descriptors, and know neither keys nor paths.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c as crc32c_of
 
 from tieringd.errors import StorageUnavailable
-from tieringd.storage.base import FileSlice, truncated, unreadable
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Iterable, Iterator
-
-    from tieringd.storage.base import Body
-
+from tieringd.storage.base import Body, FileSlice, truncated, unreadable
 
 _CHUNK_BYTES = 1 << 20
 
 WORK_DIRECTORY = ".tieringd-tmp"
-"""Directly below the root: files that are being written, and lock files. No key leads here."""
+"""Directly below the root: temporary files and lock files. No key leads here."""
 ROOT_MARKER = ".tieringd-root"
-"""Directly below the root: the file that says which archive it is (`storage.file_root`). It is no object."""
+"""Directly below the root: the file with the archive's id (`storage.file_root`). It is no object."""
 
 _OWN_ENTRIES = frozenset({os.fsencode(f"{WORK_DIRECTORY}/"), os.fsencode(ROOT_MARKER)})
 
 
 def copied(bodies: Iterable[Body], out: int, stop: threading.Event) -> int:
     """
-    Write *bodies* to *out*, one after the other, and return the checksum of what was written.
+    Write *bodies* to *out*, one after the other, and return the CRC32C of the bytes written.
 
-    A kernel copy would save nothing: the bytes have to be read once more for the checksum.
+    A kernel copy would save nothing: the bytes must be read once more for the checksum.
+
+    Raises:
+        StorageUnavailable: *stop* was set: the put was cancelled.
+        LocalFileError: A slice ends early, or cannot be read.
     """
     checksum = 0
     for chunk in chain.from_iterable(map(_chunks, bodies)):
@@ -54,7 +52,7 @@ def copied(bodies: Iterable[Body], out: int, stop: threading.Event) -> int:
 
 
 def _chunks(body: Body) -> Iterator[memoryview]:
-    """Yield the body in pieces; each is valid until the next one is asked for."""
+    """Yield the body in pieces. Each piece is valid until the next one is requested."""
     if not isinstance(body, FileSlice):
         view = memoryview(body)
         yield from (view[start : start + _CHUNK_BYTES] for start in range(0, len(view), _CHUNK_BYTES))
@@ -73,7 +71,7 @@ def _chunks(body: Body) -> Iterator[memoryview]:
 
 
 def crc32c_of_file(fd: int) -> int:
-    """Return the checksum of an open file, read through one small buffer."""
+    """Return the CRC32C of an open file, read through one small buffer."""
     checksum, position = 0, 0
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     while size := os.preadv(fd, [buffer], position):
@@ -87,7 +85,7 @@ def name_of(key: str, *, base: str = "") -> str:
     Return the path of the file that *key* names, relative to the root; *base* is the store's prefix.
 
     Raises:
-        ValueError: The key would not name one file below the prefix.
+        ValueError: The key does not name one file below the prefix.
     """
     _refuse_odd_parts(key, key.split("/"))
     return f"{base}/{key}" if base else key
@@ -97,8 +95,8 @@ def walk(root: int, base: str, prefix: str, start_after: str | None) -> Iterator
     """
     Yield the keys that begin with *prefix* and come after *start_after*, in UTF-8 byte order.
 
-    *root* is a descriptor of the root, and *base* the store's prefix below it. Directories that can
-    hold no such key are not read.
+    Each key comes with the status of its file. *root* is a descriptor of the root, and *base* the
+    store's prefix below it. Directories that can hold no such key are not read.
 
     Raises:
         ValueError: The prefix leads outside *base*.
@@ -111,7 +109,7 @@ def walk(root: int, base: str, prefix: str, start_after: str | None) -> Iterator
         try:
             yield key.decode(), os.stat(top + key, dir_fd=root, follow_symlinks=False)
         except (FileNotFoundError, UnicodeDecodeError):
-            continue  # Deleted since its directory was read, or nothing that we ever wrote.
+            continue  # Deleted since its directory was read, or not written by us.
 
 
 def _walk(root: int, top: bytes, directory: bytes, prefix: bytes, start_after: bytes) -> Iterator[bytes]:
@@ -125,7 +123,7 @@ def _walk(root: int, top: bytes, directory: bytes, prefix: bytes, start_after: b
 
 
 def _sorted_entries(root: int, top: bytes, directory: bytes) -> list[bytes]:
-    """Return a directory's files and directories; with its slash a directory sorts as its keys do."""
+    """Return a directory's files and directories; a trailing slash sorts a directory as its keys sort."""
     found = []
     try:
         fd = os.open(top + directory or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
@@ -134,7 +132,7 @@ def _sorted_entries(root: int, top: bytes, directory: bytes) -> list[bytes]:
     try:
         with os.scandir(fd) as entries:
             for entry in entries:
-                # A directory that is read through a descriptor tells names as text.
+                # Python returns names as text when it reads a directory through a descriptor.
                 key = directory + os.fsencode(entry.name)
                 if entry.is_dir(follow_symlinks=False):
                     found.append(key + b"/")

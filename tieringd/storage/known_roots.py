@@ -1,9 +1,9 @@
 """
 Which archive belongs to each file store root: a note in the state directory of a daemon.
 
-`file_roots.json` maps a root's path to the id in its marker (`storage.file_root`). A daemon that has
-an empty state directory starts for the first time: it leaves a note without any root before it does
-anything else, so that a first start that was interrupted is still one.
+`file_roots.json` maps a root's path to the id in its marker (`storage.file_root`). A daemon with an
+empty state directory starts for the first time. It writes a note without any root before it does
+anything else, so that a restart after an interrupted first start still counts as the first start.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import json
 import os
 import secrets
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from tieringd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KNOWN_ROOTS_VERSION: Final = 1
 _FILE: Final = "file_roots.json"
 _LOST_AND_FOUND: Final = "lost+found"
-"""A new ext4 has it, and is empty all the same."""
+"""A new ext4 has this directory, and counts as empty all the same."""
 
 
 class KnownRoots:
@@ -34,7 +32,7 @@ class KnownRoots:
 
     def note_first_start(self) -> None:
         """
-        Leave an empty note where the state directory is empty; it is created where it is missing.
+        Write an empty note if the state directory is empty. The directory is created where it is missing.
 
         Raises:
             ConfigError: The state directory cannot be used.
@@ -51,7 +49,7 @@ class KnownRoots:
 
     def is_first_start(self) -> bool:
         """
-        Say whether no daemon with this state directory has ever used a file store.
+        Return whether no daemon with this state directory has ever used a file store.
 
         Raises:
             ConfigError: The note cannot be read.
@@ -60,9 +58,9 @@ class KnownRoots:
 
     def id_of(self, root: Path) -> str | None:
         """
-        Return the id of the archive that belongs at *root*; None where nothing is noted.
+        Return the id of the archive that belongs at *root*; None if the note has no id for it.
 
-        A note that this user may not read counts as none: commands and jobs run as other users.
+        A note that this user may not read counts as missing: commands and jobs run as other users.
 
         Raises:
             ConfigError: The note cannot be read.
@@ -83,7 +81,7 @@ class KnownRoots:
             raise self._unusable(error) from error
 
     def _read(self) -> dict[str, str] | None:
-        """Return the note; None where there is none that this user may read."""
+        """Return the note; None without a note that this user may read."""
         try:
             data = self._path.read_bytes()
         except (FileNotFoundError, NotADirectoryError, PermissionError):

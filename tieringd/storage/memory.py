@@ -1,9 +1,9 @@
 """
-An object store in this process's memory: the reference for what the others do.
+An object store in this process's memory: the reference for the behaviour of the others.
 
-Its objects end with it. For tests, simulations and trials of a configuration. It fails and
-waits on demand, and it reads file slices on the loop's thread, so that a virtual clock stays
-in step. Versions are a counter: each write has a new one, whatever its bytes.
+Its objects end with the process. It serves tests, simulations and trials of a configuration. It fails
+and waits on demand. It reads file slices on the loop's thread, so that a virtual clock stays in step.
+Versions are a counter: each write gets a new one, whatever its bytes.
 """
 
 from __future__ import annotations
@@ -12,22 +12,26 @@ import asyncio
 import os
 from bisect import bisect_right
 from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c as crc32c_of
 
 from tieringd.clock import wall_clock_ms
-from tieringd.errors import ChecksumRejected, ObjectNotFound, PreconditionFailed
-from tieringd.storage.base import FileSlice, IfVersion, Joined, ListPage, ObjectInfo, truncated
+from tieringd.errors import ChecksumRejected, ObjectNotFound, PreconditionFailed, TieringError
+from tieringd.storage.base import (
+    Body,
+    Condition,
+    FileSlice,
+    IfVersion,
+    Joined,
+    JoinSource,
+    ListPage,
+    ObjectInfo,
+    truncated,
+)
 from tieringd.storage.store_times import StoreTimes
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-
-    from tieringd.errors import TieringError
-    from tieringd.storage.base import Body, Condition, JoinSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +44,18 @@ class MemoryStore:
     """
     A bucket in a dictionary.
 
-    Every operation waits *latency_seconds* before it takes effect, or fails first when a fault
-    is queued for it. Between the wait and the end of the effect nothing else runs.
+    Every operation waits *latency_seconds* before it takes effect, or fails first when a fault is queued
+    for it. No other task runs between the wait and the end of the effect.
     """
 
     has_own_clock = True
 
     def __init__(self, *, latency_seconds: float = 0.0, now_ms: Callable[[], int] | None = None) -> None:
-        """Take *now_ms* for a clock. Without one it tells no time, and dates objects by the host's."""
+        """
+        Use *now_ms* as the store's clock.
+
+        Without one the store reports no time, and dates objects by the host's clock.
+        """
         self.latency_seconds = latency_seconds
         self.now_ms = now_ms
         self._times = StoreTimes()
@@ -66,9 +74,9 @@ class MemoryStore:
         after_effect: bool = False,
     ) -> None:
         """
-        Let the next calls of *operation* (the method's name) raise what *error* builds.
+        Make the next *times* calls of *operation* (the method's name) raise the error that *error* builds.
 
-        With *after_effect* the call does its work first: the caller does not hear of it.
+        With *after_effect* the call takes effect before it raises, like a request whose response is lost.
         """
         fault = _Fault(error, after_effect)
         self._faults.setdefault(operation, deque()).extend([fault] * times)
@@ -114,7 +122,7 @@ class MemoryStore:
             keys = sorted((key for key in self._objects if key.startswith(prefix)), key=str.encode)
             start = 0 if start_after is None else bisect_right(keys, start_after.encode(), key=str.encode)
             page = keys[start : start + limit]
-            # Like most stores' listings, this one does not tell checksums.
+            # Like most stores' listings, this one reports no checksums.
             objects = tuple(replace(self._objects[key][1], crc32c=None) for key in page)
         return ListPage(objects, page[-1] if start + limit < len(keys) else None)
 
@@ -140,19 +148,19 @@ class MemoryStore:
         return ()
 
     def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
-        """Let *listener* hear the time with each answer."""
+        """Tell *listener* the time with each response."""
         self._times.listen(listener)
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing: the store holds no resources."""
 
     @asynccontextmanager
     async def _request(self, operation: str, key: str) -> AsyncIterator[None]:
-        """Count a call, wait, and raise the fault that is queued for it, before or after its effect."""
+        """Count a call, wait, and raise the fault queued for it, before or after its effect."""
         self.requests.append((operation, key))
         queue = self._faults.get(operation)
         fault = queue.popleft() if queue else None
-        # Even without latency every call gives way once, as a real store's does.
+        # Even without latency every call yields to the loop once, as a call of a real store does.
         await asyncio.sleep(self.latency_seconds)
         self._times.note(None if self.now_ms is None else self.now_ms())
         if fault is not None and not fault.is_after_effect:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from tieringd.errors import ConfigError
 from tieringd.processors import usable_processors
-from tieringd.storage.base import TriedStore
+from tieringd.storage.base import ObjectStore, TriedStore
 from tieringd.storage.checked_puts import require_conditional_writes
 from tieringd.storage.file import FileStore
 from tieringd.storage.file_root import create_root, make_marker
@@ -18,17 +20,18 @@ from tieringd.storage.resilient import ResilientStore, StoreLimits
 from tieringd.storage.settings import AzureSettings, GcsSettings, S3Settings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
     from pydantic import SecretStr
 
+    # An ordinary import would load pydantic and prometheus_client into processes that do not need them.
     from tieringd.config import Config
     from tieringd.metrics import Metrics
-    from tieringd.storage.base import ObjectStore
 
 PLUGIN_GROUP: Final = "tieringd.object_stores"
-"""Where other packages name their stores. Each passes tests/contract/object_store_contract.py."""
+"""
+The entry point group in which other packages name their stores.
+
+Each store passes tests/contract/object_store_contract.py.
+"""
 _GCS_ENDPOINT = "https://storage.googleapis.com"
 _S3_ENCRYPTION: dict[str | None, Literal["AES256", "aws:kms"] | None] = {
     None: None,
@@ -45,7 +48,7 @@ _ACCESS_TIERS: dict[str | None, Literal["Hot", "Cool", "Cold"]] = {
 @asynccontextmanager
 async def opened_store(config: Config, metrics: Metrics) -> AsyncIterator[ResilientStore]:
     """
-    Open the configured store, with retries, for the time of the context.
+    Open the configured store, with retries, for the duration of the context.
 
     Raises:
         ConfigError: The configuration names no object store.
@@ -71,20 +74,20 @@ class StoreCheck:
 
     async def __call__(self) -> None:
         """
-        Return when it does; ask only until it is known.
+        Return when the store honours conditional writes; send requests only until that is known.
 
-        A store that does not compare checksums is said so of in the log, and what it stores is read back.
+        If the store does not compare checksums, a warning is logged, and every put is read back.
 
         Raises:
-            ConfigError: It ignores conditions: two writers would destroy each other's work.
+            ConfigError: The store ignores conditions: two writers would destroy each other's work.
             StorageError: An operator must act.
-            StorageUnavailable: It is away, so nothing is known.
+            StorageUnavailable: The store does not answer, so nothing is known.
         """
         if self._is_done:
             return
         if isinstance(self._store, TriedStore):
             await self._store.try_checksums()
-        # An operator may vouch for being alone.
+        # An operator may guarantee that there is a single writer.
         if not self._config.cloud_storage_single_writer:
             await self._require_conditional_writes()
         self._is_done = True
@@ -93,7 +96,7 @@ class StoreCheck:
         async with AsyncExitStack() as opened:
             second = self._store
             if self._config.backend == "file":
-                # Another opening, as another process has it, must see what the first one writes.
+                # A second opening stands for another process. It must see what the first one writes.
                 second = await _backend(self._config)
                 opened.push_async_callback(second.close)
             await require_conditional_writes(self._store, second=second)
@@ -101,12 +104,13 @@ class StoreCheck:
 
 def begin_file_root(config: Config) -> None:
     """
-    Let the file store's directory be one that may be written to: create it, and give it a marker.
+    Prepare the file store's directory for writing: create it, and give it a marker.
 
-    For what is made anew by every run, as an export's target is. The directory of an archive is claimed
-    instead (`daemon.file_archive`): there an empty place is a disk that is not mounted.
+    This is for directories that every run makes anew, such as an export's target. The directory of an
+    archive is claimed instead (`daemon.file_archive`): an empty directory there is a disk that is not
+    mounted.
 
-    The directory that it lies in is never created: without it a disk is not mounted, or a path is
+    The parent directory is never created: if it is missing, a disk is not mounted, or a path is
     mistyped, and the store's own error says so. Blocks.
 
     Raises:
@@ -118,7 +122,7 @@ def begin_file_root(config: Config) -> None:
 
 
 def place_of(config: Config) -> str:
-    """Return where the configured store keeps its objects, for people: no two places have the same name."""
+    """Return where the configured store keeps its objects, for people. Each place has a different name."""
     if config.backend == "file":
         place = f"file://{config.cloud_storage_file_root}"
     elif config.cloud_storage_azure_container is not None:
@@ -132,12 +136,12 @@ def place_of(config: Config) -> str:
 
 
 def max_connections(config: Config) -> int:
-    """Return how many connections there are at once: the property counts them for each usable processor."""
+    """Return the greatest number of connections. The property counts them per usable processor."""
     return config.cloud_storage_max_connections * usable_processors()
 
 
 def store_limits(config: Config) -> StoreLimits:
-    """Return how long and how often the configured store is asked."""
+    """Return the deadlines, backoff and concurrency of requests to the configured store."""
     return StoreLimits(
         initial_backoff_seconds=config.cloud_storage_initial_backoff_ms / 1000,
         segment_upload_timeout_seconds=config.cloud_storage_segment_upload_timeout_ms / 1000,
@@ -157,7 +161,7 @@ def s3_settings(config: Config) -> S3Settings:
         region=config.cloud_storage_region or "us-east-1",
         endpoint_url=config.endpoint_url,
         credentials_source=source if source in ("aws_instance_metadata", "sts") else "config_file",
-        # Keys that were left beside a role have no effect, and the configuration said so.
+        # Keys that are configured beside a role have no effect. The configuration warned about them.
         access_key=config.cloud_storage_access_key if has_keys else None,
         secret_key=_secret(config.cloud_storage_secret_key) if has_keys else None,
         url_style=config.url_style,
@@ -219,7 +223,7 @@ def azure_settings(config: Config) -> AzureSettings:
 
 
 async def _backend(config: Config) -> ObjectStore:
-    # Each store's SDK takes a tenth of a second or more to import, and a process uses one of them.
+    # Importing a store's SDK takes a tenth of a second or more, and a process uses one of them.
     match config.store_kind:
         case "file":
             assert config.cloud_storage_file_root is not None, "checked with the configuration"
@@ -281,7 +285,7 @@ def _text(path: Path | None) -> str | None:
 
 
 def bucket_name(config: Config) -> str:
-    """Return what a bucket, a container or a directory in its place is called."""
+    """Return the name of the bucket or container, or the path of the file store's directory."""
     match config.backend:
         case "file":
             return str(config.cloud_storage_file_root)

@@ -1,57 +1,55 @@
 """
-The body of a large answer, received where it will stay.
+The body of a large response, received into its final buffer.
 
-aiohttp hands a body on in pieces: copied out of the loop's buffer, out of the parser and into one.
-For ranges of 16 MiB that costs more than the kernel does. Here the connection is taken from the
-parser once the head is read, and a thread writes the rest into the result itself. What is left to
-aiohttp: connecting, the head, and the connection's return to the pool. Answers that come
-through a proxy and TLS are left to it whole.
+aiohttp hands a body on in pieces: copied out of the loop's buffer, out of the parser and into one. For
+ranges of 16 MiB that costs more than the kernel's work. Here the connection is taken from the parser
+once the head is read, and a thread writes the rest into the result itself. aiohttp still connects, reads
+the head, and returns the connection to the pool. It also reads the whole response when TLS passes
+through a proxy.
 
-One rule: a connection goes back only when its body has arrived to the last byte.
+One rule: a connection goes back to the pool only when its body has arrived to the last byte.
 
-`ranged` tells what an answer to a request for a range holds, in each of HTTP's ways to give it.
+`ranged` extracts the requested range from a response, in each of the forms that HTTP allows.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import os
 import select
 import socket
+from concurrent.futures import Executor
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from tieringd.errors import StorageUnavailable
+from tieringd.storage.calls import Call
 from tieringd.storage.threads import finished
 from tieringd.storage.tls_transport import TlsTransport, receive_lent
 
 if TYPE_CHECKING:
-    import asyncio
-    from concurrent.futures import Executor
-
     import aiohttp
-
-    from tieringd.storage.calls import Call
 
 
 RECEIVE_FROM_BYTES = 1 << 20
-"""Below this the pieces are few, and the parser has most of them with the head."""
+"""Smaller bodies arrive in few pieces, and the parser has most of them with the head."""
 
 
 def ranged(
     call: Call, data: bytes, *, status: int, content_range: str | None, position: int, size_bytes: int
 ) -> bytes:
     """
-    Return those of *size_bytes* from *position* that the object has.
+    Return the bytes of the object from *position*, at most *size_bytes*.
 
     Raises:
-        StorageUnavailable: The answer holds other bytes, fewer or more.
+        StorageUnavailable: The response holds other bytes, fewer or more.
     """
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         return b""
     if status != HTTPStatus.PARTIAL_CONTENT:
-        # A server may answer with the whole object instead.
+        # A server may send the whole object instead.
         return data[position : position + size_bytes]
     span, _, total = (content_range or "").removeprefix("bytes ").partition("/")
     first = span.partition("-")[0]
@@ -74,7 +72,7 @@ async def receive(response: aiohttp.ClientResponse, *, executor: Executor, stall
 
     Raises:
         ConnectionError: The connection ended early.
-        TimeoutError: Nothing came for *stall_seconds*.
+        TimeoutError: No byte came for *stall_seconds*.
     """
     content, connection, size_bytes = response.content, response.connection, response.content_length or 0
     is_small = content.is_eof() or size_bytes < RECEIVE_FROM_BYTES
@@ -83,7 +81,7 @@ async def receive(response: aiohttp.ClientResponse, *, executor: Executor, stall
     transport, protocol = connection.transport, connection.protocol
     if transport is None or protocol is None or not _is_for_threads(transport):
         return await response.read()
-    # It owns its bytes and gives them away without a copy.
+    # A BytesIO owns its bytes, and returns them without a copy.
     result = io.BytesIO(bytes(size_bytes))
     with result.getbuffer() as view:
         begun = 0
@@ -91,7 +89,7 @@ async def receive(response: aiohttp.ClientResponse, *, executor: Executor, stall
             view[begun : begun + len(chunk)] = chunk
             begun += len(chunk)
         if begun < size_bytes:
-            protocol.pause_reading()  # And with it aiohttp's own clock for silence.
+            protocol.pause_reading()  # This also stops aiohttp's read timeout.
             try:
                 # `getvalue` copies while a view lives, and the thread forgets its own a moment too late.
                 with view[begun:] as rest:
@@ -107,7 +105,7 @@ async def receive(response: aiohttp.ClientResponse, *, executor: Executor, stall
 
 
 def _is_for_threads(transport: asyncio.BaseTransport) -> bool:
-    """Deny it for the loop's own TLS, which connections through a proxy have."""
+    """Return False for the loop's own TLS, which connections through a proxy use."""
     return isinstance(transport, TlsTransport) or transport.get_extra_info("sslcontext") is None
 
 
@@ -122,11 +120,11 @@ async def _receive_encrypted(
 async def _receive_plain(
     transport: asyncio.BaseTransport, buffer: memoryview, executor: Executor, stall_seconds: float
 ) -> None:
-    # A descriptor of its own: were the transport closed meanwhile, its number could be another file's.
+    # A descriptor of its own: if the transport closed meanwhile, another file could get the number.
     with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as connection:
 
         def end() -> None:
-            with contextlib.suppress(OSError):  # Already gone, which is as good.
+            with contextlib.suppress(OSError):  # Already closed, which is as good.
                 connection.shutdown(socket.SHUT_RDWR)
 
         work = executor.submit(_fill, connection.fileno(), buffer, stall_seconds)

@@ -1,87 +1,90 @@
 """
 Retries, deadlines and limits, in one place for every object store.
 
-Backoff is exponential with full jitter, longer where the store asks for it (Retry-After), and
-every operation has a deadline for all its attempts together. What is retried is decided by
-class: `StorageUnavailable` is, nothing else. A conditional write whose outcome is unknown is
-never repeated: it may have won, and the repetition would then lose to itself. Its caller reads first.
+Backoff is exponential with full jitter, and longer where the store asks for it (Retry-After). Every
+operation has one deadline for all its attempts together. The error's class decides about a retry: only
+`StorageUnavailable` is retried. A conditional write whose outcome is unknown is never repeated: it may
+have succeeded, and its repetition would then fail against itself. Its caller reads first.
 
-After an outage the first request that succeeds ends the others' backoff: otherwise a store that
-is back would be left idle for as long as it was away, up to the longest backoff.
+After an outage the first request that succeeds ends the backoff of the others. Otherwise a store that is
+back would stay idle for as long as it was away, up to the longest backoff.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from tieringd.errors import StorageUnavailable, TieringError
-from tieringd.storage.base import ExpiringStore, FileSlice, JoiningStore, KeepingStore
+from tieringd.storage.base import (
+    Body,
+    Condition,
+    ExpiringStore,
+    FileSlice,
+    Joined,
+    JoiningStore,
+    JoinSource,
+    KeepingStore,
+    ListPage,
+    ObjectInfo,
+    ObjectStore,
+)
 from tieringd.storage.checked_puts import PROBE_PREFIX, CheckedPuts
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from tieringd.storage.base import (
-        Body,
-        Condition,
-        Joined,
-        JoinSource,
-        ListPage,
-        ObjectInfo,
-        ObjectStore,
-    )
 
 T = TypeVar("T")
 
-_DELETE_BATCH = 1000  # One request of every store; a longer list is several operations.
+_DELETE_BATCH = 1000  # The most that one request of every store takes; a longer list is several operations.
 
 _SOURCES_IN_AN_UPLOAD = 100
-"""So many sources of a join are given the time of one upload: each takes a request or two."""
+"""Sources of a join per upload timeout: a join takes one or two requests per source."""
 
 _AWAY_SECONDS = 1.0
 """
-A store that let nothing succeed for so long was away, and the next success says that it is back.
-One that fails now and then ends nobody's backoff.
+A store without any success for this long counts as having been away.
+
+The next success then ends the backoff of waiting operations. A store that merely fails now and then ends
+no backoff.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """How long and how often a store is asked."""
+    """Deadlines, backoff and concurrency of requests to a store."""
 
     initial_backoff_seconds: float = 0.1
     max_backoff_seconds: float = 10.0
     segment_upload_timeout_seconds: float = 30.0
-    """For a put from a file, all attempts together."""
+    """For a put from a file, or a join; all attempts together."""
     manifest_upload_timeout_seconds: float = 10.0
-    """For every other operation, all attempts together."""
+    """For every other operation; all attempts together."""
     max_concurrent_requests: int = 20
     """Reads and writes together."""
 
 
 class Listener(Protocol):
-    """Hears of an attempt."""
+    """A function that is called after every attempt."""
 
     def __call__(self, *, is_throttled: bool) -> None:
-        """Take note; *is_throttled* says whether the store asked for fewer requests."""
+        """Note an attempt; *is_throttled* tells whether the store asked for fewer requests."""
 
 
 def _ignore(operation: str, outcome: str, seconds: float, size_bytes: int) -> None:
-    """Take a finished attempt's figures and do nothing with them."""
+    """Ignore the figures of a finished attempt."""
 
 
 class ResilientStore:
     """
-    An object store that asks again.
+    An object store that retries failed requests.
 
-    *on_request* hears of every attempt: operation, "ok" or the error's class, seconds, and the
-    bytes of the body that went or came. With *tries_checksums* a trial precedes the first put: whether the
-    store compares checksums (`storage.checked_puts`). One instance belongs to one event loop.
+    *on_request* is called after every attempt with the operation, "ok" or the class of the error
+    ("timeout" or "cancelled" for an attempt cut off), seconds, and the bytes of the body sent or
+    received. With *tries_checksums* a trial before the first put finds out whether the store compares
+    checksums (`storage.checked_puts`). One instance belongs to one event loop.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class ResilientStore:
         self._trying = asyncio.Lock()
         self._limits = limits or StoreLimits()
         self._on_request = on_request
-        # Jitter only spreads load; nothing is secret about it.
+        # Jitter only spreads load, so it needs no secret randomness.
         self._random = random or Random()  # noqa: S311
         self._slots = asyncio.Semaphore(self._limits.max_concurrent_requests)
         self._put_starts: dict[object, float] = {}
@@ -108,33 +111,33 @@ class ResilientStore:
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Let *listener* hear of every attempt from now on, in the task that made it."""
+        """Call *listener* after every attempt from now on, in the task that made it."""
         self._listeners.append(listener)
 
     @property
     def backend(self) -> ObjectStore:
-        """Return the store that is asked, for what only one kind of store can do."""
+        """Return the wrapped store, for abilities that only one kind of store has."""
         return self._store
 
     @property
     def credentials_end(self) -> float | None:
-        """Return when the credentials of the store underneath end; see `ExpiringStore`."""
+        """Return when the credentials of the wrapped store expire; see `ExpiringStore`."""
         store = self._store
         return store.credentials_end if isinstance(store, ExpiringStore) else None
 
     @property
     def oldest_put_started(self) -> float | None:
-        """Return when the oldest put in flight got its first slot, in loop time; None when none is."""
+        """Return when the oldest put in flight got its first slot, in loop time; None without one."""
         return min(self._put_starts.values(), default=None)
 
     def set_limits(self, limits: StoreLimits) -> None:
-        """Ask by *limits* from the next operation on; how many at once stays as it was."""
+        """Use *limits* from the next operation on. The number of concurrent requests stays unchanged."""
         self._limits = limits
 
     async def put(
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
     ) -> ObjectInfo:
-        """Store an object; without a condition, repeat it whatever became of the attempt before."""
+        """Store an object. Without a condition, retry even if the outcome of an attempt is unknown."""
         await self.try_checksums()
         is_file = isinstance(body, FileSlice)
         limits = self._limits
@@ -157,11 +160,11 @@ class ResilientStore:
 
     async def try_checksums(self) -> None:
         """
-        Find out once whether the store compares checksums; else what it stores is read back from now on.
+        Find out once whether the store compares checksums. If not, every later put is read back.
 
         Raises:
             StorageError: An operator must act.
-            StorageUnavailable: The store is away, so nothing is known.
+            StorageUnavailable: The store does not answer, so nothing is known.
         """
         if self._is_tried:
             return
@@ -185,7 +188,7 @@ class ResilientStore:
         )
 
     async def head(self, key: str) -> ObjectInfo:
-        """Return what the store knows of an object."""
+        """Return what the store reports about an object."""
         return await self._run(self._operation("head", key), lambda: self._store.head(key))
 
     async def list_page(self, prefix: str, *, start_after: str | None = None, limit: int = 1000) -> ListPage:
@@ -196,7 +199,7 @@ class ResilientStore:
         )
 
     async def delete_many(self, keys: Sequence[str]) -> None:
-        """Delete objects; each thousand is an operation with a deadline of its own."""
+        """Delete objects. Each batch of a thousand is an operation with its own deadline."""
         for start in range(0, len(keys), _DELETE_BATCH):
             batch = keys[start : start + _DELETE_BATCH]
             await self._run(
@@ -207,7 +210,11 @@ class ResilientStore:
     async def join(
         self, key: str, sources: Sequence[JoinSource], *, crc32c: int, condition: Condition | None = None
     ) -> Joined | None:
-        """Make one object of several, where the store underneath can; for many it has more time."""
+        """
+        Make one object of several, if the wrapped store can. More sources get more time.
+
+        Returns None where the wrapped store cannot join them.
+        """
         store = self._store
         if not isinstance(store, JoiningStore):
             return None
@@ -232,7 +239,7 @@ class ResilientStore:
         return joined
 
     async def kept_after_delete(self, key: str) -> tuple[str, ...]:
-        """Return how the bucket keeps what is deleted, as far as the store underneath can say."""
+        """Return how the bucket keeps deleted objects, as far as the wrapped store reports it."""
         store = self._store
         if not isinstance(store, KeepingStore):
             return ("this kind of store cannot be asked whether it keeps deleted objects",)
@@ -241,7 +248,7 @@ class ResilientStore:
         )
 
     async def close(self) -> None:
-        """Close the store underneath."""
+        """Close the wrapped store."""
         await self._store.close()
 
     def _operation(self, name: str, key: str) -> _Operation:
@@ -253,10 +260,15 @@ class ResilientStore:
         request: Callable[[], Awaitable[T]],
         size_of: Callable[[T], int] = lambda _: 0,
     ) -> T:
-        """Try until *request* succeeds, fails for good, or runs out of time."""
+        """
+        Try until *request* succeeds, fails for good, or runs out of time.
+
+        Raises:
+            StorageUnavailable: The deadline passed, or a conditional write has an unknown outcome.
+        """
         now = asyncio.get_running_loop().time
         try:
-            # The clock starts with the first slot: the store is not slow because we are busy.
+            # The timeout starts with the first slot: time spent waiting for a slot is not the store's fault.
             async with asyncio.timeout(None) as clock:
                 while True:
                     try:
@@ -293,7 +305,7 @@ class ResilientStore:
             is_throttled = isinstance(error, StorageUnavailable) and error.is_throttling
             raise
         except asyncio.CancelledError:
-            # Cut off under way, by the deadline or by the caller: nobody heard the answer.
+            # The deadline or the caller cut the request off, so its outcome is unknown.
             operation.outcome_unknown = operation.is_write
             outcome = "timeout" if now() >= operation.deadline else "cancelled"
             raise
@@ -307,11 +319,15 @@ class ResilientStore:
     def _note_success(self, now: float) -> None:
         if now - self._succeeded_at >= _AWAY_SECONDS:
             self._is_back.set()
-            self._is_back.clear()  # Whoever waits now goes on; whoever comes later waits.
+            self._is_back.clear()  # Operations that wait now go on; later ones wait.
         self._succeeded_at = now
 
     async def _wait(self, seconds: float, *, is_asked_for: bool) -> None:
-        """Wait between two attempts; not to the end when the store is back, unless it asked for the pause."""
+        """
+        Wait between two attempts.
+
+        The wait ends early when the store is back, unless the store asked for the wait.
+        """
         if is_asked_for:
             await asyncio.sleep(seconds)
             return
@@ -333,7 +349,7 @@ class ResilientStore:
         return self._pause_seconds(operation.attempts, error.retry_after_seconds)
 
     def _pause_seconds(self, attempts: int, retry_after_seconds: float | None) -> float:
-        """Return a random part of the doubling backoff, or what the store asked for if that is longer."""
+        """Return a random part of the doubling backoff, or the store's Retry-After seconds if longer."""
         limits = self._limits
         ceiling = min(limits.max_backoff_seconds, limits.initial_backoff_seconds * 2 ** (attempts - 1))
         return max(self._random.uniform(0, ceiling), retry_after_seconds or 0.0)
@@ -341,7 +357,7 @@ class ResilientStore:
 
 @dataclass(eq=False, slots=True)
 class _Operation:
-    """One call of the seam, over all its attempts."""
+    """One call of an `ObjectStore` method, over all its attempts."""
 
     name: str
     key: str
@@ -355,7 +371,7 @@ class _Operation:
 
     @property
     def deadline(self) -> float:
-        """Return when it ends, in loop time."""
+        """Return when the operation's time is up, in loop time."""
         return self.started + self.timeout_seconds
 
     def gave_up(self, now: float) -> StorageUnavailable:

@@ -1,4 +1,4 @@
-"""Where a bucket or container is and how to reach it, for each cloud: values, and nothing that acts."""
+"""The location of a bucket or container and how to reach it, for each cloud: plain values."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    # An ordinary import would load aiobotocore into processes that do not need it.
     from tieringd.storage.s3.credentials import CredentialsSource
 
 
 @dataclass(frozen=True, slots=True)
 class GcsSettings:
-    """Where the bucket is and how to reach it. It holds no secret: those are in files and with servers."""
+    """The bucket's location and how to reach it. Secrets are not here: they are in files and on servers."""
 
     bucket: str
     prefix: str = ""
     """Put before every key, with a slash between."""
     endpoint: str = "https://storage.googleapis.com"
-    """The root of the API; a host without a scheme will do."""
+    """The root URL of the API; a host without a scheme is allowed."""
     credentials_source: Literal["config_file", "gcp_instance_metadata", "anonymous"] = "config_file"
-    """`anonymous` is for emulators: no token is asked for or sent."""
+    """`anonymous` is for emulators: no token is requested or sent."""
     service_account_file: str | None = None
     """The JSON key file of a service account; needed with `config_file`."""
     metadata_host: str | None = None
     """`host[:port]` of the metadata server; None means GCE_METADATA_HOST, or Google's name."""
     trust_file: str | None = None
-    """A PEM file with the authorities to trust instead of the system's (for tokens: besides them)."""
+    """A PEM file with the authorities to trust instead of the system's (for tokens: in addition to them)."""
     disable_tls: bool = False
-    """Speak http where *endpoint* does not say."""
+    """Use http where *endpoint* has no scheme."""
     storage_class: str | None = None
-    """None for the bucket's own."""
+    """None for the bucket's default."""
     kms_key_name: str | None = None
-    """`projects/P/locations/L/keyRings/R/cryptoKeys/K`; None for the bucket's own."""
+    """`projects/P/locations/L/keyRings/R/cryptoKeys/K`; None for the bucket's default."""
     max_connections: int = 20
     max_idle_seconds: float = 5.0
     connect_timeout_seconds: float = 5.0
     read_timeout_seconds: float = 30.0
-    """The longest silence: of a server that owes an answer, or that takes nothing of a body."""
+    """The longest silence of a server that owes a response, or that takes no byte of a body."""
 
     @property
     def api_root(self) -> str:
@@ -46,13 +47,13 @@ class GcsSettings:
 
     @property
     def is_anonymous(self) -> bool:
-        """Say whether requests carry no token."""
+        """Return whether requests carry no token."""
         return self.credentials_source == "anonymous"
 
 
 @dataclass(frozen=True, slots=True)
 class AzureSettings:
-    """Where the container is and how to reach it."""
+    """The container's location and how to reach it."""
 
     storage_account: str
     container: str
@@ -69,22 +70,22 @@ class AzureSettings:
     trust_file: str | None = None
     """A PEM file with the authorities to trust instead of the system's."""
     disable_tls: bool = False
-    """Speak http where *endpoint* does not say."""
+    """Use http where *endpoint* has no scheme."""
     max_connections: int = 20
     max_idle_seconds: float = 5.0
     connect_timeout_seconds: float = 5.0
     read_timeout_seconds: float = 30.0
-    """The longest silence: of a server that owes an answer, or that takes nothing of a body."""
+    """The longest silence of a server that owes a response, or that takes no byte of a body."""
     access_tier: Literal["Hot", "Cool", "Cold"] | None = None
     """None for the account's default."""
     single_put_bytes: int = 64 << 20
-    """Larger files go up in blocks. The service takes up to 5000 MiB in one request."""
+    """Larger files are sent in blocks. The service takes up to 5000 MiB in one request."""
     block_bytes: int = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """Where the bucket is and how to reach it."""
+    """The bucket's location and how to reach it."""
 
     bucket: str
     prefix: str = ""
@@ -93,33 +94,37 @@ class S3Settings:
     endpoint_url: str | None = None
     """None for AWS itself."""
     credentials_source: CredentialsSource = "config_file"
-    """The two keys below, or the role that the instance's metadata or STS gives."""
+    """The two keys below, or the role that the instance's metadata or STS provides."""
     access_key: str | None = None
     secret_key: str | None = field(default=None, repr=False)
     url_style: Literal["path", "virtual_host"] = "virtual_host"
     trust_file: str | None = None
     """A PEM file with the authorities to trust instead of the system's."""
     disable_tls: bool = False
-    """Speak http where *endpoint_url* does not say."""
+    """Use http where *endpoint_url* has no scheme."""
     max_connections: int = 20
-    """Of this store, over all CPUs; also the most threads that it uses."""
+    """Of this store, over all CPUs. It also limits the threads that the store uses."""
     max_idle_seconds: float = 5.0
     connect_timeout_seconds: float = 5.0
     read_timeout_seconds: float = 30.0
-    """The longest silence: of a server that owes an answer, or that takes nothing of a body."""
+    """The longest silence of a server that owes a response, or that takes no byte of a body."""
     encryption: Literal["AES256", "aws:kms"] | None = None
-    """Encryption at rest to ask for; None leaves it to the bucket's default."""
+    """Encryption at rest to request; None leaves it to the bucket's default."""
     kms_key_id: str | None = None
     """The key for `aws:kms`; None is the account's own."""
     storage_class: str | None = None
     """
-    For bodies from files, which are the segments. Manifests are replaced often, and classes for
-    data that rests charge each of their versions for a month.
+    The class of bodies from files, which are the segments.
+
+    Manifests do not get it. They are replaced often, and classes for cold data charge each of their
+    versions for a month.
     """
     multipart_threshold_bytes: int = (5 << 30) - (64 << 20)
     """
-    A file of this size is sent in parts. One PUT is faster and checks one checksum, so the default
-    is little less than the 5 GiB which S3 takes in one.
+    A file of this size or larger is sent in parts.
+
+    One PUT is faster and checks one checksum, so the default is little less than the 5 GiB that S3 takes
+    in one PUT.
     """
     multipart_part_bytes: int = 64 << 20
     """At least 5 MiB; larger where an object would have more than 10,000 parts."""

@@ -1,15 +1,15 @@
 """
 Blocking work in threads that never outlives the call that started it.
 
-A cancelled `asyncio.to_thread` or `run_in_executor` returns at once and leaves its thread at work, with files
-that the caller is about to close. `in_thread` is for calls that end soon: a cancelled caller waits until the
-thread is done, and then disposes of what it returned. `outlast` is for bodies: a cancelled caller asks the
-thread to stop, and waits until it has.
+A cancelled `asyncio.to_thread` or `run_in_executor` returns at once and leaves its thread at work, with
+files that the caller is about to close. `in_thread` is for calls that end soon: a cancelled caller waits
+until the thread is done, and then disposes of its result. `finished` and `outlast` are for bodies: a
+cancelled caller asks the thread to stop, and waits until it has stopped.
 
-Threads that move the bytes of bodies come after the loop in the processor's favour: else a loop on few
-cores stands still while they cipher. They come after it at the disk as well. A thread's priorities are set
-when it starts and stay: a lowered thread may not be raised again. Only such work is lowered as leaves the
-interpreter to the loop, because a lowered thread that holds the interpreter's lock delays everything else.
+Threads that move the bytes of bodies run at a lower CPU priority than the loop: otherwise a loop on few
+cores stalls while they encrypt. They also have a lower disk priority. A thread's priorities are set when
+it starts and stay, because a lowered thread may not be raised again. Only work that releases the
+interpreter's lock is lowered: a lowered thread that holds the lock delays everything else.
 """
 
 from __future__ import annotations
@@ -19,19 +19,15 @@ import ctypes
 import os
 import platform
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
-
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NICER = 5  # 10 and 19 were no better, and let ciphers wait for the scans.
+_NICER = 5  # 10 and 19 were no better, and made encryption wait for the scans.
 _NICEST = 19
 _IOPRIO_CALLS = {"x86_64": (252, 251), "aarch64": (31, 30)}
 """Numbers of the system calls ioprio_get and ioprio_set, which the C library does not have."""
@@ -42,12 +38,12 @@ _IOPRIO_LAST_BEST_EFFORT = (_IOPRIO_BEST_EFFORT << _IOPRIO_CLASS_SHIFT) | 7
 
 
 async def in_thread(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Return what *function* returns in a thread; a cancellation meanwhile takes effect afterwards."""
+    """Return what *function* returns in a thread. A cancellation takes effect after the thread is done."""
     return await in_thread_or(_forget, partial(function, *arguments, **options))
 
 
 async def in_thread_or(dispose: Callable[[T], object], function: Callable[[], T]) -> T:
-    """Return what *function* returns; where the caller was cancelled meanwhile, *dispose* gets it."""
+    """Return what *function* returns in a thread. If the caller was cancelled, *dispose* gets the result."""
     work = asyncio.get_running_loop().run_in_executor(None, function)
     try:
         await asyncio.wait({work})
@@ -56,7 +52,7 @@ async def in_thread_or(dispose: Callable[[T], object], function: Callable[[], T]
             try:
                 await asyncio.wait({work})
             except asyncio.CancelledError:
-                continue  # It is passed on below.
+                continue  # The cancellation is raised below.
         if not work.cancelled() and work.exception() is None:
             dispose(work.result())
         raise
@@ -64,11 +60,11 @@ async def in_thread_or(dispose: Callable[[T], object], function: Callable[[], T]
 
 
 def _forget(result: object) -> None:
-    """Do nothing with a result that holds nothing open."""
+    """Drop a result that holds nothing open."""
 
 
 def body_threads(count: int, *, name: str) -> ThreadPoolExecutor:
-    """Return threads for the bytes of bodies, of a lower priority than who makes them."""
+    """Return a pool of threads for the bytes of bodies, with a lower priority than the calling thread."""
     return ThreadPoolExecutor(count, thread_name_prefix=name, initializer=_yield_to_the_loop)
 
 
@@ -80,10 +76,10 @@ def _yield_to_the_loop() -> None:
 
 def _lower_at_the_disk(thread: int) -> None:
     """
-    Let a thread of the best-effort class come one level later at the disk.
+    Lower the disk priority of a thread of the best-effort class by one level.
 
-    Without a class of its own its level follows from its nice value, and there is nothing to do. The same on
-    a processor whose call numbers are not known here: then it keeps the process's level.
+    Without an explicit class the thread's level follows from its nice value, and nothing is done. On a
+    processor whose call numbers are not known here, the thread keeps the process's level.
     """
     if platform.machine() not in _IOPRIO_CALLS:
         return
@@ -96,10 +92,10 @@ def _lower_at_the_disk(thread: int) -> None:
 
 async def finished(work: Future[T], *, on_cancel: Callable[[], None]) -> T:
     """
-    Return the result of *work*, which an executor runs.
+    Return the result of *work*, which runs in an executor.
 
-    When the caller is cancelled: work that has not begun never runs; work that has begun is
-    told by *on_cancel* to stop, and waited for.
+    When the caller is cancelled, work that has not begun never runs. For work that has begun,
+    *on_cancel* is called to make it stop, and the caller waits for its end.
     """
     waiter = asyncio.wrap_future(work)
     try:
@@ -113,7 +109,7 @@ async def finished(work: Future[T], *, on_cancel: Callable[[], None]) -> T:
 
 
 async def outlast(work: Future[T]) -> None:
-    """Wait until *work* has ended, however it ends; cancellations meanwhile take effect afterwards."""
+    """Wait until *work* has ended, however it ends. Cancellations meanwhile take effect afterwards."""
     await _until_done(asyncio.wrap_future(work))
 
 
@@ -125,6 +121,6 @@ async def _until_done(waiter: asyncio.Future[T]) -> None:
         except asyncio.CancelledError:
             is_cancelled = True
     if not waiter.cancelled():
-        waiter.exception()  # Looked at, so that the loop does not report it as forgotten.
+        waiter.exception()  # Retrieved, so that the loop does not report it as never retrieved.
     if is_cancelled:
         raise asyncio.CancelledError

@@ -1,15 +1,14 @@
 """
-TLS connections whose bytes a thread may move.
+TLS connections that can be lent to a thread.
 
-asyncio and uvloop encrypt into memory, take the result out as an object and give that to the
-socket, all on the loop's thread: of a large upload it is most of the cost. Here OpenSSL works
-on the socket itself. The loop drives such a connection like any other, and lends it to a
-thread while a large body passes.
+asyncio and uvloop encrypt into memory, copy the result into an object and give that to the socket, all
+on the loop's thread: for a large upload this is most of the cost. Here OpenSSL works on the socket
+itself. The loop drives such a connection like any other, and lends it to a thread while a large body passes.
 
-One rule: OpenSSL's state belongs to one thread at a time. While a connection is lent, the loop
-neither reads nor writes nor closes it; to end a loan early, the socket below is shut.
+One rule: OpenSSL's state belongs to one thread at a time. While a connection is lent, the loop neither
+reads nor writes nor closes it. To end a loan early, the socket below is shut down.
 
-`TlsConnector` opens these connections for aiohttp: name, address and handshake.
+`TlsConnector` opens these connections for aiohttp: address, connection and handshake.
 """
 
 from __future__ import annotations
@@ -19,23 +18,20 @@ import contextlib
 import select
 import socket
 import ssl
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohappyeyeballs
 import aiohttp
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-
 _READ_BYTES = 64 << 10
-_READS_AT_ONCE = 16  # Then other connections have their turn.
+_READS_AT_ONCE = 16  # Then other connections get their turn.
 _HIGH_WATER_BYTES = 64 << 10
 
 
 class TlsTransport(asyncio.Transport):
-    """The loop's end of an encrypted connection, until it is lent. It owns *connection*."""
+    """The loop's side of an encrypted connection, which can be lent to a thread. It owns *connection*."""
 
     def __init__(self, connection: ssl.SSLSocket, protocol: asyncio.Protocol) -> None:
         super().__init__({"socket": connection, "sslcontext": connection.context, "ssl_object": connection})
@@ -59,10 +55,10 @@ class TlsTransport(asyncio.Transport):
     @contextmanager
     def lent(self) -> Iterator[ssl.SSLSocket]:
         """
-        Give the connection, which does not block, to a thread. Nothing written may be waiting.
+        Lend the non-blocking connection to a thread. No written bytes may be waiting.
 
         Raises:
-            ConnectionResetError: It has ended.
+            ConnectionResetError: The connection has ended.
         """
         if self._is_closing:
             raise ConnectionResetError("the connection has ended")
@@ -76,20 +72,20 @@ class TlsTransport(asyncio.Transport):
             if self.is_closing():
                 self._finish(None)
             elif self._is_reading:
-                self._read()  # At once: an answer may have come that ends the sending.
+                self._read()  # At once: a response may have come that ends the sending.
             else:
                 self._watch()
 
     def shut(self) -> None:
-        """End the connection under whoever has it: waits and sends of a thread fail at once."""
-        # Not the SSL socket's own method, which would also throw the cipher away, and send on in the clear.
-        with contextlib.suppress(OSError):  # Already gone, which is as good.
+        """End the connection for the loop or the thread that uses it: waits and sends fail at once."""
+        # The SSL socket's own method would also drop the cipher, and send on unencrypted.
+        with contextlib.suppress(OSError):  # Already closed, which is as good.
             socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
 
-    # What the loop tells.
+    # Callbacks of the event loop.
 
     def _watch(self) -> None:
-        """Ask the loop for just those events that something waits for."""
+        """Register exactly those events with the loop that a read or a write waits for."""
         is_ours = not self._is_lent and not self._is_over
         wants_read = is_ours and (self._is_reading or self._write_wants_read)
         is_sending = bool(self._unsent) and not self._write_wants_read
@@ -151,7 +147,7 @@ class TlsTransport(asyncio.Transport):
             self._watch()
 
     def _send(self, data: bytes | bytearray | memoryview) -> int:
-        """Return how many bytes went; OpenSSL takes the same ones again after none."""
+        """Return the number of bytes sent. After 0 the same bytes must be sent again, as OpenSSL requires."""
         self._write_wants_read = False
         try:
             return self._connection.send(data)
@@ -162,7 +158,7 @@ class TlsTransport(asyncio.Transport):
             return 0
 
     def _finish(self, error: OSError | None) -> None:
-        """End the connection; the protocol hears of it in the loop's next round."""
+        """End the connection. The protocol is told in the loop's next iteration."""
         if self._is_over:
             return
         self._is_closing = self._is_over = True
@@ -176,14 +172,14 @@ class TlsTransport(asyncio.Transport):
             self._protocol.connection_lost(error)
         finally:
             if error is None:
-                with contextlib.suppress(OSError, ValueError):  # A farewell that the peer need not hear.
+                with contextlib.suppress(OSError, ValueError):  # A closing message; the peer need not get it.
                     self._connection.unwrap()
             self._connection.close()
 
-    # What a protocol asks of a transport.
+    # Methods that a protocol calls on a transport.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send, and keep what the socket does not take yet."""
+        """Send *data*, and keep the bytes that the socket does not take yet."""
         assert not self._is_lent, "a thread is sending"
         if self._is_closing or not data:
             return
@@ -202,7 +198,7 @@ class TlsTransport(asyncio.Transport):
         self._watch()
 
     def close(self) -> None:
-        """Send what is left, and end the connection. A thread that has it is interrupted."""
+        """Send what is left, and end the connection. A thread that uses it is interrupted."""
         if self._is_closing:
             return
         if self._unsent:
@@ -212,7 +208,7 @@ class TlsTransport(asyncio.Transport):
             self.abort()
 
     def abort(self) -> None:
-        """End the connection. A thread that has it is interrupted, and its loan ended first."""
+        """End the connection. A thread that uses it is interrupted, and its loan ends first."""
         if self._is_lent:
             self._is_closing = True
             self.shut()
@@ -220,20 +216,20 @@ class TlsTransport(asyncio.Transport):
             self._finish(None)
 
     def is_closing(self) -> bool:
-        """Say whether the connection is ending or has ended."""
+        """Return whether the connection is ending or has ended."""
         return self._is_closing
 
     def is_reading(self) -> bool:
-        """Say whether what arrives is wanted."""
+        """Return whether arriving bytes are read."""
         return self._is_reading
 
     def pause_reading(self) -> None:
-        """Leave what arrives in the socket."""
+        """Leave arriving bytes in the socket."""
         self._is_reading = False
         self._watch()
 
     def resume_reading(self) -> None:
-        """Take what arrives again."""
+        """Read arriving bytes again."""
         self._is_reading = not self._is_closing
         self._watch()
 
@@ -247,16 +243,16 @@ class TlsTransport(asyncio.Transport):
         self._low_bytes = self._high_bytes // 4 if low is None else low
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """Return who hears of what arrives."""
+        """Return the protocol that receives arriving bytes."""
         protocol: asyncio.BaseProtocol = self._protocol
         return protocol
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Change who hears of what arrives."""
+        """Change the protocol that receives arriving bytes."""
         self._protocol = protocol
 
     def can_write_eof(self) -> bool:
-        """Deny: half a TLS connection cannot be closed."""
+        """Return False: half a TLS connection cannot be closed."""
         return False
 
 
@@ -267,12 +263,13 @@ def send_lent(
     connection: ssl.SSLSocket, data: memoryview, *, stall_seconds: float, may_be_answered: bool
 ) -> memoryview:
     """
-    Send *data* and return what is left of it: nothing, unless the peer speaks instead of taking it.
+    Send *data*, and return the unsent rest: empty unless the peer answers instead of reading.
 
-    Whatever is left has to come next on this connection.
+    The rest must be sent next on this connection. The thread stops for an answer of the peer only with
+    *may_be_answered*.
 
     Raises:
-        TimeoutError: The peer took nothing for *stall_seconds*.
+        TimeoutError: The peer took no byte for *stall_seconds*.
         OSError: The connection failed.
     """
     while data:
@@ -295,11 +292,11 @@ def send_lent(
 
 def receive_lent(connection: ssl.SSLSocket, buffer: memoryview, *, stall_seconds: float) -> None:
     """
-    Fill *buffer*.
+    Fill *buffer* with the next bytes of the connection.
 
     Raises:
         ConnectionError: The connection ended early.
-        TimeoutError: Nothing came for *stall_seconds*.
+        TimeoutError: No byte came for *stall_seconds*.
     """
     while buffer:
         try:
@@ -318,7 +315,7 @@ def receive_lent(connection: ssl.SSLSocket, buffer: memoryview, *, stall_seconds
 
 
 def _wait(connection: ssl.SSLSocket, events: int, seconds: float) -> int:
-    """Return those of *events* that came, and errors; 0 when nothing did."""
+    """Return which of *events*, or errors, occurred within *seconds*; 0 for none."""
     poller = select.poll()
     poller.register(connection, events)
     seen = poller.poll(seconds * 1000)
@@ -327,9 +324,9 @@ def _wait(connection: ssl.SSLSocket, events: int, seconds: float) -> int:
 
 class TlsConnector(aiohttp.TCPConnector):
     """
-    Opens connections that can be lent to threads.
+    A connector whose connections can be lent to threads.
 
-    Those through a proxy are the loop's own, as aiohttp makes them: the proxy's tunnel may itself
+    Connections through a proxy are the loop's own, as aiohttp makes them: the proxy's tunnel may itself
     be encrypted.
     """
 
@@ -338,7 +335,7 @@ class TlsConnector(aiohttp.TCPConnector):
         if not isinstance(context, ssl.SSLContext) or request.proxy is not None:
             return await super()._wrap_create_connection(*args, **kwargs)
         protocol = args[0]()
-        # Each error means to aiohttp's callers what it means when aiohttp connects.
+        # Each failure is raised as the error that aiohttp itself raises when it connects.
         try:
             async with asyncio.timeout(kwargs["timeout"].sock_connect):
                 plain = await aiohappyeyeballs.start_connection(kwargs["addr_infos"], loop=self._loop)

@@ -1,45 +1,44 @@
 """
-First sight: what a topic begins with is noted when it is first seen, and holds from then on.
+Records the values that a topic begins with when it is first seen; they hold from then on.
 
-The cluster's values for write and read are; and of a topic that is created with tiering on, the
-local target that follows from the retention its creator gave it. Topics that were there before
-tieringd keep the local properties they have, and so do those that are toggled later.
+These are the cluster's defaults for remote write and read and, for a topic that is created with tiering
+on, the local target that follows from the retention its creator set. Topics that existed before tieringd
+keep their local properties, and so do those whose tiering is switched on later.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from tieringd.broker.base import Broker
+from tieringd.config import TopicConfig
+from tieringd.formats.object_keys import TopicKey
+from tieringd.formats.topic_manifest import TieringDefaults
 from tieringd.policies.local_retention import UNLIMITED, RequestedRetention, initial_retention
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tieringd.broker.base import Broker
-    from tieringd.config import TopicConfig
-    from tieringd.formats.object_keys import TopicKey
-    from tieringd.formats.topic_manifest import TieringDefaults
-    from tieringd.topics.topic_registry import TopicRegistry
+from tieringd.topics.topic_registry import TopicRegistry
 
 
 class FirstSight:
-    """Record what topics begin with. `step` is called by one task at a time."""
+    """Record the values that topics begin with. One task at a time calls `step`."""
 
     def __init__(self, broker: Broker, registry: TopicRegistry) -> None:
         self._broker = broker
         self._registry = registry
         self._are_new: bool | None = None
-        """Whether a topic without a record is new: not while a cluster is recorded for the first time."""
+        """
+        Whether a topic without a record is new. False while a cluster's topics are recorded for the first
+        time; None before the first step.
+        """
 
     async def step(self, first_seen: Mapping[TopicKey, TopicConfig], defaults: TieringDefaults) -> None:
         """
-        Record *first_seen*, with the cluster's values of now as *defaults*.
+        Record *first_seen*, with the cluster's current values as *defaults*.
 
         Raises:
             BrokerUnavailable: Try again in the next round.
-            StorageUnavailable: Likewise.
+            StorageUnavailable: Try again in the next round.
         """
         if self._are_new is None:
             self._are_new = self._registry.has_records
@@ -69,13 +68,13 @@ def _with_local_target(defaults: TieringDefaults, overrides: Mapping[str, str]) 
 
 
 def _recorded(total: int | None, local: int | None, target: int | None) -> int | None:
-    """Return what to record of one kind: nothing where the creator said nothing of it."""
+    """Return what to record for one kind of limit: None where the creator set none."""
     if total is None and local is None:
         return None
     return UNLIMITED if target is None else target
 
 
 def _limit(overrides: Mapping[str, str], name: str) -> int | None:
-    """Return one of the limits set on a topic; the broker has checked them."""
+    """Return one of the limits set on a topic; the broker has validated them."""
     text = overrides.get(name, "").strip()
     return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else None

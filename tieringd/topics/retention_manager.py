@@ -1,36 +1,35 @@
 """
-Managed retention: the broker's own retention of a topic, taken over and given back.
+Managed retention: takes over a topic's retention from the broker, and gives it back.
 
-A broker deletes by its retention whether or not the data is durable. On a topic that says so
-(`tieringd.managed.retention`) it is set to unlimited, and only tieringd lets go of local data.
-What was set before is in the topic manifest first: nothing is lost when the daemon dies in
-between, and `tieringd topic release` puts it back.
+A broker deletes by its retention whether or not the data is durable. For a topic with
+`tieringd.managed.retention` the broker's retention is set to unlimited, and only tieringd trims local
+data. The previous values are stored in the topic manifest first: nothing is lost when the daemon dies in
+between, and `tieringd topic release` restores them.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
+from tieringd.broker.base import Broker
+from tieringd.config import TopicConfig
 from tieringd.errors import BrokerDenied
+from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import OriginalRetention, TopicManifest
 from tieringd.policies.local_retention import UNLIMITED
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tieringd.broker.base import Broker
-    from tieringd.config import TopicConfig
-    from tieringd.formats.object_keys import TopicKey
-    from tieringd.topics.topic_registry import TopicRegistry
+from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 
 ORDER_WITHIN_SECONDS: Final = 60.0
-"""So long after a round began to record a topic's retention it may set it on the broker."""
+"""
+Maximum time between the start of recording a topic's retention and the request that sets it on the broker.
+"""
 RETENTION_SETTINGS: Final = ("retention.ms", "retention.bytes")
 _UNLIMITED: Final = dict.fromkeys(RETENTION_SETTINGS, "-1")
 
@@ -50,11 +49,11 @@ class RetentionManager:
 
     async def step(self, managed: Mapping[TopicKey, TopicConfig]) -> None:
         """
-        Take over those of *managed* whose retention the broker still has.
+        Take over those of *managed* that still have a retention limit on the broker.
 
         Raises:
             BrokerUnavailable: Try again in the next round.
-            StorageUnavailable: Likewise.
+            StorageUnavailable: Try again in the next round.
         """
         self._denied &= managed.keys()
         for key, config in managed.items():
@@ -76,7 +75,8 @@ class RetentionManager:
         def record(manifest: TopicManifest) -> TopicManifest:
             return replace(manifest, original_retention=_merged(manifest.original_retention, original))
 
-        # An operator may release the topic while this process is stopped: then nothing is set afterwards.
+        # An operator may release the topic while this process is stopped; *send_by* keeps a late request
+        # from being sent.
         send_by = asyncio.get_running_loop().time() + ORDER_WITHIN_SECONDS
         await self._registry.change(key, record)
         try:
@@ -95,18 +95,18 @@ class RetentionManager:
 
 async def release(broker: Broker, topic: str, original: OriginalRetention) -> None:
     """
-    Put a topic's original retention back on the broker.
+    Restore a topic's original retention on the broker.
 
     Raises:
         BrokerUnavailable: The broker does not answer.
-        BrokerDenied: We may not.
+        BrokerDenied: tieringd lacks the permission.
     """
     values = (original.retention_ms, original.retention_bytes)
     await broker.alter_topic(topic, dict(zip(RETENTION_SETTINGS, values, strict=True)))
 
 
 def _merged(known: OriginalRetention | None, found: OriginalRetention) -> OriginalRetention:
-    """Return what to put back: what is set now, and where that is ours, what was recorded before."""
+    """Return the values to restore: the current ones, or the recorded ones where tieringd set those."""
     if known is None:
         return found
     ours = ("-1", None)

@@ -1,36 +1,31 @@
 """
-The topic registry: what the bucket says of topics, kept fresh by listing.
+The topic registry: the bucket's topic manifests, kept fresh by listing.
 
-One listing tells the versions of a thousand topic manifests; only those that changed are read.
-So an operator's `tieringd topic pause` reaches every daemon within a round, and an idle
-cluster of ten thousand topics costs ten requests a round.
+One listing returns the versions of a thousand topic manifests; only those that changed are read. So an
+operator's `tieringd topic pause` reaches every daemon within a round, and an idle cluster of ten thousand
+topics costs ten requests a round.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, TopicKey, parse_topic_manifest_key
-from tieringd.formats.topic_manifest import Archiving
+from tieringd.formats.topic_manifest import Archiving, TieringDefaults, TopicManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.topic_lifecycle import Lifecycle
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.formats.topic_manifest import TieringDefaults, TopicManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.storage.base import ObjectStore
+from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
 
 
 class TopicRegistry:
-    """The topic manifests of one cluster, or of all, as last seen. One task at a time changes it."""
+    """The topic manifests of one cluster, or of all, as last read. One task at a time changes it."""
 
     def __init__(self, store: ObjectStore, manifests: ManifestStore) -> None:
         self._store = store
@@ -38,20 +33,20 @@ class TopicRegistry:
         self._known: dict[TopicKey, TopicManifest] = {}
         self._versions: dict[TopicKey, str] = {}
         self.is_known = False
-        """Whether the bucket was ever seen: until then nobody knows what is paused."""
+        """Whether the bucket was ever listed: until then it is not known which topics are paused."""
 
     def manifest(self, key: TopicKey) -> TopicManifest | None:
-        """Return a topic's manifest as last seen; None when there was none."""
+        """Return a topic's manifest as last read; None when there was none."""
         return self._known.get(key)
 
     @property
     def manifests(self) -> tuple[TopicManifest, ...]:
-        """Return every topic's manifest as last seen."""
+        """Return every topic's manifest as last read."""
         return tuple(self._known.values())
 
     @property
     def has_records(self) -> bool:
-        """Say whether it is recorded of any topic with what it began."""
+        """Say whether the initial values of any topic are recorded."""
         return any(manifest.defaults is not None for manifest in self._known.values())
 
     def is_paused(self, key: TopicKey) -> bool:
@@ -60,18 +55,18 @@ class TopicRegistry:
         return known is not None and known.archiving is Archiving.PAUSED
 
     def is_closed(self, key: TopicKey) -> bool:
-        """Say whether nothing is to be archived of the topic: it is deleted, or its archive was moved."""
+        """Say whether archiving is closed for the topic: it is deleted, or its archive was moved."""
         known = self._known.get(key)
         return known is not None and (known.lifecycle is not Lifecycle.LIVE or known.moved_to != "")
 
     async def refresh(self, cluster: str | None) -> bool:
         """
-        Look at what changed in the bucket; return whether anything did, or was seen for the first time.
+        Read the topic manifests that changed; return whether any did, or this is the first listing.
 
-        Of one cluster, or of all where it is None: the same each time.
+        *cluster* limits the listing to one cluster, None lists all; it must be the same each time.
 
         Raises:
-            StorageUnavailable: What was seen last stays in force.
+            StorageUnavailable: What was read before stays in force.
         """
         seen: set[TopicKey] = set()
         is_changed = not self.is_known
@@ -97,14 +92,12 @@ class TopicRegistry:
 
     async def ensure(self, partitions: Iterable[TopicIdPartition]) -> bool:
         """
-        Store the manifest of each topic of *partitions* that has none, or whose manifest counts fewer.
-
-        Returns whether anything was stored.
+        Ensure that each topic's manifest exists and counts *partitions*; return whether one was stored.
 
         Raises:
             StorageUnavailable: Try again in the next round.
         """
-        # The tuple is what a key is made of, and cheaper to look up ten thousand times.
+        # The tuple has a key's fields, and is cheaper to look up ten thousand times.
         counts: dict[tuple[str, str, str], int] = {}
         for one in partitions:
             identity = (one.cluster, one.topic, one.topic_id)
@@ -120,7 +113,7 @@ class TopicRegistry:
 
     async def record_defaults(self, key: TopicKey, defaults: TieringDefaults) -> None:
         """
-        Note with what a topic began, unless somebody has noted it before.
+        Record the values that a topic began with, unless they are recorded already.
 
         Raises:
             StorageUnavailable: Try again in the next round.
@@ -129,7 +122,7 @@ class TopicRegistry:
 
     async def record_remote_delete(self, key: TopicKey, *, is_set: bool) -> None:
         """
-        Note whether deleting the topic is to delete its objects: afterwards nobody can be asked.
+        Record whether deleting the topic deletes its objects: after the deletion no broker can tell.
 
         Raises:
             StorageUnavailable: Try again in the next round.
@@ -138,7 +131,7 @@ class TopicRegistry:
 
     async def change(self, key: TopicKey, change: Callable[[TopicManifest], TopicManifest]) -> TopicManifest:
         """
-        Change a topic's manifest, and return it as it is stored now.
+        Change a topic's manifest, and return it as stored.
 
         Raises:
             StorageUnavailable: Nothing is known to have changed.
@@ -147,7 +140,7 @@ class TopicRegistry:
         return self._known[key]
 
     async def _read(self, key: TopicKey, version: str) -> bool:
-        """Read a topic's manifest; return whether it says anything new."""
+        """Read a topic's manifest; return whether it differs from the known one."""
         try:
             manifest = await self._manifests.load_topic(key)
         except CorruptDataError as error:

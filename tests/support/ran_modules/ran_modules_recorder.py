@@ -1,11 +1,11 @@
 """
-Records the modules of tieringd whose functions a process runs, from the start of the process.
+Record the modules of tieringd whose functions a process runs, from the start of the process.
 
-While `tests.support.coverage_map` runs, a file in site-packages imports this in every Python process that has
-the name of a file in `TIERINGD_RAN_MODULES`: pytest itself, the stem of `tests.support.warm_start`
-and the commands that it forks, Spark's drivers and workers. The package `coverage` writes its data
-when a process ends, and tests kill daemons. Here each module is appended to the file when its
-first function begins.
+While `tests.support.coverage_map` runs, a file in site-packages imports this module in every Python process
+whose variable `TIERINGD_RAN_MODULES` names a file: pytest itself, the stem of `tests.support.warm_start`
+and the commands that it forks, Spark's drivers and workers. The package `coverage` is of no use, as it
+writes its data at the end of a process, and tests kill daemons. Here a module is appended to the file when
+its first function begins.
 """
 
 import inspect
@@ -24,7 +24,7 @@ def _record_into(path: str) -> None:
     def entered(frame, _event, _argument) -> None:
         code = frame.f_code
         file = code.co_filename
-        # A module's or a class' own lines run at the import: they are not a function.
+        # The lines of a module or a class itself run at the import. They are not in a function.
         if file in known or not code.co_flags & inspect.CO_OPTIMIZED:
             return
         known.add(file)

@@ -218,6 +218,40 @@ async def test_new_lineage_replaces_spilled_segments(writer, archiver, store, tm
     assert manifest.replacements
 
 
+async def test_new_lineage_replaces_all_that_is_live_after_a_gap(writer, archiver, store, tmp_path):
+    """The live part begins with a gap, and an election cuts right after it: no live segment stays."""
+    for number in range(4):
+        writer.closed_segment(b"a%d" % number, b"b%d" % number)
+    while (await archiver.step(look(writer))).uploaded:
+        pass
+    writer.closed_segment(b"lost", b"lost")
+    for _ in range(5):
+        writer.drop_head()
+    for number in range(2):
+        writer.closed_segment(b"c%d" % number, b"d%d" % number)
+    for _ in range(4):
+        await archiver.step(look(writer))
+    before = stored_manifest(store, writer)
+    assert (before.live_offset, before.gaps[0].base_offset, bases(store, writer)) == (8, 8, [10, 12])
+    kept = await values_in(archive_in(store), before)
+
+    other = LogWriter(tmp_path / "other")
+    for offset in range(0, 10, 2):
+        other.closed_segment(kept.get(offset, b"lost"), kept.get(offset + 1, b"lost"))
+    other.begin_epoch(1)
+    for number in range(4):
+        other.closed_segment(b"new%d" % number)
+    successor = archiver_of(other, archive_in(store, writer_id="b2"), FakeBroker(other), leader_epoch=1)
+    while (await successor.step(look(other))).uploaded:
+        pass
+
+    manifest = stored_manifest(store, other)
+    assert manifest.next_offset == other.bases[-1]
+    assert manifest.replacements[0].base_offset == 10
+    written = written_below(other, manifest.next_offset)
+    await expect_all(archive_in(store), manifest, {one: written[one] for one in written if one not in {8, 9}})
+
+
 async def test_spilled_segments_expire_with_their_manifests(writer, archive, archiver, store, clock):
     """In their order: the start moves, then objects go, then the spillover manifests."""
     await filled(writer, archiver)

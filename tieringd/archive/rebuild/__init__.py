@@ -1,5 +1,5 @@
 """
-Making manifests again from the objects that they named.
+Rebuild manifests from the objects that they named.
 
 Read `object_listing` first (what a listing and the records of rewritings say), then `stored_segments` (one
 segment, found out from its objects) and `manifest_writer` (the rebuilt manifest, stored).

@@ -1,43 +1,35 @@
 """
-Writing rebuilt manifests: each by a compare-and-swap, and never over one that changed meanwhile.
+Write rebuilt manifests: each by a compare-and-swap, and never over a manifest that changed meanwhile.
 
-Of a damaged one a copy is kept first. Parts that spill are stored before the manifest that names them. A
-crash anywhere leaves at most objects that nobody names, and doing it again finds what is done.
+Before a damaged manifest is replaced, a copy of it is stored. Parts that spill are stored before the
+manifest that names them. A crash leaves at most objects that no manifest names, and a repeated run finds
+what is already done.
 
-`standing_of` tells how a partition's manifest stands before a rebuild: whether there is one, and whether it
-can be read.
+`standing_of` returns the state of a partition's manifest before a rebuild: whether it exists, and
+whether it can be read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from tieringd.archive.manifest_store import StoredManifest
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archive.scrub.segment_look import read_object
 from tieringd.errors import CorruptDataError, PreconditionFailed, StorageUnavailable
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
-from tieringd.formats.object_keys import damaged_copy_key, manifest_key, topic_manifest_key
+from tieringd.formats.object_keys import TopicKey, damaged_copy_key, manifest_key, topic_manifest_key
 from tieringd.formats.topic_manifest import TopicManifest, decode_topic_manifest, encode_topic_manifest
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.spilling import part_to_spill, spilled, with_parts
-from tieringd.policies.scrub import FaultKind, TopicState
+from tieringd.policies.scrub import FaultKind, Owner, TopicState
 from tieringd.policies.spillover import plan_spillover
-from tieringd.storage.base import IfVersion
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.formats.object_keys import TopicKey
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub import Owner
-    from tieringd.storage.base import ObjectStore
-
+from tieringd.storage.base import IfVersion, ObjectStore
 
 _OF_TOPICS = frozenset({FaultKind.TOPIC_MANIFEST_DAMAGED, FaultKind.TOPIC_MANIFEST_MISSING})
 
@@ -45,21 +37,21 @@ _AGAIN = "Run it again: it looks at what is there now"
 
 
 class Standing(StrEnum):
-    """What is known of a partition's manifest."""
+    """The state of a partition's manifest."""
 
     ABSENT = "absent"
     DAMAGED = "damaged"
     """It cannot be read."""
     BROKEN = "broken"
-    """It can, and breaks a rule, or what is spilled cannot be read."""
+    """It can be read, but it breaks a rule, or its spilled part cannot be read."""
     SOUND = "sound"
     CLOSED = "closed"
-    """The archive was moved to another bucket, or is being purged: nobody may write it."""
+    """The archive was moved to another bucket, or is being purged. No writer may write the manifest."""
     LEAVING = "leaving"
-    """Its topic was deleted, and its objects are going."""
+    """Its topic is being purged, and its objects are being deleted."""
 
     def may_be_written(self, *, replace: bool) -> bool:
-        """Say whether a rebuild may write it; *replace* is what an operator says of readable ones."""
+        """Say whether a rebuild may write it. With *replace* the operator allows replacing readable ones."""
         if self in {Standing.ABSENT, Standing.DAMAGED}:
             return True
         return replace and self in {Standing.BROKEN, Standing.SOUND}
@@ -72,15 +64,15 @@ class PartitionStanding:
     partition: TopicIdPartition
     standing: Standing
     detail: str = ""
-    """What is wrong."""
+    """The faults, in words."""
     stored: PartitionManifest | None = None
     """The live manifest as it is stored."""
     known: PartitionManifest | None = None
-    """The same with all that is spilled, as far as that can be read."""
+    """The live manifest with all spilled segments, as far as these can be read."""
 
 
 def standing_of(owner: Owner) -> PartitionStanding:
-    """Return how the manifest of *owner* stands."""
+    """Return the state of the manifest of *owner*."""
     partition, manifest = owner.partition, owner.manifest
     faults = [one for one in owner.findings if one.kind not in _OF_TOPICS]
     detail = "; ".join(one.detail for one in faults)
@@ -98,7 +90,7 @@ def standing_of(owner: Owner) -> PartitionStanding:
 
 
 class ManifestWriter:
-    """Write manifests of one bucket anew."""
+    """Write rebuilt manifests of one bucket."""
 
     def __init__(
         self,
@@ -109,7 +101,7 @@ class ManifestWriter:
         now_ms: Callable[[], int],
         target_bytes: int,
     ) -> None:
-        """Take the parts; a manifest of more than *target_bytes* spills."""
+        """Keep the arguments. A manifest of more than *target_bytes* spills."""
         self._store = store
         self._manifests = manifests
         self._writer_id = writer_id
@@ -120,11 +112,12 @@ class ManifestWriter:
         self, before: PartitionStanding, manifest: PartitionManifest, *, leader_epoch: int
     ) -> None:
         """
-        Put *manifest* where the partition's stood as *before* says, under *leader_epoch*.
+        Replace the partition's manifest in the state *before* by *manifest*, under *leader_epoch*.
 
         Raises:
-            FencedError: Someone else has stored one meanwhile, or it is closed.
-            StorageUnavailable: It changed meanwhile, or nothing is known to have changed; run again.
+            FencedError: Another writer has stored a manifest meanwhile, or it is closed.
+            StorageUnavailable: The manifest changed meanwhile, or the write is not known to have taken
+                effect. Run again.
         """
         lean = await self._spilled(manifest)
         if before.standing is Standing.ABSENT:
@@ -141,7 +134,11 @@ class ManifestWriter:
             await self._manifests.edit(lean.partition, lambda found: _swapped(before, found, lean))
 
     async def _spilled(self, manifest: PartitionManifest) -> PartitionManifest:
-        """Return *manifest* without its oldest part, which is stored then, where it is too large."""
+        """
+        Store the oldest parts of *manifest* as spillover manifests while it is too large.
+
+        Return the rest.
+        """
         while plan := plan_spillover(
             manifest,
             size_bytes=len(encode_manifest(manifest)),
@@ -157,12 +154,13 @@ class ManifestWriter:
         self, key: TopicKey, *, partition_count: int, created_at_ms: int, write: bool
     ) -> bool:
         """
-        See that the topic's manifest is there and counts its partitions; say whether that takes a write.
+        Make sure that the topic's manifest exists and counts its partitions. Say whether that takes a write.
 
-        One that is made anew is of a live topic that is *created_at_ms* old. Without *write* none is.
+        A new topic manifest is of a live topic that was created at *created_at_ms*. Without *write*
+        nothing is stored.
 
         Raises:
-            StorageUnavailable: Others keep changing it; run again.
+            StorageUnavailable: Other writers keep changing the manifest. Run again.
         """
         begun = TopicManifest(key, partition_count=partition_count, created_at_ms=created_at_ms)
         try:
@@ -188,7 +186,7 @@ class ManifestWriter:
         return True
 
     async def _replace_damaged(self, key: str, data: bytes, is_sound: Callable[[bytes], bool]) -> None:
-        """Keep a copy of what is damaged, and put *data* in its place if nobody has put another one there."""
+        """Store a copy of the damaged object, and replace it by *data* if no other writer has replaced it."""
         info = await self._store.head(key)
         damaged = await read_object(self._store, key, size_bytes=info.size_bytes)
         with suppress(CorruptDataError):
@@ -205,7 +203,7 @@ class ManifestWriter:
 async def _swapped(
     before: PartitionStanding, found: PartitionManifest, manifest: PartitionManifest
 ) -> PartitionManifest:
-    """Return *manifest* if what is *found* is what was looked at."""
+    """Return *manifest* if *found* is still the manifest that the rebuild read."""
     if found != before.stored:
         raise StorageUnavailable(f"the manifest of {found.partition} was changed meanwhile", hint=_AGAIN)
     return manifest

@@ -1,49 +1,48 @@
 """
-What a bucket's listing says of each partition: data objects, their indexes, records of rewritings, manifest.
+The objects of each partition in a bucket's listing: data objects, indexes, rewriting records, manifest.
 
-Names and sizes only: nothing is read.
+The listing gives names and sizes only; no object is read.
 
-`RecordedRewritings` holds what the bucket's records say of the segments of one partition that jobs rewrote.
+`RecordedRewritings` holds the bucket's records of the segments of one partition that jobs rewrote.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.archive.segment_swap import load_rewriting
 from tieringd.errors import CorruptDataError, ObjectNotFound
-from tieringd.formats.object_keys import manifest_key, owner_of, parse_data_key, parse_rewriting_key
+from tieringd.formats.object_keys import DataKey, manifest_key, owner_of, parse_data_key, parse_rewriting_key
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import SegmentIdentity
 from tieringd.policies.standing_rewritings import RecordedRewriting
 from tieringd.storage.at_once import at_once
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.formats.object_keys import DataKey
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.storage.base import ObjectInfo, ObjectStore
-
+from tieringd.storage.base import ObjectInfo, ObjectStore
 
 INDEX_SUFFIX: Final = ".index"
 PREFIXES: Final = tuple("0123456789abcdef")
-"""All objects of partitions have keys that begin with one of these: each is listed by itself."""
+"""Every key of a partition's object begins with one of these. Each prefix is listed separately."""
 
 RECORDS_AT_ONCE: Final = 8
-"""Every merge of rewritten segments has one, so a partition may have thousands."""
+"""
+How many records are read at a time.
+
+Every merge of rewritten segments has one, so there may be thousands.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedSegment:
-    """A data object and its index, as they are listed."""
+    """A data object and its index, as listed."""
 
     key: str
     size_bytes: int
     modified_ms: int
     index_size_bytes: int | None
-    """None where there is no index."""
+    """None if there is no index."""
 
 
 @dataclass(slots=True)
@@ -51,23 +50,23 @@ class ListedPartition:
     """All objects of one partition."""
 
     data: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Sizes and times by key."""
+    """Sizes and modification times, by key."""
     indexes: dict[str, int] = field(default_factory=dict)
-    """Sizes by the keys of the data that they are of."""
+    """Sizes of the indexes, by the keys of their data objects."""
     rewritings: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Of the records of rewritings: sizes and times by key."""
+    """Sizes and modification times of the records of rewritings, by key."""
     has_manifest: bool = False
 
     @property
     def oldest_ms(self) -> int | None:
-        """Return when the first of its data objects was stored; None where there is none."""
+        """Return when the first of its data objects was stored, or None if there is none."""
         return min((modified_ms for _, modified_ms in self.data.values()), default=None)
 
     def segments(self) -> tuple[ListedSegment, ...]:
         """
-        Return the data objects, but those without an index that are there once more with one.
+        Return the data objects, without those that have no index and exist again with an index.
 
-        They are what was stored under a new name when an index was made again.
+        A data object is stored again under a new name when its index is rebuilt.
         """
         indexed = {_identity(key) for key in self.data if key in self.indexes}
         return tuple(
@@ -85,7 +84,7 @@ async def list_partitions(
     store: ObjectStore, is_wanted: Callable[[str], bool]
 ) -> dict[TopicIdPartition, ListedPartition]:
     """
-    List the bucket; return the partitions of the topics that are wanted.
+    List the bucket, and return the partitions of the wanted topics.
 
     Raises:
         StorageUnavailable: The store does not answer.
@@ -120,7 +119,7 @@ def _take(listed: ListedPartition, partition: TopicIdPartition, info: ObjectInfo
 
 
 def _identity(key: str) -> SegmentIdentity:
-    """Return what a data object's name says of it but its index."""
+    """Return what a data object's name says of it, without its index."""
     parsed = require_data_key(key)
     return SegmentIdentity(
         parsed.base_offset,
@@ -132,7 +131,7 @@ def _identity(key: str) -> SegmentIdentity:
 
 
 def require_data_key(key: str) -> DataKey:
-    """Return what a key says that is known to be a data object's."""
+    """Return the parsed key of a data object. The caller knows that it is one."""
     parsed = parse_data_key(key)
     assert parsed is not None, "only data keys are asked for"
     return parsed
@@ -140,7 +139,7 @@ def require_data_key(key: str) -> DataKey:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRewritings:
-    """The records that can be read, and why others cannot."""
+    """The records that can be read, and the faults of the others."""
 
     found: tuple[RecordedRewriting, ...]
     faults: tuple[str, ...]
@@ -153,7 +152,7 @@ async def recorded_rewritings(
     Read the records of one partition.
 
     Raises:
-        StorageUnavailable: The store does not answer; nothing is known.
+        StorageUnavailable: The store does not answer; the records are unknown.
     """
 
     async def loaded(key: str) -> RecordedRewriting | str:

@@ -1,48 +1,38 @@
 """
-One stored segment, found out from its objects: what a manifest would say of it.
+One stored segment, derived from its objects: the row that a manifest would have for it.
 
-Its name, its size and its index say almost all. The times of its first and last batches are read from the
-data, a few kilobytes; a deep look reads it whole. Where the index is missing or damaged the data is read
-whole anyway.
+Its name, its size and its index give almost everything. The times of its first and last batches are read
+from the data, a few kilobytes. A deep scan reads all of the data. If the index is missing or damaged,
+all of the data is read anyway.
 
-`LostIndexes` makes missing indexes again for a manifest that is being rebuilt. Data and index are stored
-under the name that the new index gives them, because other bytes have other names; the old objects stay.
-Storing the same again makes the same object.
+`LostIndexes` rebuilds missing indexes for a manifest that is being rebuilt. Data and index are stored
+under the name that the new index gives them, because other bytes have other names. The old objects stay.
+Storing the same again writes the same object.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from tieringd.archive.rebuild.object_listing import require_data_key
-from tieringd.archive.scrub.data_scan import renamed_by, scan_object
+from tieringd.archive.object_joiner import ObjectJoiner
+from tieringd.archive.rebuild.object_listing import ListedSegment, require_data_key
+from tieringd.archive.scrub.data_scan import DataIndexer, renamed_by, scan_object
 from tieringd.archive.scrub.segment_look import read_object
 from tieringd.errors import CorruptDataError, ObjectNotFound
-from tieringd.formats.object_keys import data_key, index_key
-from tieringd.formats.record_batch import HEADER_BYTES, LOG_APPEND_TIME, parse_header
-from tieringd.formats.segment_scan import SegmentScanner
+from tieringd.formats.object_keys import DataKey, data_key, index_key
+from tieringd.formats.record_batch import HEADER_BYTES, LOG_APPEND_TIME, BatchHeader, parse_header
+from tieringd.formats.segment_scan import SegmentScan, SegmentScanner
 from tieringd.formats.sidecar import decode_sidecar
-from tieringd.model.segment import NO_CRC, NO_TIMESTAMP, RemoteSegment
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.segment import NO_CRC, NO_TIMESTAMP, RemoteSegment, SegmentIndex
 from tieringd.policies.manifest_rebuild import StoredSegment
-from tieringd.storage.base import JoinSource
-
-if TYPE_CHECKING:
-    from tieringd.archive.object_joiner import ObjectJoiner
-    from tieringd.archive.rebuild.object_listing import ListedSegment
-    from tieringd.archive.scrub.data_scan import DataIndexer
-    from tieringd.formats.object_keys import DataKey
-    from tieringd.formats.record_batch import BatchHeader
-    from tieringd.formats.segment_scan import SegmentScan
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment import SegmentIndex
-    from tieringd.storage.base import ObjectStore
+from tieringd.storage.base import JoinSource, ObjectStore
 
 
 class LostIndexes:
-    """Make indexes of one bucket's segments again."""
+    """Rebuild indexes of one bucket's segments."""
 
     def __init__(self, store: ObjectStore, indexer: DataIndexer, joiner: ObjectJoiner) -> None:
         self._store = store
@@ -53,20 +43,20 @@ class LostIndexes:
         self, manifest: PartitionManifest, segment: RemoteSegment, *, write: bool
     ) -> RemoteSegment | None:
         """
-        Return *segment* as it is named with its new index, and store both where *write* says so.
+        Return *segment* as it is named with its new index. With *write*, store its data and index too.
 
-        None where the archive does not tell how a transaction in it ended: its marker is not in *manifest*,
-        which is all of the archive.
+        None if the archive does not tell how a transaction in the segment ended: its marker is not in
+        *manifest*, which must be the whole archive.
 
         Raises:
-            StorageUnavailable: The store does not answer; trying again is safe.
+            StorageUnavailable: The store does not answer. Trying again is safe.
         """
         sidecar = await self._indexer.from_data(manifest, segment)
         if sidecar is None:
             return None
         named = renamed_by(segment, sidecar)
         if segment.index_crc32c == NO_CRC:
-            # Its name does not tell of its index, and stays.
+            # Its name does not depend on its index, and stays.
             named = replace(named, index_crc32c=NO_CRC)
         if write:
             partition = manifest.partition
@@ -80,7 +70,7 @@ class LostIndexes:
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """A data object that no manifest may name, and why."""
+    """A data object that no manifest may name, and the reason."""
 
     key: str
     base_offset: int
@@ -92,10 +82,10 @@ async def stored_segment(
     store: ObjectStore, listed: ListedSegment, *, deep: bool
 ) -> StoredSegment | Unusable:
     """
-    Return what is stored; *deep* reads and checks all of its bytes.
+    Return the stored segment. With *deep* all of its bytes are read and checked.
 
     Raises:
-        StorageUnavailable: The store does not answer; nothing is known.
+        StorageUnavailable: The store does not answer; the segment's state is unknown.
     """
     name = require_data_key(listed.key)
     if listed.size_bytes != name.size_bytes:
@@ -113,7 +103,7 @@ async def stored_segment(
 
 
 async def _index(store: ObjectStore, listed: ListedSegment, name: DataKey) -> SegmentIndex | None:
-    """Return the index, if it is there and is that of the data object by all that is known."""
+    """Return the index, if it exists and matches everything that is known of the data object."""
     if listed.index_size_bytes is None:
         return None
     try:
@@ -153,11 +143,11 @@ async def _scanned(
 
 async def _times(store: ObjectStore, key: str, index: SegmentIndex) -> tuple[int, int]:
     """
-    Return the first batch's smallest timestamp and the segment's largest, from its ends.
+    Return the first batch's smallest timestamp and the segment's largest, read from its two ends.
 
     Raises:
-        CorruptDataError: A batch there is wrong.
-        ObjectNotFound: It has gone.
+        CorruptDataError: A batch there is damaged.
+        ObjectNotFound: The object was deleted.
     """
     if not index.entries:
         return NO_TIMESTAMP, NO_TIMESTAMP
@@ -174,7 +164,7 @@ async def _times(store: ObjectStore, key: str, index: SegmentIndex) -> tuple[int
 
 
 def _base_timestamp_ms(header: BatchHeader) -> int | None:
-    """Return the smallest time of a batch; None where it has none. As `SegmentScanner` takes it."""
+    """Return the smallest time of a batch, or None if it has none, in the way of `SegmentScanner`."""
     time_ms = header.base_timestamp_ms
     if header.timestamp_type == LOG_APPEND_TIME:
         time_ms = header.max_timestamp_ms

@@ -1,5 +1,5 @@
 """
-Looking at a bucket for faults: segments, spilled parts, partitions, and objects that no manifest names.
+Scan a bucket for faults: in segments, spilled parts and partitions, and objects that no manifest names.
 
 Read `segment_look` first (one segment, and a manifest by looks at its segments; `data_scan` reads an object
 whole), then `partition_scrub` with `spilled_chain` (one partition), and `orphan_search` and `survey` (a

@@ -1,57 +1,50 @@
 """
-A data object read whole: every batch checked, and what an index of it would have to say.
+A full scan of a data object: every batch is checked, and the content of its index is computed.
 
-The next bytes are fetched while the last ones are checked, and nothing is copied but the one batch that
-lies over the end of a fetch. One byte more than there should be is asked for: so a longer object shows
-itself without a request of its own.
+The next bytes are fetched while the last ones are checked. Only the one batch that crosses the end of a
+fetch is copied. The scan asks for one byte more than the object should have, so that a longer object is
+detected without a request of its own.
 
-`DataIndexer` makes a lost index again from its data object. The new index has none of the broker's own side
-files in it: a broker builds them when it finds none. So it has other bytes than the lost one, and the data
-object gets another name with it.
+`DataIndexer` rebuilds a lost index from its data object. The new index contains none of the broker's own
+side files: a broker builds them if they are missing. So it has other bytes than the lost one, and the
+data object gets another name with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
+from tieringd.archive.archive_reader import ArchiveReader
+from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.records import control_type
-from tieringd.formats.segment_scan import SegmentScanner
+from tieringd.formats.segment_scan import SegmentScan, SegmentScanner
 from tieringd.formats.sidecar import decode_sidecar_of, encode_sidecar
 from tieringd.formats.transactions import MarkerSearch
-from tieringd.model.segment import NO_CRC, SegmentIndex
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import NO_CRC, AbortedTransaction, RemoteSegment, SegmentIndex
 from tieringd.policies.scrub import Seen
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from tieringd.archive.archive_reader import ArchiveReader
-    from tieringd.archive.spillover_manifests import SpilloverManifests
-    from tieringd.formats.segment_scan import SegmentScan
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import AbortedTransaction, RemoteSegment
-    from tieringd.storage.base import ObjectStore
-
-
 SCAN_BYTES = 4 << 20
-"""What is fetched at once: large enough for a store far away, small enough to stay near the processor."""
+"""How much is fetched at once: large enough for a distant store, small enough for the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataScan:
-    """What reading a data object whole found."""
+    """The result of scanning a data object."""
 
     seen: Seen
     scan: SegmentScan | None
-    """Of its batches; None unless the object is just what was expected."""
+    """The scan of its batches; None unless the object is exactly as expected."""
     requests: int
     read_bytes: int
 
@@ -60,12 +53,13 @@ async def scan_data(
     store: ObjectStore, partition: TopicIdPartition, segment: RemoteSegment, *, index: SegmentIndex | None
 ) -> DataScan:
     """
-    Read the data object of *segment* whole.
+    Scan the whole data object of *segment*.
 
-    *index* is its index, where there is one: a merged segment's entries are its parts', and are looked for.
+    *index* is its index, if there is one. A merged segment's index has the entries of its parts, so the
+    scan looks for entries at the positions in *index*.
 
     Raises:
-        StorageUnavailable: The store does not answer; nothing is known.
+        StorageUnavailable: The store does not answer; the object's state is unknown.
     """
     found = await scan_object(
         store,
@@ -89,10 +83,10 @@ async def scan_object(
     index: SegmentIndex | None = None,
 ) -> DataScan:
     """
-    Read an object that should have *size_bytes* bytes of batches, with offsets up to *next_offset*.
+    Scan an object that should have *size_bytes* bytes of batches, with offsets up to *next_offset*.
 
     Raises:
-        StorageUnavailable: The store does not answer; nothing is known.
+        StorageUnavailable: The store does not answer; the object's state is unknown.
     """
     scanner = SegmentScanner(
         base_offset,
@@ -117,7 +111,7 @@ async def scan_object(
         fault = _in_words(error)
         actual_bytes = size_bytes + 1
     if actual_bytes > size_bytes:
-        # How many bytes there are has not been seen.
+        # The object's actual size is not known yet.
         requests += 1
         try:
             actual_bytes = (await store.head(key)).size_bytes
@@ -127,7 +121,7 @@ async def scan_object(
 
 
 async def _chunks(store: ObjectStore, key: str, end: int) -> AsyncGenerator[bytes]:
-    """Yield an object's bytes up to *end*, or to its own end; one fetch ahead of the caller."""
+    """Yield an object's bytes up to *end*, or to its own end. One fetch is ahead of the caller."""
 
     def fetch(position: int) -> asyncio.Task[bytes]:
         size_bytes = min(SCAN_BYTES, end - position)
@@ -151,7 +145,7 @@ async def _chunks(store: ObjectStore, key: str, end: int) -> AsyncGenerator[byte
 
 
 def _fed(scanner: SegmentScanner, held: bytes, chunk: bytes) -> bytes:
-    """Give the scanner what was *held* back and then *chunk*; return what is held back now. Blocks."""
+    """Feed *held* and then *chunk* to the scanner. Return the bytes to hold for the next call. Blocks."""
     view = memoryview(chunk)
     while held and view:
         missing = max(1, scanner.wanted_bytes - len(held))
@@ -173,7 +167,7 @@ def _in_words(error: CorruptDataError) -> str:
 
 
 def is_index_of(data: bytes, segment: RemoteSegment, partition: TopicIdPartition) -> bool:
-    """Say whether *data* is just the index that the manifest names."""
+    """Say whether *data* is exactly the index that the manifest names."""
     if len(data) != segment.index_size_bytes or segment.index_crc32c not in {NO_CRC, crc32c(data)}:
         return False
     try:
@@ -184,12 +178,12 @@ def is_index_of(data: bytes, segment: RemoteSegment, partition: TopicIdPartition
 
 
 def renamed_by(segment: RemoteSegment, sidecar: bytes) -> RemoteSegment:
-    """Return *segment* as it is named with *sidecar* for an index."""
+    """Return *segment* with the name that it has with *sidecar* as its index."""
     return replace(segment, index_size_bytes=len(sidecar), index_crc32c=crc32c(sidecar))
 
 
 class DataIndexer:
-    """Build indexes of data objects again. Reads only, and keeps no state."""
+    """Rebuild indexes of data objects. Reads only, and keeps no state."""
 
     def __init__(self, store: ObjectStore, reader: ArchiveReader, spillovers: SpilloverManifests) -> None:
         self._store = store
@@ -198,7 +192,7 @@ class DataIndexer:
 
     async def from_data(self, manifest: PartitionManifest, segment: RemoteSegment) -> bytes | None:
         """
-        Return an index of the segment's data object; None where that or a transaction's end is missing.
+        Return an index of the segment's data object, or None if the data or a transaction's end is missing.
 
         Raises:
             StorageUnavailable: The store does not answer.
@@ -226,7 +220,7 @@ class DataIndexer:
     async def _aborted(
         self, manifest: PartitionManifest, segment: RemoteSegment, scan: SegmentScan
     ) -> tuple[AbortedTransaction, ...] | None:
-        """Return every aborted transaction with data in the segment; None where the archive does not tell."""
+        """Return every aborted transaction with data in the segment; None if the archive does not tell."""
         aborted = list(scan.aborted)
         first_offsets = dict(scan.tracker.open_transactions)
         if not first_offsets:
@@ -241,7 +235,7 @@ class DataIndexer:
                         if later.base_offset < expected:
                             continue
                         if later.base_offset > expected:
-                            return None  # A marker may have been lost in the gap.
+                            return None  # A marker may be lost in the gap.
                         expected = later.next_offset
                         ended = await self._ended_in(manifest.partition, later, search)
                         aborted += [
@@ -256,10 +250,10 @@ class DataIndexer:
     async def _ended_in(
         self, partition: TopicIdPartition, segment: RemoteSegment, search: MarkerSearch
     ) -> list[AbortedTransaction]:
-        """Take a later segment's transactions into *search*; return those that are aborted there."""
+        """Feed a later segment's transactions to *search*. Return those that are aborted there."""
         key = data_key(partition, segment)
         found: list[AbortedTransaction] = []
-        # Its index may be lost as well.
+        # Reads without an index, because that may be lost as well.
         async with aclosing(self._reader.batches_between(key, 0, segment.size_bytes)) as batches:
             async for batch in batches:
                 if batch.header.is_control:

@@ -1,14 +1,14 @@
 """
-The search for orphans: the whole bucket listed, page by page, against what manifests name.
+The search for orphans: the whole bucket is listed, page by page, and compared with the manifests' names.
 
-Objects of one partition lie all over the bucket, by the hash in their names. So all names are taken first,
-as eight bytes each, and then the listing goes by. An object that is not among them is a suspect, and is
-judged by manifests that are read after it was listed: what was committed meanwhile is no orphan. Two names
-with the same hash keep an orphan where it is, and nothing worse.
+Objects of one partition lie all over the bucket, by the hash in their names. So all names are collected
+first, as hashes of eight bytes, and the listing is compared with them. An object whose name is not among them
+is a suspect. Suspects are judged by manifests that are read after they were listed, so an object that was
+committed meanwhile is no orphan. If two names have the same hash, an orphan may stay; nothing worse happens.
 
-A search may be cut after any page. Nothing is moved here.
+A search may be interrupted after any page. It moves no object.
 
-`Owners` tells what is known of a partition now, to judge objects that belong to it by their names. A
+`Owners` returns what is known of a partition now, to judge objects that belong to it by their names. A
 manifest that cannot be read makes an owner uncertain, and no object of an uncertain owner is touched.
 """
 
@@ -18,11 +18,13 @@ import re
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import xxhash
 
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.scrub.spilled_chain import SpilledChain, SpilledTally
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import (
@@ -34,12 +36,17 @@ from tieringd.formats.object_keys import (
     topic_key,
     topic_manifest_key,
 )
+from tieringd.formats.topic_manifest import TopicManifest
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.spillover import SpilloverManifest, SpilloverName
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.scrub import (
     INDEX_SUFFIX,
     FaultKind,
     Finding,
     Keep,
+    Orphan,
     Owner,
     StoredObject,
     TopicState,
@@ -50,25 +57,14 @@ from tieringd.policies.scrub import (
     twice_named_findings,
 )
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.spillover import SpilloverManifest, SpilloverName
-    from tieringd.policies.scrub import Orphan
-    from tieringd.storage.base import ObjectStore
-
 
 _RECORD: Final = re.compile(r"(/rewriting\.)[^/]+$")
 
 
 class Owners:
-    """Look owners up in the bucket, each time anew."""
+    """Look owners up in the bucket, with new reads for each call."""
 
     def __init__(self, store: ObjectStore, manifests: ManifestStore) -> None:
         self._manifests = manifests
@@ -76,15 +72,15 @@ class Owners:
 
     async def owner(self, partition: TopicIdPartition) -> Owner:
         """
-        Return what is known of a partition now: all that its manifests name.
+        Return what is known of a partition now: all objects that its manifests name.
 
         Raises:
-            StorageUnavailable: The store does not answer; nothing is known.
+            StorageUnavailable: The store does not answer; the owner is unknown.
         """
         key = topic_key(partition)
         findings: list[Finding] = []
         manifest = topic = None
-        # In this order: a topic says that it is leaving before its manifests go.
+        # In this order: a topic is marked as leaving before its manifests are deleted.
         try:
             manifest = (await self._manifests.load(partition)).manifest
         except CorruptDataError as error:
@@ -102,7 +98,7 @@ class Owners:
         return await self._with_parts(owner, manifest) if manifest else owner
 
     async def _with_parts(self, owner: Owner, manifest: PartitionManifest) -> Owner:
-        """Return *owner* with all that is spilled, and what is wrong with it and with *manifest*."""
+        """Return *owner* with all spilled parts, and the faults of these and of *manifest*."""
         rules = manifest_findings(manifest)
         parts: list[SpilloverManifest] = []
         names: list[SpilloverName] = []
@@ -139,36 +135,36 @@ def _state(topic: TopicManifest | None) -> TopicState:
 
 @dataclass(slots=True)
 class OrphanPage:
-    """What one page of the listing held."""
+    """The result of one page of the listing."""
 
     orphans: list[Orphan] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     uncertain: dict[TopicIdPartition, str] = field(default_factory=dict)
-    """Partitions of which nothing can be judged, and why."""
+    """Partitions whose objects cannot be judged, and why."""
     partitions: list[TopicIdPartition] = field(default_factory=list)
-    """Those whose live manifest is on this page."""
+    """The partitions whose live manifest is on this page."""
     objects: int = 0
     requests: int = 0
     next_start_after: str | None = None
-    """Where the next page begins; None after the last."""
+    """Where the next page begins; None after the last page."""
 
 
 class NamedObjects:
-    """The names of objects that manifests held when they were taken, as hashes."""
+    """The hashes of all object names in a set of manifests, at the time when they were read."""
 
     def __init__(self) -> None:
         self._hashes = array("Q")
         self.partitions: set[TopicIdPartition] = set()
-        """Those of which all names are known."""
+        """The partitions whose names are all known."""
 
     def add(self, owner: Owner) -> None:
-        """Take all that an owner's manifests name."""
+        """Add all names in an owner's manifests."""
         if owner.manifest is not None and not owner.uncertain:
             self.partitions.add(owner.partition)
         self._hashes.extend(_hash(key) for key in _names(owner))
 
     def seal(self) -> None:
-        """Make it ready to be asked."""
+        """Sort the hashes. Names can be looked up after that."""
         self._hashes = array("Q", sorted(self._hashes))
 
     def __contains__(self, key: str) -> bool:
@@ -178,7 +174,11 @@ class NamedObjects:
 
 
 class OrphanSearch:
-    """Search one bucket. It may go on after any page, with the names that were taken before the first."""
+    """
+    Search one bucket.
+
+    A search may resume after any page, with the names collected before the first page.
+    """
 
     def __init__(
         self, store: ObjectStore, manifests: ManifestStore, *, grace_ms: int, ages_ms: Callable[[], int]
@@ -187,11 +187,11 @@ class OrphanSearch:
         self._owners = Owners(store, manifests)
         self._ages_ms = ages_ms
         self.grace_ms = grace_ms
-        """An object that is younger is no orphan. *ages_ms* tells the time that ages count to."""
+        """A younger object is no orphan. *ages_ms* returns the current time for computing ages."""
 
     async def names(self, partitions: Iterable[TopicIdPartition]) -> NamedObjects:
         """
-        Return what the manifests of *partitions* name now.
+        Return the names in the manifests of *partitions*, as they are now.
 
         Raises:
             StorageUnavailable: The store does not answer.
@@ -211,9 +211,10 @@ class OrphanSearch:
         prefix: str = "",
     ) -> OrphanPage:
         """
-        List the next page, and judge what is not *named* of the partitions that are ours.
+        List the next page, and judge the objects of wanted partitions that are not *named*.
 
-        *prefix* is of the keys that are listed: several searches may share a bucket among them.
+        *is_ours* says which partitions are wanted. *prefix* limits the listed keys: several searches may
+        divide a bucket.
 
         Raises:
             StorageUnavailable: The store does not answer; the page counts as not listed.
@@ -227,7 +228,7 @@ class OrphanSearch:
                 continue
             if info.key == manifest_key(partition):
                 page.partitions.append(partition)
-            # What is young is committed meanwhile, mostly: no manifest is read for it.
+            # Young objects are mostly committed soon, so no manifest is read for them.
             is_young = info.modified_ms + self.grace_ms > self._ages_ms()
             if info.key not in named and not (is_young and partition in named.partitions):
                 suspects[partition].append(StoredObject(info.key, info.size_bytes, info.modified_ms))
@@ -239,10 +240,10 @@ class OrphanSearch:
         self, partition: TopicIdPartition, objects: Iterable[StoredObject]
     ) -> dict[str, Orphan]:
         """
-        Judge *objects* of one partition once more, by manifests read now; return the orphans by their keys.
+        Judge *objects* of one partition again, by manifests read now. Return the orphans by their keys.
 
         Raises:
-            StorageUnavailable: The store does not answer; none may be touched.
+            StorageUnavailable: The store does not answer; no object may be touched.
         """
         owner = await self._owners.owner(partition)
         plan = plan_orphans(owner, objects, grace_ms=self.grace_ms, now_ms=self._ages_ms())
@@ -282,7 +283,7 @@ def _names(owner: Owner) -> Iterator[str]:
     """
     Yield the keys that an owner's manifests name.
 
-    An index goes by its data object's, records of rewritings by what all of them begin with.
+    An index is covered by the key of its data object, and records of rewritings by their common prefix.
     """
     manifest = owner.manifest
     if manifest is None or owner.uncertain:

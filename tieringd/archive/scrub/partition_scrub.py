@@ -1,62 +1,58 @@
 """
-Scrubbing one partition: its manifests and every object that they name, newest first.
+Scrub one partition: its manifests and every object that they name, newest first.
 
-Uploads, merges, retention and spills go on meanwhile. So nothing is a fault before it was seen twice,
-and before a manifest that was read after that still names the object: names are compared, not offsets,
-since a merge or a compacted re-upload stores the same offsets under another name. A name that has left
-the manifest does not come back.
+Uploads, merges, retention and spills go on meanwhile. So a fault counts only after it was seen twice,
+and if a manifest that was read after that still names the object. Names are compared, not offsets, since
+a merge or a compacted re-upload stores the same offsets under another name. A name that has left the
+manifest does not come back.
 
-A scrub may be cut anywhere by a number of requests, and goes on from its cursor.
+A scrub may be interrupted after any number of requests, and resumes at its cursor.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.scrub.segment_look import SegmentLooker
 from tieringd.archive.scrub.spilled_chain import SpilledChain, SpilledTally
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import data_key, manifest_key
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment_table import SegmentTable
+from tieringd.model.spillover import SpilloverName
 from tieringd.policies.scrub import FaultKind, Finding, manifest_findings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment_table import SegmentTable
-    from tieringd.model.spillover import SpilloverName
-    from tieringd.storage.base import ObjectStore
+from tieringd.storage.base import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubCursor:
-    """Where a scrub goes on, backwards."""
+    """Where a scrub resumes. It goes backwards."""
 
     before_offset: int
-    """What begins here or later has been looked at."""
+    """Segments that begin at this offset or later have been checked."""
     part: SpilloverName | None = None
-    """The spilled part that it is in; None while it is in the live manifest."""
+    """The spilled part to resume in; None for the live manifest."""
 
 
 @dataclass(slots=True)
 class ScrubStretch:
-    """What was looked at in one go."""
+    """The result of one call of a scrub."""
 
     partition: TopicIdPartition
     findings: tuple[Finding, ...] = ()
-    """Those that hold."""
+    """The confirmed findings."""
     segments: int = 0
     objects: int = 0
     looked_bytes: int = 0
-    """Of the data objects that were looked at."""
+    """Size of the data objects that were checked."""
     records: int = 0
-    """After a deep look."""
+    """Counted by a deep scrub only."""
     requests: int = 0
     cursor: ScrubCursor | None = None
-    """Where to go on; None where the partition is done."""
+    """Where to resume; None if the partition is done."""
 
 
 class PartitionScrubber:
@@ -69,7 +65,11 @@ class PartitionScrubber:
         *,
         on_segment: Callable[[ScrubStretch], None] = lambda _: None,
     ) -> None:
-        """Take the parts; *on_segment* hears of the stretch after each segment, to show how it gets on."""
+        """
+        Keep the arguments.
+
+        *on_segment* is called with the stretch after each segment, to show progress.
+        """
         self._manifests = manifests
         self._looker = SegmentLooker(store)
         self._chain = SpilledChain(store)
@@ -84,10 +84,10 @@ class PartitionScrubber:
         cursor: ScrubCursor | None = None,
     ) -> ScrubStretch:
         """
-        Look at the partition from *cursor* on, for about *requests_max* requests; at one segment at least.
+        Scrub the partition from *cursor* on, for about *requests_max* requests, but at least one segment.
 
         Raises:
-            StorageUnavailable: The store does not answer; nothing is known.
+            StorageUnavailable: The store does not answer; the state is unknown.
         """
         walk = _Walk(ScrubStretch(partition), deep=deep, requests_max=requests_max)
         manifest = await self._load(walk)
@@ -109,17 +109,17 @@ class PartitionScrubber:
         self, partition: TopicIdPartition, suspects: Iterable[Finding], *, deep: bool
     ) -> tuple[Finding, ...]:
         """
-        Return those of *suspects* in segments of the partition that hold, after a second look.
+        Return the *suspects* in segments of the partition that a second check confirms.
 
         Raises:
-            StorageUnavailable: The store does not answer; nothing is known.
+            StorageUnavailable: The store does not answer; the state is unknown.
         """
         walk = _Walk(ScrubStretch(partition), deep=deep, requests_max=None)
         walk.suspects = list(suspects)
         return await self._held(walk) if walk.suspects else ()
 
     async def _load(self, walk: _Walk) -> PartitionManifest | None:
-        """Return the live manifest; None where there is none, or where it was damaged in two looks."""
+        """Return the live manifest; None if there is none, or if two reads found it damaged."""
         partition = walk.stretch.partition
         walk.stretch.requests += 1
         try:
@@ -135,10 +135,14 @@ class PartitionScrubber:
             return None
 
     async def _rows(self, walk: _Walk, table: SegmentTable, before_offset: int) -> int | None:
-        """Look at the rows that begin before an offset, newest first; return where that was cut off."""
+        """
+        Check the rows that begin before an offset, newest first.
+
+        Return where the check was cut off, if it was.
+        """
         row = table.row_at_or_after(before_offset)
         if row < len(table) and table.column("base_offset")[row] < before_offset:
-            # Segments were merged over the place where the last stretch ended.
+            # A merge has joined segments across the end of the last stretch.
             row += 1
         for at in range(row - 1, -1, -1):
             segment = table[at]
@@ -158,7 +162,7 @@ class PartitionScrubber:
     async def _spilled(
         self, walk: _Walk, manifest: PartitionManifest, cursor: ScrubCursor | None
     ) -> ScrubCursor | None:
-        """Look at the spilled part, newest first; return where that was cut off."""
+        """Check the spilled part, newest first. Return where the check was cut off, if it was."""
         start = cursor.part if cursor else None
         tally = SpilledTally(manifest)
         async for link in self._chain.walk(manifest, start=start):
@@ -178,7 +182,7 @@ class PartitionScrubber:
         return None
 
     async def _held(self, walk: _Walk) -> tuple[Finding, ...]:
-        """Return the suspects that hold: seen again, and named by a manifest that was read after that."""
+        """Return the confirmed suspects: seen again, and named by a manifest that was read after that."""
         partition, stretch = walk.stretch.partition, walk.stretch
         of_segments: list[Finding] = []
         for segment in dict.fromkeys(one.segment for one in walk.suspects):
@@ -206,7 +210,7 @@ class PartitionScrubber:
 
 
 class _Walk:
-    """One call of `scrub`: what it has found so far, and what it may still ask."""
+    """The state of one call of `scrub`: its findings so far, and its budget of requests."""
 
     def __init__(self, stretch: ScrubStretch, *, deep: bool, requests_max: int | None) -> None:
         self.stretch = stretch
@@ -216,7 +220,7 @@ class _Walk:
 
     @property
     def is_spent(self) -> bool:
-        """Say whether to stop: never before one segment was looked at, else it would not get on."""
+        """Say whether to stop. At least one segment is checked, so that every call makes progress."""
         limit = self._requests_max
         return limit is not None and self.stretch.segments > 0 and self.stretch.requests >= limit
 

@@ -1,56 +1,50 @@
 """
-One look at a stored segment: its data object and its index, against what the manifest says of them.
+Check a stored segment: its data object and its index, against the manifest.
 
-A shallow look asks the store for sizes and checksums, and reads the index where the store tells no
-checksum. A deep look reads every byte, asks for nothing else, and believes no checksum but its own.
-Nothing is changed.
+A shallow check asks the store for sizes and checksums, and reads the index if the store reports no checksum.
+A deep check reads every byte instead, and trusts no checksum but its own. Nothing is changed.
 
-`Verifier` verifies an archive against its manifests, by a look at each segment. It takes the given manifest
-as it is: for a manifest that may change meanwhile there is `archive.scrub.partition_scrub`. Faults are
-returned in words.
+`Verifier` verifies an archive against its manifests, by a check of each segment. It takes the given
+manifest as it is. For a manifest that may change meanwhile there is `archive.scrub.partition_scrub`.
+Faults are returned in words.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
 from tieringd.archive.archive_reader import CHUNK_BYTES
 from tieringd.archive.scrub.data_scan import scan_data
+from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
+from tieringd.formats.segment_scan import SegmentScan
 from tieringd.formats.sidecar import decode_sidecar_of
-from tieringd.model.segment import NO_CRC
-from tieringd.policies.scrub import Seen, segment_findings
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import NO_CRC, RemoteSegment, SegmentIndex
+from tieringd.policies.scrub import Finding, Seen, segment_findings
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from tieringd.archive.spillover_manifests import SpilloverManifests
-    from tieringd.formats.segment_scan import SegmentScan
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.policies.scrub import Finding
-    from tieringd.storage.base import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentLook:
-    """What one look found, and what it cost."""
+    """The result of one check, and its cost."""
 
     findings: tuple[Finding, ...]
     records: int
-    """In the data object; 0 after a shallow look, or where anything is wrong."""
+    """Records in the data object; 0 after a shallow check, or if anything is wrong."""
     batches: int
-    """Likewise."""
+    """Batches in the data object; 0 after a shallow check, or if anything is wrong."""
     requests: int
     read_bytes: int
 
 
 class _Cost:
-    """What a look has asked of the store so far."""
+    """The requests and bytes of a check so far."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -59,9 +53,9 @@ class _Cost:
 
 async def read_object(store: ObjectStore, key: str, *, size_bytes: int, position: int = 0) -> bytes:
     """
-    Return an object as it is stored, from byte *position* on and at most *size_bytes* of it.
+    Return at most *size_bytes* of a stored object, from byte *position* on.
 
-    `get` would take a wrong checksum for an answer that was damaged on its way, and ask again.
+    `get` is not used: it takes a wrong checksum for a damaged transfer, and asks again.
 
     Raises:
         ObjectNotFound: There is no such object.
@@ -79,17 +73,17 @@ async def read_object(store: ObjectStore, key: str, *, size_bytes: int, position
 
 
 class SegmentLooker:
-    """Look at segments of one bucket. Keeps no state."""
+    """Check segments of one bucket. Keeps no state."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
     async def look(self, partition: TopicIdPartition, segment: RemoteSegment, *, deep: bool) -> SegmentLook:
         """
-        Return what is wrong with a segment's objects; what is missing is a finding, and no error.
+        Return the faults of a segment's objects. A missing object is a finding, not an error.
 
         Raises:
-            StorageUnavailable: The store does not answer; nothing is known.
+            StorageUnavailable: The store does not answer; the state is unknown.
         """
         cost = _Cost()
         index_seen, index = await self._look_at_index(partition, segment, cost, deep=deep)
@@ -123,7 +117,7 @@ class SegmentLooker:
     async def _look_at_index(
         self, partition: TopicIdPartition, segment: RemoteSegment, cost: _Cost, *, deep: bool
     ) -> tuple[Seen, SegmentIndex | None]:
-        """Return what is known of the index; and the index, where it was read and is a sound one."""
+        """Return what is known of the index, and the index itself if it was read and is sound."""
         key = index_key(partition, segment)
         if not deep:
             seen = await self._head(key, cost)
@@ -132,7 +126,7 @@ class SegmentLooker:
                 return seen, None
         cost.requests += 1
         try:
-            # One byte more than there should be: a longer object shows itself.
+            # One byte more than there should be, to detect a longer object.
             data = await read_object(self._store, key, size_bytes=segment.index_size_bytes + 1)
         except ObjectNotFound:
             return Seen(None), None
@@ -151,7 +145,7 @@ class SegmentLooker:
 
 
 def _disagreement(scan: SegmentScan, index: SegmentIndex) -> str:
-    """Return what an index tells otherwise than its data object; empty where nothing."""
+    """Return how an index contradicts its data object; empty if it does not."""
     if (scan.record_count, scan.batch_count, scan.epochs) != (
         index.record_count,
         index.batch_count,
@@ -165,13 +159,13 @@ def _disagreement(scan: SegmentScan, index: SegmentIndex) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """What was found of one partition."""
+    """The result of verifying one partition."""
 
     partition: TopicIdPartition
     segments: int
     size_bytes: int
     records: int | None
-    """None after a shallow look."""
+    """None after a shallow check."""
     gap_offsets: int
     faults: tuple[str, ...]
 
@@ -187,9 +181,9 @@ class Verifier:
         self, manifest: PartitionManifest, *, deep: bool, newest: int | None = None
     ) -> PartitionReport:
         """
-        Return what is right and wrong with one partition's objects.
+        Verify one partition's objects.
 
-        *newest* looks only at the objects of so many segments at the archive's end.
+        With *newest* only the objects of this many segments at the archive's end are checked.
         """
         faults = list(manifest.faults())
         try:

@@ -1,43 +1,39 @@
 """
 The spilled part of an archive as the bucket has it now: part by part, from the newest back.
 
-Each part names the one before it. Where one is missing or damaged, and the bucket has just one that ends
-where it begins, the look goes on with that: what it holds can be looked at, and is not proved to belong.
-Nothing is taken from memory or from the cache: what is stored is in question here.
+Each part names the one before it. If a part is missing or damaged, and the bucket has exactly one part that
+ends where it begins, the walk goes on with that one. Its content can be checked, but it is not proved to
+belong to the archive. Memory and cache are not used, because the stored objects are what is checked.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tieringd.archive.scrub.segment_look import read_object
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.manifest_codec import decode_spillover
 from tieringd.formats.object_keys import spillover_key
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment_table import SegmentTable
+from tieringd.model.spillover import SpilloverManifest, SpilloverName
 from tieringd.policies.scrub import FaultKind, Finding, spillover_tally_finding
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment_table import SegmentTable
-    from tieringd.model.spillover import SpilloverManifest, SpilloverName
-    from tieringd.storage.base import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
 class ChainLink:
-    """One spillover manifest, or what is wrong with it."""
+    """One spillover manifest, or its fault."""
 
     name: SpilloverName
     part: SpilloverManifest | None
     finding: Finding | None
     previous: SpilloverName | None
-    """Where the look goes on; None at the end, or where nothing says how to."""
+    """The next part of the walk; None at the end, or if it cannot be determined."""
     requests: int
 
 
@@ -51,10 +47,10 @@ class SpilledChain:
         self, manifest: PartitionManifest, *, start: SpilloverName | None = None
     ) -> AsyncGenerator[ChainLink]:
         """
-        Yield what is spilled, newest first, down to what is deleted already; from *start* on where given.
+        Yield the spilled parts, newest first, down to those already deleted. *start* is the first, if given.
 
         Raises:
-            StorageUnavailable: The store does not answer; nothing is known of the rest.
+            StorageUnavailable: The store does not answer; the rest is unknown.
         """
         spillover, partition = manifest.spillover, manifest.partition
         if spillover is None:
@@ -103,7 +99,7 @@ class SpilledChain:
 
 
 class SpilledTally:
-    """What the spilled parts hold together, to compare with what the live manifest says of them."""
+    """The totals of the spilled parts, to compare with the live manifest's."""
 
     def __init__(self, manifest: PartitionManifest) -> None:
         self._manifest = manifest
@@ -112,7 +108,7 @@ class SpilledTally:
         self._is_whole = True
 
     def take(self, link: ChainLink) -> SegmentTable:
-        """Count a part; return its segments that have not expired: the others may be gone already."""
+        """Count a part. Return its segments that have not expired: expired ones may be deleted already."""
         if link.part is None or link.finding is not None:
             self._is_whole = False
         if link.part is None:
@@ -124,7 +120,7 @@ class SpilledTally:
         return held
 
     def findings(self) -> list[Finding]:
-        """Return whether the live manifest says otherwise; nothing where a part is missing: that says it."""
+        """Return a finding if the live manifest has other totals. Without all parts nothing is returned."""
         spillover = self._manifest.spillover
         if spillover is None or not self._is_whole:
             return []

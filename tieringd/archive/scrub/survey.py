@@ -1,19 +1,21 @@
 """
-A whole bucket looked at by its manifests and its listing, before anybody reads a segment.
+A survey of a whole bucket by its manifests and its listing. No segment is read.
 
-It tells which partitions there are and what they hold, what is wrong with manifests, and which objects
-nobody names. Archives change meanwhile: what is wrong is looked at twice, and objects are judged by
-manifests that were read after they were listed.
+It finds the partitions and their content, faults of manifests, and objects that no manifest names.
+Archives change meanwhile. So faults are checked twice, and objects are judged by manifests that were
+read after the objects were listed.
 
-`ScrubbedTopics` lists the topics of a bucket whose partitions a scrub looks at. Partitions of a topic that
-is being purged are left out: their manifests name objects that are already gone.
+`ScrubbedTopics` lists the topics of a bucket whose partitions a scrub scans. Partitions of a topic that
+is being purged are left out: their manifests name objects that are already deleted.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.scrub.orphan_search import NamedObjects, OrphanSearch, Owners
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import (
@@ -23,23 +25,16 @@ from tieringd.formats.object_keys import (
     topic_key,
     topic_manifest_key,
 )
-from tieringd.policies.scrub import FaultKind, Finding
+from tieringd.model.partition import TopicIdPartition
+from tieringd.policies.scrub import FaultKind, Finding, Orphan, Owner
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.storage.at_once import at_once
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub import Orphan, Owner
-    from tieringd.storage.base import ObjectStore
-
 
 PARTITIONS_AT_ONCE: Final = 16
 PREFIXES: Final = tuple("0123456789abcdef")
-"""All objects of partitions have keys that begin with one of these: each is listed by itself."""
+"""Every key of a partition's object begins with one of these. Each prefix is listed separately."""
 
 
 class ScrubbedTopics:
@@ -58,9 +53,9 @@ class ScrubbedTopics:
 
     async def partitions(self, findings: list[Finding]) -> AsyncIterator[TopicIdPartition]:
         """
-        Yield the partitions that topic manifests lead to; damaged ones of those come to *findings*.
+        Yield the partitions in the topic manifests. Damaged topic manifests are added to *findings*.
 
-        The partitions of a damaged one are found by their own manifests.
+        The partitions of a damaged topic manifest are found by their own manifests.
 
         Raises:
             StorageUnavailable: The store does not answer.
@@ -90,32 +85,32 @@ class ScrubbedTopics:
         try:
             topic = await self._manifests.load_topic(topic_key(partition))
         except CorruptDataError:
-            # That is a finding of its own.
+            # A damaged topic manifest is a finding of its own.
             return False
         return topic is not None and topic.lifecycle in BEYOND_RETURN
 
 
 @dataclass(slots=True)
 class Survey:
-    """What one look at a bucket found."""
+    """The result of one survey of a bucket."""
 
     owners: list[Owner] = field(default_factory=list)
-    """One for each partition, whatever is known of it; in no order."""
+    """One for each partition, even if nothing else is known of it; in no order."""
     findings: list[Finding] = field(default_factory=list)
-    """Of manifests, each once."""
+    """Faults of manifests, each once."""
     orphans: list[Orphan] = field(default_factory=list)
     uncertain: dict[TopicIdPartition, str] = field(default_factory=dict)
-    """Partitions whose objects nobody may judge, and why."""
+    """Partitions whose objects cannot be judged, and why."""
     listed_objects: int = 0
 
     def add(self, findings: Iterable[Finding]) -> None:
-        """Take in what was found."""
+        """Add findings, each once."""
         known = set(self.findings)
         self.findings += [one for one in dict.fromkeys(findings) if one not in known]
 
 
 class Surveyor:
-    """Look at one bucket, or at those of its topics whose names are wanted. Reads only."""
+    """Survey one bucket, or those of its topics whose names are wanted. Reads only."""
 
     def __init__(
         self,
@@ -126,7 +121,11 @@ class Surveyor:
         grace_ms: int,
         ages_ms: Callable[[], int],
     ) -> None:
-        """Take the parts; an object that is younger than *grace_ms* at the time of *ages_ms* is no orphan."""
+        """
+        Keep the arguments.
+
+        An object that is younger than *grace_ms* at the time of *ages_ms* is no orphan.
+        """
         self._owners = Owners(store, manifests)
         self._topics = ScrubbedTopics(store, manifests, is_wanted=is_wanted)
         self._search = OrphanSearch(store, manifests, grace_ms=grace_ms, ages_ms=ages_ms)
@@ -134,10 +133,10 @@ class Surveyor:
 
     async def survey(self, *, with_orphans: bool) -> Survey:
         """
-        Return what the bucket holds and what is wrong with its manifests.
+        Return the bucket's content and the faults of its manifests.
 
-        With *with_orphans* the whole bucket is listed. That also shows partitions that no topic manifest
-        leads to.
+        With *with_orphans* the whole bucket is listed. The listing also finds partitions that are in no
+        topic manifest.
 
         Raises:
             StorageUnavailable: The store does not answer.
@@ -156,7 +155,7 @@ class Surveyor:
 
     async def standing(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
         """
-        Return *findings* but for those of partitions whose topic is being purged by now.
+        Return *findings* without those of partitions whose topic is being purged by now.
 
         Raises:
             StorageUnavailable: The store does not answer.
@@ -173,7 +172,7 @@ class Surveyor:
         survey.add(finding for owner in owners for finding in owner.findings)
 
     async def _owner(self, partition: TopicIdPartition) -> Owner:
-        """Return what is known of a partition; what is wrong only where two looks agree."""
+        """Return what is known of a partition. Only faults found in two reads count."""
         first = await self._owners.owner(partition)
         if not first.findings:
             return first
@@ -181,7 +180,7 @@ class Surveyor:
         return replace(second, findings=tuple(one for one in second.findings if one in first.findings))
 
     async def _list(self, survey: Survey) -> list[TopicIdPartition]:
-        """List the bucket and judge what is there; return the partitions that have a manifest."""
+        """List the bucket and judge its objects. Return the partitions that have a manifest."""
         named = NamedObjects()
         for owner in survey.owners:
             await in_thread(named.add, owner)

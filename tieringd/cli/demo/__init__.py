@@ -1,7 +1,7 @@
 """
-`tieringd demo`: the main job, shown and checked, on a directory without a broker.
+`tieringd demo`: show and check the main job, on a directory without a broker.
 
-A writer plays the broker; a real `tieringd run` archives what it writes; at the end every
-record is read back and compared. `session` knows neither the writer nor the store, so the
-same demo runs beside a real broker.
+A writer plays the broker, and a real `tieringd run` archives what it writes. At the end the demo reads
+every record back and compares it. `session` depends neither on the writer nor on the store, so the same
+demo runs beside a real broker.
 """

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,9 +17,6 @@ from tieringd.cli.demo.session import DemoSetup, run_session, summary
 from tieringd.cli.demo.writer import LogDirectoryWriter
 from tieringd.config import load_config
 from tieringd.model.partition import TopicPartition
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 PARTITIONS = (TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("page.views", 0))
 

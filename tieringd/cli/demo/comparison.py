@@ -1,45 +1,39 @@
 """
-The demo's proof: everything read back, from the bucket and the local disk, beside the journal.
+The demo's proof: read everything back from the bucket and the local disk, and compare it with the journal.
 
-What is compared here is told by nobody but the objects and files themselves.
+The comparison reads the objects and files themselves, and relies on no report of the daemon.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import whole_batches_bytes
-from tieringd.cli.demo.journal import record_digest
+from tieringd.cli.demo.journal import PartitionJournal, record_digest
+from tieringd.cli.demo.view import PartitionView
+from tieringd.daemon.archive import Archive
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.record_batch import HEADER_BYTES, check_crc, parse_header
-from tieringd.formats.records import iter_records
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tieringd.cli.demo.journal import PartitionJournal
-    from tieringd.cli.demo.view import PartitionView
-    from tieringd.daemon.archive import Archive
-    from tieringd.formats.records import Record
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
+from tieringd.formats.records import Record, iter_records
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
 
 
 @dataclass(slots=True)
 class Comparison:
-    """What was read back, and every way in which it differs from what was written."""
+    """Counts of what was read back, and every difference from what was written."""
 
     archived_records: int = 0
     local_records: int = 0
     segments: int = 0
-    """Stored segments whose every byte was read and checked."""
+    """Stored segments of which every byte was read and checked."""
     equal_segments: int = 0
-    """Stored segments with the SHA-256 of the file that the writer closed."""
+    """Stored segments with the same SHA-256 as the file that the writer closed."""
     archived_bytes: int = 0
     trimmed_bytes: int = 0
     differences: list[str] = field(default_factory=list)
@@ -48,7 +42,7 @@ class Comparison:
 async def compare(
     archive: Archive, view: PartitionView, written: PartitionJournal, total: Comparison
 ) -> None:
-    """Read one partition back and add what was found to *total*."""
+    """Read one partition back, and add the counts and differences to *total*."""
     manifest = view.manifest
     if manifest is None:
         total.differences.append(f"{view.partition}: nothing is in the archive")
@@ -129,7 +123,7 @@ def _local_records(log: LocalLog, from_offset: int) -> Iterator[Record]:
         data = Path(segment.path).read_bytes()
         view = memoryview(data)[: whole_batches_bytes(data)]
         at = 0
-        # A broker may have preallocated the active segment: after its data there are zeros.
+        # A broker may preallocate the active segment: zeros follow its data.
         while any(view[at : at + HEADER_BYTES]):
             header = parse_header(view, at)
             check_crc(view, header, at)

@@ -1,25 +1,22 @@
 """
-The journal: what the demo's writer wrote, kept apart from everything that tieringd touches.
+The journal: what the demo's writer wrote, kept in memory, where tieringd cannot touch it.
 
-It holds a digest of every record and, where the writer knows the bytes, of every closed segment.
+It has a digest of every record and, where the writer knows the bytes, of every closed segment.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tieringd.model.partition import TopicPartition
+from tieringd.model.partition import TopicPartition
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
 def record_digest(timestamp_ms: int, key: bytes | None, value: bytes | None, headers: Headers) -> bytes:
-    """Return 16 bytes that two records share only when they are equal."""
+    """Return a digest of 16 bytes, equal for two records only if the records are equal."""
     return blake2b(repr((timestamp_ms, key, value, headers)).encode(), digest_size=16).digest()
 
 
@@ -28,9 +25,9 @@ class PartitionJournal:
     """What was written to one partition."""
 
     records: dict[int, bytes] = field(default_factory=dict)
-    """Digest by offset, ascending."""
+    """Digest of each record by offset, ascending."""
     segments: dict[int, bytes] = field(default_factory=dict)
-    """SHA-256 of closed segments by base offset; empty where only the broker knows them."""
+    """SHA-256 of closed segments by base offset; empty where a real broker writes the segments."""
 
     @property
     def next_offset(self) -> int:
@@ -39,7 +36,7 @@ class PartitionJournal:
 
 
 class Journal:
-    """What was written, by partition."""
+    """What was written to each of the demo's partitions."""
 
     def __init__(self, partitions: Iterable[TopicPartition]) -> None:
         self.partitions = {one: PartitionJournal() for one in sorted(partitions)}
@@ -54,6 +51,6 @@ class Journal:
         value: bytes | None,
         headers: Headers = (),
     ) -> None:
-        """Remember one record."""
+        """Note one record that was written."""
         digest = record_digest(timestamp_ms, key, value, headers)
         self.partitions[partition].records[offset] = digest

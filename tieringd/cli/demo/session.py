@@ -1,7 +1,7 @@
 """
-One demo from start to end: run the daemon, show what it does, stop it, prove what it did.
+One demo from start to end: run the daemon, show its work, stop it, and compare what it stored.
 
-It runs the real command in a process of its own and knows it only from outside, as a user does.
+The session runs the real command in a process of its own, and observes it only from outside, as a user does.
 """
 
 from __future__ import annotations
@@ -11,27 +11,23 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rich.live import Live
 
 from tieringd.cli.demo.comparison import Comparison, compare
+from tieringd.cli.demo.journal import Journal
 from tieringd.cli.demo.view import look, table
-from tieringd.config import load_config
-from tieringd.daemon.archive import opened_archive
+from tieringd.config import Config, load_config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.errors import TieringError
 from tieringd.metrics import Metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from rich.console import Console
-
-    from tieringd.cli.demo.journal import Journal
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
 
 _REFRESH_SECONDS = 0.5
 _PLAIN_REFRESH_SECONDS = 5.0
@@ -41,35 +37,36 @@ _DIFFERENCES_NAMED = 20
 
 
 class DemoError(TieringError):
-    """The demo did not come to its end."""
+    """The demo failed before its end."""
 
 
 class Writer(Protocol):
-    """Whoever writes the demo's data, and notes it in the journal."""
+    """Writes the demo's data to the broker or its directory, and notes it in the journal."""
 
     async def write(self) -> None:
-        """Write for a while, and return."""
+        """Write for a limited time, and return."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSetup:
-    """Where a demo's parts are."""
+    """The files and settings of one demo."""
 
     title: str
     config_file: Path
     environ: Mapping[str, str]
-    """What the configuration takes from the environment."""
+    """Variables that the configuration file refers to."""
     daemon_log: Path
     settle_seconds: float = 30.0
-    """How long after the end of the writing everything closed has to be stored and trimmed."""
+    """Maximum time after the end of the writing until every closed segment is stored and trimmed."""
 
 
 async def run_session(setup: DemoSetup, journal: Journal, writer: Writer, console: Console) -> Comparison:
     """
-    Run the demo and return what was read back.
+    Run the demo, and return what was read back with its differences.
 
     Raises:
-        DemoError: The daemon ended by itself, or did not get done.
+        DemoError: The daemon ended by itself, did not store and trim everything in time, or did not stop
+            with exit code 0.
     """
     config = load_config(setup.config_file, environ=setup.environ)
     async with opened_archive(config, Metrics()) as archive:
@@ -83,14 +80,14 @@ async def run_session(setup: DemoSetup, journal: Journal, writer: Writer, consol
                 await daemon.wait()
         total = Comparison()
         with console.status("reading everything back"):
-            # Looked at again: it may have trimmed more before it stopped.
+            # A new snapshot: the daemon may have trimmed more before it stopped.
             for view in await look(config, archive, journal):
                 await compare(archive, view, journal.partitions[view.partition], total)
         return total
 
 
 def summary(total: Comparison, *, seconds: float) -> str:
-    """Return what was verified, in words."""
+    """Return the text of the report: what was verified, and the differences if there are any."""
     mib = 1 << 20
     archived = f"{total.segments} segments ({total.archived_bytes / mib:.1f} MiB) in the archive"
     lines = [
@@ -127,7 +124,12 @@ async def _watched(
     daemon: asyncio.subprocess.Process,
     console: Console,
 ) -> None:
-    """Show how the partitions stand until the writer is done and all it closed is stored and trimmed."""
+    """
+    Show the partitions until the writer is done and every segment that it closed is stored and trimmed.
+
+    Raises:
+        DemoError: The daemon ended, or did not finish in `settle_seconds`.
+    """
     writing = asyncio.create_task(writer.write())
     live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
     shown_at, deadline = 0.0, float("inf")

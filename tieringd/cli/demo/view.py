@@ -1,37 +1,32 @@
-"""What the demo's live table shows, looked up where it lies: on the disk and in the bucket."""
+"""The demo's live table. Its values are read from the local disk and from the bucket."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from tieringd.broker.log_dir import read_local_log, scan_log_dirs
+from tieringd.cli.demo.journal import Journal
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive
 from tieringd.errors import LocalFileError
-from tieringd.model.partition import TopicIdPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.cli.demo.journal import Journal
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicPartition
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition, TopicPartition
 
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """How one partition stands: on the local disk, and in the bucket."""
+    """A snapshot of one partition, on the local disk and in the bucket."""
 
     partition: TopicPartition
     written_to: int
-    """Exclusive: the journal's next offset."""
+    """The journal's next offset, exclusive."""
     log: LocalLog
     manifest: PartitionManifest | None
 
@@ -54,18 +49,22 @@ class PartitionView:
 
     @property
     def trimmed_bytes(self) -> int:
-        """Return the size of the stored segments that have left the local disk."""
+        """Return the size of the stored segments that are trimmed from the local disk."""
         stored = self.manifest.segments if self.manifest else ()
         return sum(one.size_bytes for one in stored if one.last_offset < self.local_start_offset)
 
     @property
     def is_settled(self) -> bool:
-        """Say whether all closed segments are stored, and trimmed."""
+        """Return whether every closed segment is stored and trimmed."""
         return self.manifest is not None and len(self.log.segments) == 1 and not self.backlog_bytes
 
 
 async def look(config: Config, archive: Archive, journal: Journal) -> list[PartitionView]:
-    """Return how the journal's partitions stand; those that are not there yet are left out."""
+    """
+    Return snapshots of the journal's partitions, in order.
+
+    Partitions without a directory yet, and partitions whose files change meanwhile, are left out.
+    """
     views: list[PartitionView] = []
     scan = await asyncio.to_thread(scan_log_dirs, [str(path) for path in config.broker.log_dirs])
     for found in scan.partitions:
@@ -74,7 +73,7 @@ async def look(config: Config, archive: Archive, journal: Journal) -> list[Parti
         try:
             local_log = await asyncio.to_thread(read_local_log, found)
         except LocalFileError:
-            # The broker rolls or trims just now; the next look is half a second away.
+            # The broker is rolling or trimming right now. The next snapshot is half a second away.
             continue
         name = found.topic_partition
         cluster = scan.cluster_id or config.cluster_id

@@ -1,8 +1,8 @@
 """
 The demo's stand-in for a broker: real v2 record batches, appended to a log directory.
 
-It lays files out as a broker does and rolls segments by size. It writes no broker indexes:
-tieringd builds its own, and copies the broker's only where they are.
+The writer lays files out as a broker does, and rolls segments by size. It writes no broker indexes:
+tieringd builds its own, and copies the broker's only where they exist.
 """
 
 from __future__ import annotations
@@ -12,21 +12,17 @@ import base64
 import random
 import time
 from hashlib import blake2b, sha256
+from io import BufferedWriter
 from itertools import cycle
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from tieringd.cli.demo.journal import Journal
 from tieringd.clock import wall_clock_ms
 from tieringd.formats.checkpoints import encode_epoch_checkpoint, encode_partition_metadata
 from tieringd.formats.compression import Codec
 from tieringd.formats.log_names import FileKind, encode_file_name
 from tieringd.formats.record_batch import NewRecord, encode_batch
-
-if TYPE_CHECKING:
-    from io import BufferedWriter
-    from pathlib import Path
-
-    from tieringd.cli.demo.journal import Journal
-    from tieringd.model.partition import TopicPartition
+from tieringd.model.partition import TopicPartition
 
 SEGMENT_BYTES = 1 << 20
 RECORDS_PER_BATCH = 64
@@ -35,20 +31,20 @@ _APPEND_PAUSE_SECONDS = 0.04
 
 
 class PartitionWriter:
-    """Append to one partition's directory. One task at a time."""
+    """Appends batches to one partition's directory. Only one task at a time may use it."""
 
     def __init__(self, directory: Path, partition: TopicPartition, journal: Journal, *, seed: int) -> None:
         self._directory = directory
         self._partition = partition
         self._journal = journal
-        self._random = random.Random(seed)  # noqa: S311 a demo's data, and the same each time
+        self._random = random.Random(seed)  # noqa: S311 a demo's data, the same in each run
         self._codecs = cycle(Codec)
         self._next_offset = 0
         self._base_offset = 0
         self._size_bytes = 0
         self._sha256 = sha256()
         directory.mkdir(parents=True)
-        # One id for all partitions of a topic, as a broker gives it.
+        # All partitions of a topic have the same topic id, as with a broker.
         digest = blake2b(partition.topic.encode(), digest_size=16).digest()
         topic_id = base64.urlsafe_b64encode(digest).decode().rstrip("=")
         (directory / "partition.metadata").write_bytes(encode_partition_metadata(topic_id))
@@ -56,7 +52,7 @@ class PartitionWriter:
         self._file = self._opened()
 
     def append(self) -> None:
-        """Append one batch, in the next of all codecs; roll first when the segment is full."""
+        """Append one batch, compressed with the next codec in turn. Roll first when the segment is full."""
         records = [self._record() for _ in range(RECORDS_PER_BATCH)]
         batch = encode_batch(self._next_offset, records, codec=next(self._codecs))
         if self._size_bytes and self._size_bytes + len(batch) > SEGMENT_BYTES:
@@ -92,7 +88,7 @@ class PartitionWriter:
 
     def _record(self) -> NewRecord:
         number = self._random.getrandbits(32)
-        # Half noise and half text, so that compression has something to do and not everything.
+        # Half noise and half text, so that compression saves about half of it.
         value = self._random.randbytes(RECORD_BYTES // 2) + b"order placed; " * (RECORD_BYTES // 28)
         return NewRecord(
             value,
@@ -103,7 +99,7 @@ class PartitionWriter:
 
 
 class LogDirectoryWriter:
-    """Write to all of a journal's partitions for a while."""
+    """Writes to all of a journal's partitions for a given time."""
 
     def __init__(
         self,
@@ -121,7 +117,7 @@ class LogDirectoryWriter:
         ]
 
     async def write(self) -> None:
-        """Append until the time is over."""
+        """Append batches for `seconds`, then close the files."""
         end = time.monotonic() + self._seconds
         try:
             while time.monotonic() < end:

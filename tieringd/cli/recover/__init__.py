@@ -1,6 +1,6 @@
 """
-`tieringd recover`: topics of the archive, brought back.
+`tieringd recover`: bring archived topics back.
 
-`selection` finds them and `validation` looks at them first; `directory` builds logs for a broker that is
-stopped, and `cluster` writes records into one that runs. `commands` is what an operator sees.
+`selection` finds the topics, and `validation` checks their archives first. `directory` builds logs for a
+stopped broker, and `cluster` writes records into a running cluster. `commands` has the command line.
 """

@@ -1,44 +1,36 @@
 """
-`tieringd recover cluster`: records of archived topics, written to topics of a live cluster.
+`tieringd recover cluster`: write the records of archived topics to topics of a live cluster.
 
-All that can be refused is refused before the first topic is created. What is written goes with the marks
-that a next attempt begins at (`formats.recovery_mark`).
+Every check that can refuse the recovery comes before the first topic is created. Records are written
+together with the marks at which a next attempt continues (`formats.recovery_mark`).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from tieringd.broker.kafka_target import TargetCluster
+from tieringd.archive.catalog import ArchivedTopic
+from tieringd.broker.kafka_target import TargetCluster, TargetTopic
+from tieringd.cli.recover.options import Validation
 from tieringd.cli.recover.progress import RecordProgress
-from tieringd.cli.recover.selection import matching_once, repeated
-from tieringd.cli.recover.validation import MISSING, missing, validated
+from tieringd.cli.recover.selection import Wanted, matching_once, repeated
+from tieringd.cli.recover.validation import MISSING, Findings, missing, validated
 from tieringd.clock import wall_clock_ms
-from tieringd.daemon.archive import opened_archive
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.beside import kafka_settings
 from tieringd.errors import BrokerUnavailable, ConfigError
 from tieringd.formats.recovery_mark import RecoveryMark
 from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.segment import RemoteSegment
 from tieringd.policies.recovery import KEEPING, Renaming, RestoreLimits, plan_restore, target_fault
-from tieringd.recovery.republisher import Republisher, first_codec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tieringd.archive.catalog import ArchivedTopic
-    from tieringd.broker.kafka_target import TargetTopic
-    from tieringd.cli.recover.options import Validation
-    from tieringd.cli.recover.selection import Wanted
-    from tieringd.cli.recover.validation import Findings
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.recovery.republisher import RepublishedPartition
+from tieringd.recovery.republisher import RepublishedPartition, Republisher, first_codec
 
 REPORTED = (
     "topic",
@@ -62,35 +54,35 @@ READ_COMMITTED = "read_committed"
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecovery:
-    """What is asked for."""
+    """The arguments of one recovery into a cluster."""
 
     wanted: Wanted
     limits: RestoreLimits
     renaming: Renaming
     settings: Mapping[str, str]
-    """Of the topics that are created, beside those that keep what is written."""
+    """Topic settings for the topics that are created, which go over KEEPING."""
     replication_factor: int
     compression: str | None
-    """`none`, or a codec; None is how the archived batches are."""
+    """`none`, or a codec; None is the codec of the archived batches."""
     isolation: str
     into_existing: bool
     parallel: int
-    """Partitions at once."""
+    """Partitions that are written at once."""
     validate: Validation
     depth: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """An archived topic, and the one that it goes to."""
+    """An archived topic, and the topic that it is written to."""
 
     archived: ArchivedTopic
     name: str
     target: TargetTopic | None
-    """None where it has to be created."""
+    """None where the topic has to be created."""
     marks: Mapping[int, RecoveryMark]
     history: Mapping[int, Sequence[PartitionManifest]]
-    """By partition, the older archives that it goes on from, as far as they are asked for."""
+    """Older archives that precede this one, by partition; empty if limits ask for the newest part only."""
 
     @property
     def group(self) -> str:
@@ -100,7 +92,7 @@ class _Topic:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A partition that is to be written."""
+    """A partition to write, its target, and the mark at which to begin."""
 
     topic: _Topic
     target: TargetTopic
@@ -109,7 +101,12 @@ class _Job:
 
 
 async def recovered_into_cluster(config: Config, asked: ClusterRecovery) -> list[dict[str, Any]]:
-    """Write what is asked for; return the rows of the report."""
+    """
+    Write the topics that *asked* selects, and return the rows of the report.
+
+    Raises:
+        ConfigError: The configuration names no cluster, or a topic may not be written to its target.
+    """
     if not config.broker.bootstrap:
         raise ConfigError(
             "the configuration names no cluster to write to", hint="Set broker.bootstrap to the new cluster's"
@@ -147,14 +144,14 @@ async def _looked_at(
     archive: Archive, cluster: TargetCluster, named: tuple[ArchivedTopic, str], asked: ClusterRecovery
 ) -> _Topic:
     """
-    Return a topic with its target and its marks, once it is sure that the one may go into the other.
+    Return an archived topic with its target and its marks, after checking that it may go into that target.
 
     Raises:
-        ConfigError: It may not.
+        ConfigError: The topic may not be written to the target.
     """
     archived, name = named
     history = {}
-    # The newest part that is asked for is one of what this cluster archived itself.
+    # Limits select the newest part of what this cluster archived itself. Older archives are left out then.
     for one in archived.partitions if asked.limits == RestoreLimits() else ():
         history[one.partition.partition] = await archive.history.parts(
             one.partition, start_offset=one.start_offset
@@ -180,7 +177,7 @@ async def _looked_at(
 
 
 def _due(topic: _Topic, manifest: PartitionManifest, asked: ClusterRecovery) -> list[RemoteSegment]:
-    """Return the segments of a partition that have not all been written yet."""
+    """Return the segments of a partition that are not or only partly written yet, oldest first."""
     number = manifest.partition.partition
     mark = topic.marks.get(number)
     written_to = 0 if mark is None else mark.next_offset
@@ -216,9 +213,12 @@ def _require_one_isolation(name: str, marks: Mapping[int, RecoveryMark], asked: 
 
 async def _require_no_mark_lost(cluster: TargetCluster, topic: _Topic, target: TargetTopic) -> None:
     """
-    See that a recovery that was begun has no partition with records and without a mark.
+    Check that no partition of an earlier attempt has records in the target but no mark.
 
-    Brokers forget each mark by its own age, and what has been written would be written again.
+    Brokers expire each mark by its own age. Without the mark the partition's records would be written again.
+
+    Raises:
+        ConfigError: Partitions in the target have records and no mark.
     """
     numbers = {one.partition.partition for one in topic.archived.partitions} - topic.marks.keys()
     if not topic.marks or not numbers:
@@ -234,7 +234,12 @@ async def _require_no_mark_lost(cluster: TargetCluster, topic: _Topic, target: T
 
 
 async def _begun(cluster: TargetCluster, topic: _Topic, asked: ClusterRecovery) -> list[_Job]:
-    """Create the target where there is none, and see that every partition has a mark."""
+    """
+    Create the target topic if it does not exist, and store a first mark for each partition without one.
+
+    Returns:
+        One job for each archived partition.
+    """
     target = topic.target
     if target is None:
         target = await cluster.create(
@@ -250,7 +255,7 @@ async def _begun(cluster: TargetCluster, topic: _Topic, asked: ClusterRecovery) 
         async with cluster.writer(
             target, name=f"{topic.group}-{topic.name}", group=topic.group, compression=None
         ) as writer:
-            # Another attempt may have begun since we looked; from here on it is fenced.
+            # Another attempt may have begun since the marks were read. From here on it is fenced.
             marks = await cluster.marks(topic.group, target)
             _require_one_isolation(topic.name, marks, asked)
             new = {
@@ -267,7 +272,7 @@ async def _begun(cluster: TargetCluster, topic: _Topic, asked: ClusterRecovery) 
 
 
 def _kept(topic: _Topic, target: TargetTopic) -> str:
-    """Say how long the target keeps what is written, and how long the archived topic did."""
+    """Return a message on the retention of the target, and on that of the archived topic if it is known."""
     original = topic.archived.topic.original_retention
     was = original.effective_ms if original is not None else None
     told = f"it keeps its records by retention.ms={target.settings.get('retention.ms')}"
@@ -285,7 +290,7 @@ def _start_of(topic: _Topic, manifest: PartitionManifest, limits: RestoreLimits)
 async def _written(
     archive: Archive, cluster: TargetCluster, jobs: Sequence[_Job], asked: ClusterRecovery
 ) -> list[RepublishedPartition]:
-    """Write all partitions, a few at once; the first that fails ends the others."""
+    """Write all partitions, `parallel` of them at once. The first failure cancels the others."""
     progress = RecordProgress(
         {job.manifest.partition: job.mark.next_offset for job in jobs},
         sum(max(job.mark.next_offset, job.manifest.next_offset) for job in jobs),
@@ -305,7 +310,7 @@ async def _written(
                 group=job.topic.group,
                 compression=None if codec == "none" else codec,
             ) as writer:
-                # The writer has fenced an earlier attempt, whose last mark may have come since we looked.
+                # The writer has fenced an earlier attempt, which may have stored a mark since the last read.
                 marks = await cluster.marks(job.topic.group, job.target)
                 mark = marks.get(partition.partition)
                 if mark is None:
@@ -313,7 +318,8 @@ async def _written(
                         f"the mark of {job.topic.name}-{partition.partition} has gone: group "
                         f"{job.topic.group} was deleted meanwhile"
                     )
-                # Also where nothing is written: brokers forget marks by their age, and these age together.
+                # Stored again even if nothing is written: brokers expire marks by age, and so all of a
+                # topic's marks have the same age.
                 await writer.set_marks({partition.partition: mark})
                 return await republisher.republish(
                     partition,

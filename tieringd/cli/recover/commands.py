@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -26,14 +27,10 @@ from tieringd.cli.recover.options import (
     checked_pattern,
 )
 from tieringd.cli.recover.selection import LISTED, Wanted, listing, matching
+from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
 from tieringd.metrics import Metrics
 from tieringd.policies.recovery import Renaming, RestoreLimits
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.config import Config
 
 recover_app = typer.Typer(
     help="Bring topics back from the bucket: into a cluster, or the log directory of a stopped broker.",
@@ -42,10 +39,10 @@ recover_app = typer.Typer(
 
 
 class Compression(StrEnum):
-    """How records are compressed that are written to a cluster."""
+    """The compression of records that are written to a cluster."""
 
     ARCHIVED = "archived"
-    """As the archived batches of the partition are."""
+    """The codec of the partition's archived batches."""
     NONE = "none"
     GZIP = "gzip"
     SNAPPY = "snappy"

@@ -1,36 +1,30 @@
-"""`tieringd recover directory`: topics with their offsets, for a broker that is stopped."""
+"""`tieringd recover directory`: restore topics with their offsets for a stopped broker."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from tieringd.archive.catalog import ArchivedTopic
 from tieringd.broker.log_dir import scan_log_dirs
 from tieringd.broker.restored_log import RestoredLog
 from tieringd.cli.recover.options import Validation
 from tieringd.cli.recover.progress import ByteProgress
 from tieringd.cli.recover.selection import Wanted, matching_once
 from tieringd.cli.recover.validation import MISSING, Findings, missing, validated
-from tieringd.daemon.archive import opened_archive
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey
 from tieringd.metrics import Metrics
-from tieringd.model.partition import NO_TOPIC_ID
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
 from tieringd.policies.recovery import RestoreLimits, plan_restore
-from tieringd.recovery.restorer import Restorer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from tieringd.archive.catalog import ArchivedTopic
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.recovery.restorer import RestoredPartition
+from tieringd.recovery.restorer import RestoredPartition, Restorer
 
 REPORTED = (
     "topic",
@@ -52,7 +46,7 @@ REPORTED = (
 
 @dataclass(frozen=True, slots=True)
 class DirectoryRecovery:
-    """What is asked for."""
+    """The arguments of one recovery into a log directory."""
 
     wanted: Wanted
     log_dir: Path
@@ -61,11 +55,19 @@ class DirectoryRecovery:
     validate: Validation
     depth: int
     is_shallow: bool = False
-    """Leave the records in the archive, and go on from there."""
+    """Leave the records in the archive. The new logs begin where the archive ends."""
 
 
 async def restored_into_directory(config: Config, asked: DirectoryRecovery) -> list[dict[str, Any]]:
-    """Restore what is asked for; return the rows of the report."""
+    """
+    Restore the topics that *asked* selects, and return the rows of the report.
+
+    Raises:
+        ConfigError: A topic cannot be restored into this directory.
+        CorruptDataError: The archive is damaged, and validation is not `no_check`.
+        ObjectNotFound: No archived topic is selected; or an object is missing, and validation is not
+            `no_check`.
+    """
     async with opened_archive(config, Metrics()) as archive:
         found = await matching_once(archive, asked.wanted)
         findings = await validated(archive, found, asked.validate, asked.depth)
@@ -73,7 +75,7 @@ async def restored_into_directory(config: Config, asked: DirectoryRecovery) -> l
         progress = ByteProgress(sum(plan_restore(one, asked.limits).size_bytes for one in manifests))
         restorer = Restorer(archive.remote_log, archive.reader)
         cluster = await asyncio.to_thread(_cluster_of, asked.log_dir)
-        # All that can be refused is refused before the first link is written: none can be taken back.
+        # Every check that can refuse the restore comes before the first link: a link cannot be taken back.
         places = [(topic, await asyncio.to_thread(_places_of, topic, asked)) for topic in found]
         for topic, topic_ids in places:
             if asked.is_shallow:
@@ -108,7 +110,7 @@ async def _restored(
 
 
 def _places_of(topic: ArchivedTopic, asked: DirectoryRecovery) -> set[str]:
-    """See that the places of a topic's partitions can be taken; return the ids that their cluster gave it."""
+    """Check that a topic's partition directories can be replaced; return the topic ids in their metadata."""
     targets = [
         RestoredLog(asked.log_dir, asked.staging, one.partition.topic_partition) for one in topic.partitions
     ]
@@ -127,7 +129,15 @@ def _require_one_id(topic: ArchivedTopic, topic_ids: set[str], asked: DirectoryR
 
 
 async def _require_no_history(archive: Archive, topic: ArchivedTopic, places: Sequence[TopicKey]) -> None:
-    """See that what is brought back is all that there is, and that nothing else would be put before it."""
+    """
+    Check that the topic has no older archive, and that the new topic is not linked to one.
+
+    A restore into a directory does not bring back an older archive. A link would put old records before the
+    restored ones.
+
+    Raises:
+        ConfigError: The topic continues an older archive, or one of *places* has a link to one.
+    """
     name = topic.topic.key.topic
     for one in topic.partitions:
         parts = await archive.history.parts(one.partition, start_offset=one.start_offset)
@@ -154,7 +164,7 @@ def _key(topic: ArchivedTopic, cluster: str, topic_id: str) -> TopicKey:
 
 
 async def _link(archive: Archive, topic: ArchivedTopic, places: Sequence[TopicKey]) -> None:
-    """Join the new topic to its history."""
+    """Store a link from the new topic to its old archive, for each of *places*."""
     for key in places:
         starts = tuple(sorted((one.partition.partition, one.next_offset) for one in topic.partitions))
         await archive.history.link(HistoryLink(key, topic.topic.key, starts))
@@ -182,7 +192,7 @@ def _row(done: RestoredPartition, findings: Findings) -> dict[str, Any]:
 
 
 def _empty(partition: TopicIdPartition, *, validation: str, failure: str | None = None) -> dict[str, Any]:
-    """Return the row of a partition of which nothing came."""
+    """Return the report row of a partition of which nothing was restored."""
     return dict.fromkeys(REPORTED) | {
         "topic": partition.topic,
         "partition": partition.partition,
@@ -193,6 +203,6 @@ def _empty(partition: TopicIdPartition, *, validation: str, failure: str | None 
 
 
 def _remove_empty(staging: Path) -> None:
-    """Remove the directory that was built in, unless something is left in it."""
+    """Remove the staging directory, unless something is left in it."""
     if staging.is_dir() and not any(staging.iterdir()):
         staging.rmdir()

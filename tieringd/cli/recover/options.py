@@ -1,4 +1,4 @@
-"""The options of `tieringd recover`, which several of its commands share."""
+"""Options that several commands of `tieringd recover` share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tieringd.config.units import DURATION, SIZE
 
 
 class Validation(StrEnum):
-    """What is looked at before anything is restored. Redpanda's names."""
+    """What is checked before anything is restored. The names are Redpanda's."""
 
     CHECK_MANIFEST_EXISTENCE = "check_manifest_existence"
     CHECK_MANIFEST_AND_SEGMENT_METADATA = "check_manifest_and_segment_metadata"
@@ -21,7 +21,12 @@ class Validation(StrEnum):
 
 
 def checked_pattern(text: str) -> str:
-    """Return a regular expression as it is, or say what is wrong with it."""
+    """
+    Return *text* unchanged if it is a valid regular expression.
+
+    Raises:
+        typer.BadParameter: It is not; the message says why.
+    """
     try:
         re.compile(text)
     except re.error as error:
@@ -59,4 +64,4 @@ ValidationDepth = Annotated[
     ),
 ]
 DEFAULT_DEPTH = 10
-"""Redpanda's cloud_storage_recovery_topic_validation_depth."""
+"""The default of Redpanda's cloud_storage_recovery_topic_validation_depth, in segments."""

@@ -1,25 +1,21 @@
-"""How far a recovery is, on standard error."""
+"""Progress of a recovery, printed on standard error."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import typer
 
 from tieringd.cli.human import human_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tieringd.formats.records import Record
-    from tieringd.model.partition import TopicIdPartition
+from tieringd.formats.records import Record
+from tieringd.model.partition import TopicIdPartition
 
 SECONDS_BETWEEN = 2.0
 
 
 class ByteProgress:
-    """Says how much has been restored, at each tenth."""
+    """Prints how many bytes have been restored, at each tenth of the total."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
@@ -27,7 +23,7 @@ class ByteProgress:
         self._said = 0
 
     def note(self, size_bytes: int) -> None:
-        """Count bytes that have come."""
+        """Count bytes that have been downloaded."""
         self._done_bytes += size_bytes
         tenths = 10 * self._done_bytes // max(1, self._total_bytes)
         if tenths > self._said:
@@ -37,12 +33,19 @@ class ByteProgress:
 
 
 class RecordProgress:
-    """Says how many records have been written, every few seconds: of all partitions together."""
+    """Prints every few seconds how many records of all partitions together have been written."""
 
     def __init__(
         self, begins: dict[TopicIdPartition, int], ends: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Take where each partition begins, and the sum of the offsets where they end."""
+        """
+        Begin the count.
+
+        Args:
+            begins: The first offset to write, by partition.
+            ends: The sum of all partitions' end offsets, exclusive.
+            clock: Seconds of a monotonic clock.
+        """
         self._positions = dict(begins)
         self._left_at_first = max(1, ends - sum(begins.values()))
         self._ends = ends
@@ -52,7 +55,7 @@ class RecordProgress:
         self._size_bytes = 0
 
     def note(self, partition: TopicIdPartition, records: Sequence[Record], next_offset: int) -> None:
-        """Count a block that has been written."""
+        """Count a block of records that has been written; *next_offset* is the one after it in the source."""
         self._positions[partition] = next_offset
         self._records += len(records)
         self._size_bytes += sum(len(one.key or b"") + len(one.value or b"") for one in records)

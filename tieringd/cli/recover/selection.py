@@ -1,21 +1,18 @@
-"""Which of the archived topics are meant, and what there is of them."""
+"""Select the archived topics that a recovery asks for, and list what the archive has of them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tieringd.archive.catalog import ArchivedTopic
+from tieringd.daemon.archive import Archive
 from tieringd.errors import ConfigError, ObjectNotFound
+from tieringd.formats.object_keys import TopicKey
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.archive.catalog import ArchivedTopic
-    from tieringd.daemon.archive import Archive
-    from tieringd.formats.object_keys import TopicKey
 
 LISTED = (
     "cluster",
@@ -33,14 +30,14 @@ LISTED = (
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which of the archived topics are meant."""
+    """Which archived topics to select, by name, cluster and topic id. None selects any."""
 
     pattern: str
     cluster: str | None = None
     topic_id: str | None = None
 
     def includes(self, key: TopicKey) -> bool:
-        """Say whether this topic is meant."""
+        """Return whether a topic is selected. Its whole name must match the pattern."""
         return (
             re.fullmatch(self.pattern, key.topic) is not None
             and self.cluster in {None, key.cluster}
@@ -49,7 +46,11 @@ class Wanted:
 
 
 async def matching(archive: Archive, wanted: Wanted) -> list[ArchivedTopic]:
-    """Return the archived topics that are meant, with their partitions, by cluster and name."""
+    """
+    Return the selected archived topics with their partitions, by cluster and name.
+
+    Manifests include their spilled segments. Topics whose archive is being purged or is gone are left out.
+    """
     return [
         await archive.catalog.with_history(await archive.catalog.with_partitions(topic))
         async for topic in archive.catalog.topics()
@@ -59,11 +60,11 @@ async def matching(archive: Archive, wanted: Wanted) -> list[ArchivedTopic]:
 
 async def matching_once(archive: Archive, wanted: Wanted) -> list[ArchivedTopic]:
     """
-    Return them likewise, where there are some, and no name stands for two.
+    Return the selected topics as `matching` does, at least one, and each name only once.
 
     Raises:
-        ObjectNotFound: There is none.
-        ConfigError: The name of one says not which is meant.
+        ObjectNotFound: No archived topic is selected.
+        ConfigError: Two or more of the selected topics have the same name.
     """
     found = await matching(archive, wanted)
     if not found:
@@ -80,12 +81,12 @@ async def matching_once(archive: Archive, wanted: Wanted) -> list[ArchivedTopic]
 
 
 def repeated(names: Sequence[str]) -> list[str]:
-    """Return the names that are there more than once."""
+    """Return the names that occur more than once, sorted."""
     return sorted({name for name in names if names.count(name) > 1})
 
 
 def listing(found: ArchivedTopic) -> dict[str, Any]:
-    """Return what there is of a topic, by column."""
+    """Return a topic's row of the listing, by column."""
     segments = [segment for one in found.partitions for segment in one.segments]
     times = [segment.max_timestamp_ms for segment in segments if segment.max_timestamp_ms >= 0]
     starts = [segment.base_timestamp_ms for segment in segments if segment.base_timestamp_ms >= 0]

@@ -1,38 +1,34 @@
 """
-What is looked at before anything is brought back: three depths, with Redpanda's names.
+Checks of the archive before anything is restored, at three depths with Redpanda's names.
 
-`no_check` looks at nothing, and goes on with other partitions where one cannot be read. The others refuse
-what is not whole before anything is written. What is no reason to refuse is in the report.
+`no_check` checks nothing, and continues with other partitions where one cannot be read. The other two
+refuse a damaged archive before anything is written. Gaps are no reason to refuse; the report shows them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from tieringd.archive.catalog import ArchivedTopic
 from tieringd.cli.recover.options import Validation
+from tieringd.daemon.archive import Archive
 from tieringd.errors import CorruptDataError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.archive.catalog import ArchivedTopic
-    from tieringd.daemon.archive import Archive
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
 
 MISSING = "missing_manifest"
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What validation found of each partition."""
+    """The result of the validation of each partition."""
 
     mode: Validation
     gap_offsets: dict[TopicIdPartition, int] = field(default_factory=dict)
 
     def of(self, partition: TopicIdPartition) -> str:
-        """Return a partition's line in the report."""
+        """Return a partition's value in the report's validation column."""
         if self.mode is Validation.NO_CHECK:
             return "not_checked"
         lost = self.gap_offsets.get(partition, 0)
@@ -49,10 +45,16 @@ async def validated(
     archive: Archive, found: Sequence[ArchivedTopic], mode: Validation, depth: int
 ) -> Findings:
     """
-    Look at the archive of these topics; *depth* is how many segments of each partition, or 0 for all.
+    Check the archives of *found* as *mode* says.
+
+    Args:
+        archive: The archive of all topics.
+        found: The topics to check.
+        mode: What to check.
+        depth: How many of each partition's newest segments to check; 0 for all.
 
     Raises:
-        CorruptDataError: It is not whole; every fault is named.
+        CorruptDataError: An archive is damaged or incomplete; the message names every fault.
     """
     findings = Findings(mode)
     if mode is Validation.NO_CHECK:

@@ -1,4 +1,4 @@
-"""The group of commands; a job that is added has its line here."""
+"""The group of commands. A new job is added to the list here."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,9 +24,6 @@ from tieringd.cli.spark.running import run_job
 from tieringd.cli.spark.session import optional_parts
 from tieringd.errors import ConfigError
 from tieringd.spark.jobs.erased_keys import KeyEncoding, decoded_key, read_keys
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def erase(
@@ -92,10 +90,10 @@ def erase(
 
 def _keys(texts: Sequence[str], path: Path | None, encoding: KeyEncoding) -> frozenset[bytes]:
     """
-    Return the keys that were given, in one way or the other or both.
+    Return the keys of the command line and of the file *path*, if there is one.
 
     Raises:
-        ConfigError: There is none, or one that is not in this encoding.
+        ConfigError: No key was given, or one that is not valid in *encoding*.
     """
     keys = {decoded_key(text, encoding) for text in texts}
     if path is not None:

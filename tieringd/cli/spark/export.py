@@ -1,11 +1,12 @@
 """
-`tieringd spark export`, and the place that it writes to, made of its options.
+`tieringd spark export`, and the export's target, which is made from the command's options.
 
-A target takes only the options that are its own.
+An option that belongs to the other target format is an error.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -29,21 +30,20 @@ from tieringd.cli.spark.session import optional_parts
 from tieringd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
+    # An ordinary import would load pyspark and pyiceberg into processes that do not need them.
     from tieringd.spark.jobs.export.iceberg_target import IcebergTarget
     from tieringd.spark.jobs.export.parquet_target import ParquetTarget
 
 
 class TargetFormat(StrEnum):
-    """What an export writes."""
+    """The format that an export writes."""
 
     PARQUET = "parquet"
     ICEBERG = "iceberg"
 
 
 class PartitionBy(StrEnum):
-    """What parts the files of a topic."""
+    """By what the files of a topic are partitioned."""
 
     NONE = "none"
     DAY = "day"
@@ -62,10 +62,12 @@ _ONLY_FOR: Final = {
 
 def refuse_other_options(target_format: TargetFormat, given: Mapping[str, object]) -> None:
     """
-    Return when all of the options that are *given* have a meaning for *target_format*.
+    Check that no option was given that belongs to another target format.
+
+    *given* has values by option name; None is an option that was not given.
 
     Raises:
-        typer.BadParameter: One is of the other format.
+        typer.BadParameter: An option belongs to another format.
     """
     for name, value in given.items():
         if value is not None and _ONLY_FOR[name] is not target_format:
@@ -78,10 +80,16 @@ def parquet_target(
     url: str | None, config: Path | None, partition_by: PartitionBy | None, *, archive: Path
 ) -> ParquetTarget:
     """
-    Return a directory for Parquet files; *config* is the target's own configuration, if it has one.
+    Return the target for Parquet files at *url*.
+
+    Args:
+        url: Where the files go.
+        config: The target's own configuration file; None uses the archive's.
+        partition_by: By what the files are partitioned; None is the target's default.
+        archive: The archive's configuration file.
 
     Raises:
-        ConfigError: No URL was given, or it cannot be reached with its configuration, or the *archive*'s.
+        ConfigError: No URL was given, or the configuration does not say how to reach it.
     """
     from tieringd.spark.jobs.export.parquet_target import ParquetTarget  # noqa: PLC0415 - an optional part
     from tieringd.spark.jobs.export.target_store import target_config  # noqa: PLC0415 - likewise
@@ -92,7 +100,7 @@ def parquet_target(
             hint="Give --target, as in --target s3://bucket/prefix",
         )
     own = None if config is None else loaded(config, needs_broker=False)
-    # The job looks again; a slip in the URL is not worth the wait for Spark.
+    # The job checks this again. Checked here, a mistyped URL fails before Spark starts.
     target_config(url, own or loaded(archive, needs_broker=False))
     if partition_by is None:
         return ParquetTarget(url, config=own)
@@ -107,7 +115,7 @@ def iceberg_target(
     partition_by: PartitionBy | None,
 ) -> IcebergTarget:
     """
-    Return the tables of a catalogue.
+    Return the target for Iceberg tables. Arguments that are None get the target's defaults.
 
     Raises:
         ConfigError: The configuration of pyiceberg itself is wrong.
@@ -117,7 +125,7 @@ def iceberg_target(
         from tieringd.spark.jobs.export.iceberg_target import IcebergTarget  # noqa: PLC0415 - an optional part
     except ImportError:
         raise
-    # It is read when the package is imported. What is said of it may show a secret.
+    # pyiceberg reads its configuration at import. Its error text may show a secret, so it is not repeated.
     except Exception as error:
         raise ConfigError(
             f"pyiceberg's own configuration cannot be read ({type(error).__name__})",
@@ -142,7 +150,7 @@ def _parsed(properties: Sequence[str]) -> dict[str, str]:
     for number, one in enumerate(properties, 1):
         key, separator, value = one.partition("=")
         if not key or not separator:
-            # What stands there may be a secret.
+            # The message gives the number only: the text may be a secret.
             raise typer.BadParameter(f"--catalog-property: number {number} of them is not key=value")
         found[key] = value
     return found
@@ -156,7 +164,7 @@ class IsolationLevel(StrEnum):
 
 
 class Recreated(StrEnum):
-    """What to do about an earlier incarnation of the topic."""
+    """What the export does if the target holds an earlier incarnation of the topic."""
 
     ERROR = "error"
     APPEND = "append"

@@ -29,9 +29,13 @@ __all__ = [
 
 def duration(text: str) -> int:
     """
-    Return an option's duration in milliseconds.
+    Return an option's duration in milliseconds. A number other than 0 needs a unit.
 
-    Without a unit it would be milliseconds: who says 7 for what is to be deleted after a week loses it now.
+    Without a unit it would count as milliseconds, and an operator who writes 7 for seven days would delete at
+    once.
+
+    Raises:
+        typer.BadParameter: The text is not a duration with a unit.
     """
     _require_unit(text, example="d")
     return amount(DURATION)(text)
@@ -39,9 +43,13 @@ def duration(text: str) -> int:
 
 def size(text: str) -> int:
     """
-    Return an option's size in bytes.
+    Return an option's size in bytes. A number other than 0 needs a unit.
 
-    Without a unit it would be bytes: who says 128 for the size of files gets some for each record.
+    Without a unit it would count as bytes. An operator who writes 128 for 128 MiB files would get one or more
+    files for each record.
+
+    Raises:
+        typer.BadParameter: The text is not a size with a unit.
     """
     _require_unit(text, example="MiB")
     return amount(SIZE)(text)

@@ -1,8 +1,8 @@
 """
-Running a job for a command: its session, its progress, its report, its exit code.
+Run a job for a command: its session, its progress, its report, its exit code.
 
-`JobProgress` tells how far a job is, on standard error: one line in a terminal, a line now and then
-elsewhere.
+`JobProgress` prints a job's progress on standard error: one line that changes in a terminal, elsewhere a new
+line every few seconds.
 """
 
 from __future__ import annotations
@@ -10,31 +10,33 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import typer
 
 from tieringd.cli.options import OutputFormat, loaded
 from tieringd.cli.spark.session import interruptible, is_submitted, parse_conf, spark_session
+from tieringd.config import Config
 from tieringd.errors import ConfigError, LocalFileError
+from tieringd.spark.jobs.progress import Progress
+from tieringd.spark.jobs.report import Report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
-
-    from tieringd.config import Config
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Report
 
 
 SECONDS_BETWEEN = 10.0
-"""Of lines that stay, as in a log."""
+"""Time between two lines of progress where the output is not a terminal."""
 
 
 class JobProgress:
-    """Say what a job tells of itself. Quiet elsewhere than in a terminal for a job that is over at once."""
+    """
+    Prints a job's progress.
+
+    Outside a terminal, nothing is printed for a job of less than SECONDS_BETWEEN.
+    """
 
     def __init__(
         self, *, is_terminal: bool, is_quiet: bool = False, clock: Callable[[], float] = time.monotonic
@@ -47,7 +49,7 @@ class JobProgress:
         self._width = 0
 
     def __call__(self, what: str, done: int, total: int, /) -> None:
-        """Take that *done* of *total* tasks of *what* are done."""
+        """Show that *done* of *total* tasks of the step *what* are done."""
         if self._is_quiet:
             return
         now = self._clock()
@@ -63,7 +65,7 @@ class JobProgress:
             typer.echo(line, err=True)
 
     def end(self) -> None:
-        """Leave the line, if there is one."""
+        """End the terminal's line of progress, if there is one."""
         if self._width:
             typer.echo(err=True)
         self._width = 0
@@ -76,10 +78,10 @@ class JobProgress:
 
 
 class Job(Protocol):
-    """A job with all that is wanted of it."""
+    """A job with its own arguments bound."""
 
     def __call__(self, spark: SparkSession, config: Config, *, progress: Progress) -> Report:
-        """Do it."""
+        """Run the job, and return its report."""
 
 
 def run_job(
@@ -102,7 +104,7 @@ def run_job(
     options = parse_conf(conf or ())
     if report is not None:
         _require_writable(report)
-    # Else it would stand in the midst of the JSON.
+    # `spark-submit` has one output for both streams: progress would stand in the midst of the JSON.
     is_quiet = output is OutputFormat.JSON and is_submitted(os.environ)
     progress = JobProgress(is_terminal=sys.stderr.isatty(), is_quiet=is_quiet)
 
@@ -121,25 +123,27 @@ def run_job(
 
 def tell(report: Report, *, output: OutputFormat, path: Path | None) -> None:
     """
-    Print a report, and write it to a file; the one where the other fails, too: it took hours.
+    Print a report on standard output, and write it to the file *path*, if there is one.
+
+    The file is written even if printing fails: a job may have taken hours.
 
     Raises:
-        LocalFileError: It cannot be written.
+        LocalFileError: The file cannot be written.
     """
     try:
         typer.echo(report.as_json() if output is OutputFormat.JSON else report.as_text().rstrip("\n"))
     finally:
-        # Whoever read standard output may have gone, as with `| head`.
+        # The reader of standard output may have closed the pipe, as `| head` does.
         if path is not None:
             _write(path, report)
 
 
 def _require_writable(path: Path) -> None:
     """
-    See that a report can be written, before hours are spent on it.
+    Check that the report's file can be written, before a job spends hours.
 
     Raises:
-        ConfigError: It cannot.
+        ConfigError: *path* is a directory, or cannot be written.
     """
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(

@@ -1,4 +1,9 @@
-"""The Spark session of a command: the one that is running, or one that is built and ended."""
+"""
+The Spark session of a command.
+
+In a program that runs Spark already it is a new session on the same SparkContext; else the command starts
+Spark and stops it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import os
 import shutil
 import sys
 import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,15 +23,13 @@ import typer
 from tieringd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""Set for programs that `spark-submit` has started."""
+"""A variable that `spark-submit` sets for the program that it starts."""
 HERE: Final = "local[*]"
 _HINT = "What Spark printed tells more; on this machine it prints with --conf spark.log.level=WARN"
 _TIME_ZONE: Final = "spark.sql.session.timeZone"
@@ -37,25 +41,29 @@ _ANYWHERE: Final = {
 }
 _QUIET = Path(__file__).with_name("quiet-log4j2.properties").as_uri()
 _ON_THIS_MACHINE: Final = {
-    # Nothing is opened that other machines could connect to.
+    # No port is opened that other machines could connect to.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
-    # See there; elsewhere what workers print goes to a log.
+    # That module says why. On a cluster the workers' output goes to a log, and needs no such daemon.
     "spark.python.daemon.module": "tieringd.spark.worker_daemon",
-    # What fails is told by the command itself.
+    # The command itself reports failures; the JVM's log is switched off.
     "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_QUIET}",
 }
 
 
 def is_submitted(environ: Mapping[str, str]) -> bool:
-    """Say whether `spark-submit` has started this program: it gives one output for both of a program's."""
+    """
+    Return whether `spark-submit` has started this program.
+
+    `spark-submit` writes the standard output and the standard error of a program to one output.
+    """
     return _SUBMITTED in environ
 
 
 def parse_conf(conf: Sequence[str]) -> dict[str, str]:
     """
-    Return Spark's properties as they were given.
+    Return the properties of the --conf options, by name.
 
     Raises:
         typer.BadParameter: One is not of the form key=value.
@@ -72,7 +80,11 @@ def parse_conf(conf: Sequence[str]) -> dict[str, str]:
 def session_options(
     *, master: str | None, conf: Mapping[str, str], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the properties of the session, the master among them unless `spark-submit` has set it."""
+    """
+    Return the session's properties: our defaults, then *conf*, then *master*.
+
+    Without *master* and `spark.master` the master is `local[*]`, or left out if `spark-submit` has set it.
+    """
     if master is None:
         master = conf.get("spark.master", None if is_submitted(environ) else HERE)
     is_here = master is not None and master.startswith("local")
@@ -87,10 +99,10 @@ def session_options(
 @contextmanager
 def optional_parts() -> Iterator[None]:
     """
-    Import in the context what comes with the package's spark extra only.
+    Turn the ImportErrors of the context into a ConfigError. It imports modules that need the spark extra.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: A package of the spark extra is not installed.
     """
     try:
         yield
@@ -102,14 +114,15 @@ def optional_parts() -> Iterator[None]:
 @contextmanager
 def spark_session(*, master: str | None, conf: Mapping[str, str]) -> Iterator[SparkSession]:
     """
-    Give a session for the time of the context.
+    Yield a session that is usable in the context.
 
-    In a program that has a session already, as a notebook does, it is one beside that, on the same
-    SparkContext, and both go on. Else it is built here, and it and its JVM end with the context.
+    A program that runs Spark already, such as a notebook, gets a new session on its SparkContext, and Spark
+    keeps running afterwards. Otherwise the session is built here, and the session and its JVM end with the
+    context.
 
     Raises:
-        ConfigError: PySpark or Java is missing, or Spark does not start, or the Spark that is running
-            is not the one that *master* and *conf* ask for.
+        ConfigError: PySpark or Java is missing, Spark does not start, or the running Spark does not have the
+            properties of *master* and *conf*, and cannot take them.
     """
     context = running_context()
     if context is not None:
@@ -124,7 +137,7 @@ def spark_session(*, master: str | None, conf: Mapping[str, str]) -> Iterator[Sp
     _require_java(os.environ)
     options = session_options(master=master, conf=conf, environ=os.environ)
     if options.get("spark.master", "").startswith("local"):
-        # The workers run what this command runs, whatever `python3` is here.
+        # The workers run the Python of this command, whichever `python3` is in PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     silence_py4j()
@@ -144,9 +157,9 @@ def spark_session(*, master: str | None, conf: Mapping[str, str]) -> Iterator[Sp
 
 def silence_py4j() -> None:
     """
-    Keep Py4J's stacks off standard error, where the command says once that the JVM is gone.
+    Keep Py4J's stack traces off standard error. The command itself reports once that the JVM is gone.
 
-    Py4J logs the loss at each call: with its own loggers, and with the root logger where the connection is
+    Py4J logs a lost JVM at each call: with its own loggers, and with the root logger if the connection is
     reset before an answer.
     """
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -158,7 +171,7 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
 
 
 def running_context() -> SparkContext | None:
-    """Return the SparkContext that this process has begun; None where there is none, or no PySpark."""
+    """Return this process's active SparkContext; None without one, or if PySpark is not imported."""
     if "pyspark" not in sys.modules:
         return None
     from pyspark import SparkContext  # noqa: PLC0415 - an optional part
@@ -168,10 +181,13 @@ def running_context() -> SparkContext | None:
 
 def _beside(context: SparkContext, *, master: str | None, conf: Mapping[str, str]) -> SparkSession:
     """
-    Return a new session of *context* with the properties of *conf* and those that our results depend on.
+    Return a new session of *context* with the properties of *conf* and the time zone UTC.
+
+    Our results depend on the time zone.
 
     Raises:
-        ConfigError: *master* is another one, or a property of *conf* cannot be changed any more.
+        ConfigError: *master* is not that of *context*, or a property of *conf* has another value that cannot
+            be changed while Spark runs.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an optional part
 
@@ -195,11 +211,11 @@ def _beside(context: SparkContext, *, master: str | None, conf: Mapping[str, str
 
 def interruptible(work: Callable[[], T]) -> T:
     """
-    Return what *work* returns, which uses Spark; Ctrl-C ends the wait for it at once.
+    Call *work*, which uses Spark, and return its result. Ctrl-C ends the wait at once.
 
-    It is done in a thread: where an interrupt reaches a call of the JVM, what comes of it is no answer.
-    The JVM ends with this process, and its tasks with it. A Spark that was running before goes on after an
-    interrupt: there *work* is done in the calling thread, and PySpark cancels its tasks.
+    *work* runs in a thread of its own, because an interrupt in a call to the JVM leaves that call without a
+    valid answer. The JVM and its tasks end with this process. A Spark that ran before outlives an interrupt:
+    there *work* runs in the calling thread, and PySpark cancels its tasks.
     """
     if running_context() is not None:
         return work()
@@ -208,7 +224,7 @@ def interruptible(work: Callable[[], T]) -> T:
     def run() -> None:
         try:
             outcome.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
             outcome.set_exception(error)
 
     threading.Thread(target=run, name="tieringd-job", daemon=True).start()
@@ -217,10 +233,10 @@ def interruptible(work: Callable[[], T]) -> T:
 
 def _require_java(environ: Mapping[str, str]) -> None:
     """
-    See that there is a Java to run Spark on.
+    Check that Java is installed. Under `spark-submit` nothing is checked, since Spark runs already.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: JAVA_HOME has no Java, or without JAVA_HOME there is none in PATH.
     """
     home = environ.get("JAVA_HOME")
     found = Path(home, "bin", "java").exists() if home else shutil.which("java", path=environ.get("PATH"))

@@ -1,7 +1,7 @@
 """
-What `spark-submit` runs: the commands of `tieringd spark`, with the arguments that follow the file.
+The program that `spark-submit` runs: `tieringd spark` with the arguments that follow this file.
 
-`tieringd spark submit-file` prints where it is.
+`tieringd spark submit-file` prints the path of this file.
 """
 
 import sys

@@ -15,7 +15,7 @@ from tieringd.cli.spark.session import optional_parts
 
 
 class DayOf(StrEnum):
-    """Which of a segment's times its day is."""
+    """Which of a segment's times decides about its day."""
 
     UPLOAD = "upload"
     RECORD = "record"

@@ -1,8 +1,8 @@
 """
 A position in bytes of Kafka's protocol, which never leaves them.
 
-It knows the protocol's primitives and no message. Reading past the end is an error of its own,
-because a walker over a message that is still arriving only has to wait then.
+A cursor knows the protocol's primitives and no message. Reading past the end is an error of its own,
+because a walk over a message that is still arriving only has to wait then.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from uuid import UUID
 from tieringd.errors import ProtocolViolation
 
 MAX_STRING_BYTES: Final = 32_767
-"""What an int16 length can say; the compact form could say more, and no client does."""
+"""The limit of an int16 length. The compact form allows more, and no client uses that."""
 _MAX_VARINT_BYTES: Final = 5
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 
 
 class IncompleteMessage(ProtocolViolation):
-    """The bytes end inside a field: a violation, unless more of the message is still to come."""
+    """The bytes end inside a field: a violation, unless the rest of the message is still to come."""
 
 
 class Cursor:
@@ -34,7 +34,7 @@ class Cursor:
         self.at = at
 
     def skip(self, size: int) -> None:
-        """Pass *size* bytes."""
+        """Skip *size* bytes."""
         if size > len(self.view) - self.at:
             raise IncompleteMessage(
                 f"the message ends {size - len(self.view) + self.at} bytes inside a field"
@@ -86,7 +86,7 @@ class Cursor:
         return bytes(self.view[begin : self.at])
 
     def text(self, *, compact: bool) -> str:
-        """Read a string that is there and is UTF-8."""
+        """Read a UTF-8 string; null is read as empty."""
         raw = self.string(compact=compact)
         try:
             return (raw or b"").decode()
@@ -100,11 +100,11 @@ class Cursor:
         return UUID(bytes=bytes(self.view[begin : self.at]))
 
     def topic(self, *, by_id: bool, compact: bool) -> str | UUID:
-        """Read what names a topic in this version of a message."""
+        """Read the name or id of a topic, as this version of a message has it."""
         return self.uuid() if by_id else self.text(compact=compact)
 
     def skip_tags(self) -> None:
-        """Pass a section of tagged fields."""
+        """Skip a section of tagged fields."""
         for _ in range(self.uvarint()):
             self.uvarint()
             self.skip(self.uvarint())

@@ -1,24 +1,25 @@
 """
 Fetch: requests made session-less in place, and responses in which the archive answers for a partition.
 
-A broker that keeps a session answers with what changed since the last answer, and the gateway
-changes answers. So consumers get no sessions: the fields that ask for one have a fixed place and
-are overwritten. A request is read only when an answer needs it. Requests of replicas are left alone.
+A broker with a session sends only the changes since its last response, and the gateway changes
+responses. So consumers get no sessions: the fields that request one have a fixed place and are
+overwritten. A request is read in full only when its response needs it. Requests of replicas are left alone.
 
-`FetchResponseWalk` walks over a response while it passes: partition headers are read, records are skipped.
-It decides nothing about what it sees. An error code or a log start that is not wanted can still be
-overwritten in the bytes that `feed` took just now: a partition's fixed fields are taken together.
+`FetchResponseWalk` walks over a response while it passes: partition headers are read, records are
+skipped. It decides nothing about their content. The caller can still overwrite an unwanted error code or
+log start in the bytes that `feed` has just taken, because a partition's fixed fields are taken together.
 
-`rebuilt` and `composed` make responses with answers that are not a broker's: in place of some of its own, or
-alone. Everything that is not replaced is the broker's bytes, unchanged; records are never copied. The caller
-decides what stands in an answer.
+`rebuilt` and `composed` make responses with replaced partitions: in place of some of a broker's, or
+without a broker. All other bytes are the broker's, unchanged, and records are never copied. The caller
+decides about the content of a replacement.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import UUID
 
 from tieringd.errors import ProtocolViolation
@@ -26,10 +27,6 @@ from tieringd.formats.kafka_wire.cursor import Cursor, uvarint
 from tieringd.formats.kafka_wire.pieces import Piece, size_of
 from tieringd.formats.kafka_wire.request_header import SIZE_BYTES, Api, RequestHead, is_flexible, request_body
 from tieringd.formats.kafka_wire.walk import Walk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
 
 FIRST_SESSIONS: Final = 7
 FIRST_EPOCHS: Final = 9
@@ -43,20 +40,20 @@ _NO_SESSION: Final = (0, -1)
 _REPLICA_TAG: Final = 1
 _REPLICA_TAG_FIELD: Final = b"\x01\x0d"
 _REPLICA_TAG_BYTES: Final = 15
-"""Of the tag, its size, the replica's id and epoch, and an empty section of tagged fields."""
+"""Size of the tag, its size field, the replica's id and epoch, and an empty section of tagged fields."""
 _INT32: Final = struct.Struct(">i")
 _INT64: Final = struct.Struct(">q")
 
 OFFSET_OUT_OF_RANGE: Final = 1
 ERROR_AT: Final = 4
-"""Where in a partition's header its error code stands."""
+"""Position of the error code in a partition's header."""
 LOG_START_AT: Final = 22
-"""Where in a partition's header its log start stands, in versions that have it."""
+"""Position of the log start in a partition's header, in versions that have it."""
 FIRST_LOG_START: Final = 5
 _CORRELATION_ID_BYTES: Final = 4
 _THROTTLE_BYTES: Final = 4
 _HEAD_BYTES: Final = 10
-"""Throttle time, error code and session id."""
+"""Size of throttle time, error code and session id."""
 _ABORTED_BYTES: Final = 16
 
 _MAX_SIZE: Final = 2**31 - 1
@@ -66,7 +63,7 @@ _ABORTED: Final = struct.Struct(">qq")
 _INT16: Final = struct.Struct(">h")
 _ERROR_AND_SESSION: Final = struct.Struct(">hi")
 _ADDRESSED_BYTES: Final = 8
-"""Size and correlation id, with which every response begins."""
+"""Size and correlation id, which begin every response."""
 _SMALL_BYTES: Final = 4096
 _NOT_THROTTLED: Final = bytes(4)
 _NO_REPLICA: Final = struct.pack(">i", -1)
@@ -75,7 +72,7 @@ _NO_TAGS: Final = b"\x00"
 
 @dataclass(frozen=True, slots=True)
 class AskedPartition:
-    """What a Fetch request asks of one partition."""
+    """The fields of a Fetch request for one partition."""
 
     fetch_offset: int
     max_bytes: int
@@ -84,7 +81,7 @@ class AskedPartition:
 
 @dataclass(frozen=True, slots=True)
 class AskedFetch:
-    """What a Fetch request asks."""
+    """The fields of a Fetch request."""
 
     max_wait_ms: int
     min_bytes: int
@@ -102,7 +99,7 @@ def remove_session(view: memoryview, head: RequestHead) -> bool:
     """
     Overwrite the session in *view*, a whole Fetch request with its size.
 
-    Return false for the request of a replica, which stays as it is and whose answer must too.
+    Returns False for the request of a replica: the request stays as it is, and its response must stay too.
 
     Raises:
         ProtocolViolation: It is no Fetch request of this version.
@@ -118,7 +115,7 @@ def remove_session(view: memoryview, head: RequestHead) -> bool:
 
 
 def session_of(view: memoryview, head: RequestHead) -> int:
-    """Return the session that *view*, a whole Fetch request with its size, goes on with; 0 is none."""
+    """Return the session that *view*, a whole Fetch request with its size, continues; 0 is none."""
     if head.version < FIRST_SESSIONS:
         return 0
     at = _limits_at(request_body(view, head), head.version) + _LIMITS.size
@@ -126,7 +123,7 @@ def session_of(view: memoryview, head: RequestHead) -> int:
 
 
 def limit_bytes(view: memoryview, head: RequestHead, max_bytes: int) -> None:
-    """Lower the maximum size of the answer in *view*, a whole Fetch request with its size."""
+    """Lower the maximum response size in *view*, a whole Fetch request with its size."""
     at = _limits_at(request_body(view, head), head.version) + 8
     asked = Cursor(view, at).int32()
     _INT32.pack_into(view, at, min(asked, max_bytes))
@@ -135,8 +132,8 @@ def limit_bytes(view: memoryview, head: RequestHead, max_bytes: int) -> None:
 def _is_of_replica(view: memoryview, body: int, version: int) -> bool:
     if version < FIRST_REPLICA_TAG:
         return Cursor(view, body).int32() >= 0
-    # The field that says so is the last of the message. Brokers write nothing after it, so two
-    # bytes tell consumers apart without a walk over all of their partitions.
+    # The replica's field is the last of the message. Brokers write nothing after it, so two bytes
+    # identify most consumers without a walk over all of their partitions.
     if bytes(view[-_REPLICA_TAG_BYTES:][:2]) != _REPLICA_TAG_FIELD:
         return False
     cursor = Cursor(view, body)
@@ -195,7 +192,7 @@ def _partitions(cursor: Cursor, version: int) -> AskedFetch:
 
 
 def _skip_to_topics(cursor: Cursor, version: int) -> tuple[int, int, int, int]:
-    """Read what comes before the topics; return the values of `_LIMITS`."""
+    """Read the fields before the topics; return the values of `_LIMITS`."""
     cursor.skip(0 if version >= FIRST_REPLICA_TAG else 4)
     max_wait_ms, min_bytes, max_bytes, isolation = cursor.fixed(_LIMITS)
     cursor.skip(_SESSION.size if version >= FIRST_SESSIONS else 0)
@@ -205,7 +202,7 @@ def _skip_to_topics(cursor: Cursor, version: int) -> tuple[int, int, int, int]:
 def _each_partition(
     cursor: Cursor, version: int
 ) -> Iterator[tuple[tuple[str | UUID, int], int, AskedPartition]]:
-    """Read the topics, and yield of each partition also where its fields begin."""
+    """Read the topics; yield each partition with the position of its fields."""
     compact = is_flexible(1, version)
     layout = _LAYOUTS[version]
     for _ in range(cursor.length(compact=compact)):
@@ -222,7 +219,9 @@ def _each_partition(
 
 def with_offsets(view: memoryview, head: RequestHead, offsets: Mapping[tuple[str | UUID, int], int]) -> bytes:
     """
-    Return *view*, a whole Fetch request with its size, with other offsets for the partitions of *offsets*.
+    Return a copy of *view*, a whole Fetch request with its size, with the fetch offsets in *offsets*.
+
+    Partitions that are not in *offsets* keep theirs.
 
     Raises:
         ProtocolViolation: It is no Fetch request of this version.
@@ -244,7 +243,7 @@ _PARTITION: Final = {
 
 @dataclass(slots=True)
 class FetchedPartition:
-    """What a Fetch response says of one partition; positions count from the response's size field."""
+    """The header of one partition in a Fetch response; positions count from the response's size field."""
 
     topic: str | UUID
     index: int
@@ -255,10 +254,10 @@ class FetchedPartition:
     """-1 in version 4, which does not have it."""
     begin: int
     records_begin: int = -1
-    """Where the bytes of the records field begin; -1 until the walk is there."""
+    """Position of the records' bytes; -1 until the walk is there."""
     records_bytes: int = 0
     end: int = -1
-    """Where the next partition begins; -1 until the walk is there."""
+    """Position of the next partition; -1 until the walk is there."""
 
     @property
     def error_at(self) -> int:
@@ -273,9 +272,9 @@ class FetchedPartition:
 
 class FetchResponseWalk(Walk):
     """
-    Walk over one response of *size* bytes (without the size field) in *version*.
+    A walk over one response of *size* bytes (without the size field) in *version*.
 
-    *partitions* is what the walk has seen; the caller may empty the list at any time.
+    *partitions* are those that the walk has passed; the caller may empty the list at any time.
     """
 
     def __init__(self, version: int, size: int) -> None:
@@ -365,7 +364,7 @@ class FetchResponseWalk(Walk):
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What a client is told of one partition instead of the broker's answer."""
+    """The answer for one partition that replaces the broker's."""
 
     high_watermark: int
     last_stable_offset: int
@@ -382,7 +381,7 @@ class RebuiltResponse:
 
     pieces: tuple[Piece, ...]
     size: int
-    """Of all pieces together."""
+    """Size of all pieces together, in bytes."""
 
 
 def rebuilt(
@@ -410,7 +409,7 @@ def rebuilt(
 
 
 def readdressed(pieces: tuple[Piece, ...], correlation_id: int) -> tuple[Piece, ...]:
-    """Return a whole response, whose first piece is bytes of ours, as the answer to another request."""
+    """Return a whole response, whose first piece is bytes of ours, as the response to another request."""
     first, *rest = pieces
     assert isinstance(first, bytes), "a response begins with its size"
     return (first[:SIZE_BYTES] + _SIZE.pack(correlation_id) + first[_ADDRESSED_BYTES:], *rest)
@@ -424,9 +423,9 @@ def composed(
     error_code: int = 0,
 ) -> RebuiltResponse:
     """
-    Return a whole response that no broker had a part in: without a session, and never throttled.
+    Return a whole response made without a broker: without a session, and never throttled.
 
-    *topics* have names, or ids where the version has them; *error_code* is for all of it.
+    *topics* have names, or ids in versions with ids; *error_code* is that of the whole response.
     """
     compact = is_flexible(Api.FETCH, version)
     pieces: list[Piece] = [_SIZE.pack(correlation_id) + (_NO_TAGS if compact else b"") + _NOT_THROTTLED]
@@ -444,7 +443,7 @@ def composed(
 
 
 def _kept(part: memoryview) -> Piece:
-    """Return a part of a broker's response: small ones may be joined, and records are not copied."""
+    """Return a part of a broker's response. Small parts are copied, so that they may be joined."""
     return bytes(part) if len(part) < _SMALL_BYTES else part
 
 
@@ -456,7 +455,7 @@ def _topic(topic: str | UUID, *, compact: bool) -> bytes:
 
 
 def _joined(pieces: Iterable[Piece]) -> Iterable[Piece]:
-    """Return the same bytes with small neighbours in one piece: each piece is one send."""
+    """Yield the same bytes with small neighbours joined into one piece, because each piece is one send."""
     small: list[bytes] = []
     for piece in pieces:
         if isinstance(piece, bytes):

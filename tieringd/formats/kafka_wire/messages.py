@@ -1,15 +1,16 @@
 """
 Small messages, decoded and encoded whole by kio.
 
-For requests and responses that have to be understood in full and that hold no records: of every
-API and version that kio has, whether a gateway looks at it or not.
+This is for requests and responses that must be read in full and that hold no records, of every API and
+version that kio has, also those that the gateway does not inspect.
 """
 
 from __future__ import annotations
 
 import struct
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Final
+from types import ModuleType
+from typing import Any, Final
 
 from kio.index import load_payload_module, load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
@@ -18,12 +19,7 @@ from kio.static.constants import EntityType
 
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import Cursor
-from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from tieringd.formats.kafka_wire.request_header import RequestHead
+from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, RequestHead
 
 _SIZE: Final = struct.Struct(">i")
 _FRAME: Final = struct.Struct(">ii")
@@ -36,7 +32,7 @@ def response_module(api_key: int, version: int) -> ModuleType:
 
 def decode_request(view: memoryview, head: RequestHead) -> Any:
     """
-    Return kio's message of a request of an API and version that kio has, whole and with its size.
+    Return kio's message of a request, whole and with its size, of an API and version that kio has.
 
     Raises:
         ProtocolViolation: kio cannot read it.

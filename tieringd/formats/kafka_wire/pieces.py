@@ -1,12 +1,9 @@
-"""What is sent to a client in place of a broker's bytes: bytes of our own, and parts of files."""
+"""The pieces of a response that replace a broker's bytes: bytes of our own, and parts of files."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,11 +11,11 @@ class FileSlice:
     """Bytes of an open file, which go from the page cache to the socket without being read."""
 
     descriptor: int
-    """Belongs to whoever made the slice, and stays open until the bytes were sent."""
+    """The descriptor belongs to the creator of the slice, and stays open until the bytes are sent."""
     position: int
     length: int
     on_unreadable: Callable[[], None] | None = field(default=None, compare=False)
-    """Called when the file cannot be read or ends too early, before the slice is given up."""
+    """Called when the file cannot be read or ends too early, before the sender reports the error."""
 
 
 Piece = bytes | memoryview | FileSlice

@@ -1,20 +1,21 @@
 """
-Produce: whether a request gets an answer, and walks over requests and responses while they pass.
+Produce: whether a request gets a response, and walks over requests and responses while they pass.
 
-A request without acknowledgement has no response, so every Produce request must be looked at
-this far, or answers would be given to the wrong requests. Records are skipped.
+A request without acknowledgement has no response, so every Produce request must be read up to that
+field: otherwise responses would be assigned to the wrong requests. Records are skipped.
 
-`ProduceRequestWalk` walks over a request that is to be refused. `ProduceResponseWalk` finds where each
-partition's log start stands in a response. It decides nothing about what it sees. A log start that is not
-wanted can still be overwritten in the bytes that `feed` took just now: a partition's fixed fields are taken
-together.
+`ProduceRequestWalk` walks over a request that will be refused. `ProduceResponseWalk` finds the position
+of each partition's log start in a response. It decides nothing about its value. The caller can still
+overwrite an unwanted log start in the bytes that `feed` has just taken, because a partition's fixed
+fields are taken together.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
+from uuid import UUID
 
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import Cursor
@@ -22,19 +23,14 @@ from tieringd.formats.kafka_wire.request_header import (
     KNOWN_VERSIONS,
     SIZE_BYTES,
     Api,
+    RequestHead,
     is_flexible,
     request_body,
 )
 from tieringd.formats.kafka_wire.walk import Walk
 
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from tieringd.formats.kafka_wire.request_header import RequestHead
-
-
 FIRST_LOG_START: Final = 5
-"""The first version of Produce whose answers have a log start."""
+"""The first version of Produce whose responses have a log start."""
 _FIRST_RECORD_ERRORS: Final = 8
 _FIRST_TOPIC_IDS: Final = 13
 _CORRELATION_ID_BYTES: Final = 4
@@ -44,14 +40,14 @@ _PARTITION: Final = struct.Struct(">ihqqq")
 _LOG_START_AT: Final = 22
 
 MAX_PARTITIONS: Final = 10_000
-"""What a refusal may have to name; no client comes near it. As many topics may be named."""
+"""The most partitions, and topics, that a refusal may have to name. No client comes near it."""
 _FIRST_TRANSACTIONS: Final = 3
 _ALL_VERSIONS: Final = range(KNOWN_VERSIONS[Api.PRODUCE].stop)
 
 
 @dataclass(slots=True)
 class ProducedPartition:
-    """What a Produce response says of one partition; positions count from the response's size field."""
+    """One partition in a Produce response; positions count from the response's size field."""
 
     topic: str | UUID
     index: int
@@ -67,9 +63,9 @@ class ProducedPartition:
 
 class ProduceResponseWalk(Walk):
     """
-    Walk over one response of *size* bytes (without the size field), in *version*, 5 or newer.
+    A walk over one response of *size* bytes (without the size field), in *version*, 5 or newer.
 
-    *partitions* is what the walk has seen; the caller may empty the list at any time.
+    *partitions* are those that the walk has passed; the caller may empty the list at any time.
     """
 
     def __init__(self, version: int, size: int) -> None:
@@ -158,7 +154,7 @@ def acks_of(view: memoryview, head: RequestHead) -> int:
 
     Raises:
         IncompleteMessage: *view* ends before them.
-        ProtocolViolation: The version is newer than what is understood.
+        ProtocolViolation: The version is newer than the known ones.
     """
     if head.version not in _ALL_VERSIONS:
         raise ProtocolViolation(
@@ -177,10 +173,10 @@ def _skip_to_topics(cursor: Cursor, head: RequestHead) -> int:
 
 class ProduceRequestWalk(Walk):
     """
-    Walk over one known Produce request, and list the partitions that it writes to.
+    A walk over one known Produce request that lists the partitions it writes to.
 
-    A request that says it has more than `MAX_PARTITIONS` is a violation before any is listed:
-    an empty partition takes a few bytes on the wire, and far more as a part of an answer.
+    A request that declares more than `MAX_PARTITIONS` is a violation before any partition is listed: an
+    empty partition takes a few bytes on the wire, and far more as a part of a response.
     """
 
     def __init__(self, head: RequestHead) -> None:
@@ -194,7 +190,7 @@ class ProduceRequestWalk(Walk):
         self._indexes: list[int] = []
 
     def _begin(self, cursor: Cursor) -> int:
-        # The whole head in one step: it is as small as two strings.
+        # The whole head is one step: it is as small as two strings.
         start = Cursor(cursor.view, cursor.at + request_body(cursor.view[cursor.at :], self.head))
         _skip_to_topics(start, self.head)
         topics = start.length(compact=self._compact)

@@ -1,12 +1,12 @@
 """
-The head of a request: which API, which version, whose answer it waits for.
+The head of a request: its API, version and correlation id.
 
-The first eight bytes are the same in every version of the header, so a request can be passed on
-without knowing more of it. Only the APIs that the gateway looks at are named here.
+The first eight bytes after the size field are the same in every version of the header, so a request can be
+passed on without further knowledge. Only the APIs that the gateway inspects are named here.
 
-`cap_versions` lowers what the broker offers in an ApiVersions answer to what the gateway understands. The
-answer is changed in place, so everything else in it stays as it was. Only APIs that the gateway looks at
-are lowered; of the others a client may use any version.
+`cap_versions` lowers the versions that the broker offers in an ApiVersions response to those that the
+gateway knows. The response is changed in place, so its other fields stay the same. Only APIs that the
+gateway inspects are lowered; a client may use any version of the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from tieringd.formats.kafka_wire.cursor import Cursor
 
 SIZE_BYTES: Final = 4
-"""Before every request and response: the size of what follows."""
+"""Size of the size field, which precedes every request and response and does not count itself."""
 HEAD: Final = struct.Struct(">ihhi")
 """Size, API key, API version and correlation id."""
 
@@ -30,7 +30,7 @@ _UNSUPPORTED: Final = struct.Struct(">iihihhh")
 
 
 class Api(IntEnum):
-    """The APIs that the gateway looks at."""
+    """The APIs that the gateway inspects."""
 
     PRODUCE = 0
     FETCH = 1
@@ -52,8 +52,10 @@ KNOWN_VERSIONS: Final[dict[int, range]] = {
     Api.DESCRIBE_LOG_DIRS: range(1, 6),
 }
 """
-The versions that are understood. Newer ones are kept from clients (`cap_versions`);
-older ones, of clients from before 2017, pass without being looked at.
+The known versions.
+
+Newer ones are hidden from clients (`cap_versions`). Older ones, of clients from before 2017, pass
+without inspection.
 """
 
 FIRST_FLEXIBLE: Final[dict[int, int]] = {
@@ -69,7 +71,7 @@ FIRST_FLEXIBLE: Final[dict[int, int]] = {
 
 
 def is_flexible(api_key: int, version: int) -> bool:
-    """Say whether a version has compact lengths and tagged fields."""
+    """Return whether a version has compact lengths and tagged fields."""
     return version >= FIRST_FLEXIBLE[api_key]
 
 
@@ -78,7 +80,7 @@ class RequestHead:
     """The first fields of a request."""
 
     size: int
-    """Of what follows the size itself."""
+    """Size of the bytes after the size field."""
     api_key: int
     version: int
     correlation_id: int
@@ -95,18 +97,18 @@ class RequestHead:
 
     @property
     def is_known(self) -> bool:
-        """Say whether the gateway understands this request."""
+        """Return whether the gateway knows this API and version."""
         return self.version in KNOWN_VERSIONS.get(self.api_key, ())
 
     @property
     def is_flexible(self) -> bool:
-        """Say whether it has compact lengths and tagged fields; it must be known."""
+        """Return whether the request has compact lengths and tagged fields; it must be known."""
         return is_flexible(self.api_key, self.version)
 
 
 def client_id_of(view: memoryview) -> bytes | None:
     """
-    Return what the client of a request, whole and with its size, calls itself.
+    Return the client id in a request, whole and with its size.
 
     Raises:
         IncompleteMessage: The header does not end in *view*.
@@ -116,7 +118,7 @@ def client_id_of(view: memoryview) -> bytes | None:
 
 def request_body(view: memoryview, head: RequestHead) -> int:
     """
-    Return where the body begins in *view*, a known request with its size.
+    Return the position of the body in *view*, a known request with its size.
 
     Raises:
         IncompleteMessage: The header does not end in *view*.
@@ -132,12 +134,12 @@ def cap_versions(response: memoryview, version: int) -> None:
     """
     Lower the versions in *response*, whole and with its size field, in place.
 
-    A broker that does not know *version* answers in version 0, with an error.
+    A broker that does not know *version* responds in version 0, with an error.
 
     Raises:
         ProtocolViolation: It is no ApiVersions response.
     """
-    # The header of this response is never flexible: a client reads it before it knows anything.
+    # The header of this response is never flexible: a client reads it before it knows any version.
     cursor = Cursor(response, SIZE_BYTES + 4)
     compact = is_flexible(Api.API_VERSIONS, version) and cursor.int16() != UNSUPPORTED_VERSION
     cursor.at = SIZE_BYTES + 4 + 2
@@ -152,7 +154,7 @@ def cap_versions(response: memoryview, version: int) -> None:
 
 
 def unsupported(correlation_id: int) -> bytes:
-    """Return the answer to a version of ApiVersions that the gateway does not understand."""
+    """Return the response to a version of ApiVersions that the gateway does not know."""
     known = KNOWN_VERSIONS[Api.API_VERSIONS]
     return _UNSUPPORTED.pack(
         _UNSUPPORTED.size - SIZE_BYTES,

@@ -1,29 +1,26 @@
 """
-A walk over a message while it passes: fields are read in whole, and what is large is skipped.
+A walk over a message while it passes: fields are read whole, and large parts are skipped.
 
-A walker keeps no bytes. What it did not take is for the caller to offer again with more, and is
-never longer than one topic name and the fixed fields around it; so nothing is passed on before it
-is understood. What the fields mean is the business of the message's own walk.
+A walk keeps no bytes. Bytes that it did not take must be offered again with more; they are never longer
+than one topic name and the fixed fields around it. So no byte is passed on before it is read. The
+subclass for a message knows the meaning of the fields.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import Cursor, IncompleteMessage
 from tieringd.formats.kafka_wire.request_header import SIZE_BYTES
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 class Walk:
     """
-    Walk over one message of *size* bytes after its size field; *position* is how far it came.
+    A walk over one message of *size* bytes after its size field; *position* is its progress.
 
-    A step takes whole fields from the cursor, says which step is next, and returns how many
-    bytes after those fields need not be looked at. A step that finds too few bytes changes nothing.
+    A step takes whole fields from the cursor, sets the next step, and returns how many bytes after those
+    fields can be skipped. A step that finds too few bytes changes nothing.
     """
 
     def __init__(self, size: int, *, compact: bool) -> None:
@@ -38,16 +35,16 @@ class Walk:
 
     @property
     def is_done(self) -> bool:
-        """Say whether the whole message was walked over."""
+        """Return whether the walk has reached the end of the message."""
         return self._is_finished
 
     @property
     def passing(self) -> int:
-        """Return how many of the next bytes need not be looked at: they may go through `passed`."""
+        """Return how many of the next bytes need no inspection: they may be counted by `passed` instead."""
         return self._skipping
 
     def passed(self, size: int) -> None:
-        """Count *size* bytes, at most `passing`, that went by without being offered to `feed`."""
+        """Count *size* bytes, at most `passing`, that passed without being offered to `feed`."""
         assert size <= self._skipping, "bytes that must be looked at were passed"
         self._skipping -= size
         self.position += size
@@ -56,7 +53,7 @@ class Walk:
         """
         Walk over the bytes at `position` and return how many were taken.
 
-        *view* may hold more than this message; nothing is taken beyond its end.
+        *view* may hold more than this message; no byte is taken beyond its end.
 
         Raises:
             ProtocolViolation: It is no message of this kind and version.
@@ -95,7 +92,7 @@ class Walk:
         self._skipping = size
 
     def _to_tags(self, after: Callable[[Cursor], int]) -> None:
-        """Go on with a section of tagged fields, where this version has them, and then with *after*."""
+        """Continue with a section of tagged fields, if this version has them, and then with *after*."""
         self._after_tags = after
         self._step = self._tag_count if self._compact else after
 

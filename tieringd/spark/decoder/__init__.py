@@ -1,7 +1,7 @@
 """
 The decoder of Spark's executors: stored record batches to Arrow.
 
-`SegmentDecoder` is what a task uses; `arrow_schema` is what its record batches look like.
+A task uses `SegmentDecoder`; `arrow_schema` gives the schema of its record batches.
 """
 
 from tieringd.spark.decoder.batches import Selection

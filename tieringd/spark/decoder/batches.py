@@ -1,15 +1,15 @@
 """
-The batches of a segment, checked and unpacked: everything about them but their records.
+Check and decompress the batches of a segment. Their records are read elsewhere.
 
-Each wanted batch has its checksum compared before any of its bytes are believed. The base offset stands
-outside of that sum; a batch that does not ascend is damaged.
+The checksum of each wanted batch is compared before any of its bytes are used. The checksum does not cover
+the base offset; a batch whose base offset is out of order counts as damaged.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.compression import MAX_DECOMPRESSED_BYTES, Unpacker
@@ -25,9 +25,7 @@ from tieringd.formats.record_batch import (
     parse_header,
 )
 from tieringd.formats.transactions import ReadCommittedFilter
-
-if TYPE_CHECKING:
-    from tieringd.model.segment import AbortedTransaction
+from tieringd.model.segment import AbortedTransaction
 
 _LENGTH = struct.Struct(">8xi")
 
@@ -38,49 +36,49 @@ class Selection:
 
     from_offset: int
     next_offset: int
-    """The first offset that is not wanted any more."""
+    """The offset after the last wanted one."""
     aborted: tuple[AbortedTransaction, ...] | None = None
-    """Their records are left out, as `read_committed` asks; None for `read_uncommitted`."""
+    """Aborted transactions whose records `read_committed` leaves out; None for `read_uncommitted`."""
 
 
 class UnpackedBatch(NamedTuple):
-    """A batch with sound bytes, of which some records are wanted."""
+    """A batch with a correct checksum and at least one wanted offset."""
 
     header: BatchHeader
     records: memoryview
-    """Unpacked; they hold until the next batch is read."""
+    """The decompressed records, valid until the next batch is read."""
 
 
 class BatchReader:
     """
-    Read batches that follow one another in a segment. Owned by one decoder.
+    Reads the batches of a segment one after another. Owned by one decoder.
 
-    A batch outside of the selection is stepped over: whoever did not ask for it need not learn that it
-    is damaged.
+    A batch outside of the selection is skipped without comparing its checksum. Damage in batches that were
+    not requested is no error.
     """
 
     def __init__(self, selection: Selection, *, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> None:
-        """Read what *selection* wants; a batch that unpacks to more than *limit_bytes* is corrupt."""
+        """Read what *selection* wants. A batch that decompresses to more than *limit_bytes* is corrupt."""
         self._selection = selection
         self._limit_bytes = limit_bytes
         self._committed = None if selection.aborted is None else ReadCommittedFilter(selection.aborted)
         self._unpacker = Unpacker()
         self.expected_offset = 0
-        """The least that the next batch may begin with."""
+        """The lowest base offset that the next batch may have."""
 
     @property
     def left_out(self) -> int:
-        """Return the attributes of batches that only `read` can deal with."""
+        """Return the mask of attributes of batches that the kernel leaves to `read`."""
         return CODEC_MASK | CONTROL_FLAG | (0 if self._committed is None else TRANSACTIONAL_FLAG)
 
     def read(self, data: memoryview) -> UnpackedBatch | None:
         """
         Return the batch that fills *data*; None if nothing of it is wanted.
 
-        Markers of transactions are never wanted.
+        Transaction markers are never wanted.
 
         Raises:
-            CorruptDataError: It is damaged, or its offsets do not ascend.
+            CorruptDataError: The batch is damaged, or its offsets are out of order.
         """
         header = parse_header(data)
         if header.base_offset < self.expected_offset:
@@ -90,7 +88,7 @@ class BatchReader:
             )
         wanted = self._selection
         if header.last_offset < wanted.from_offset or header.base_offset >= wanted.next_offset:
-            # Nothing vouches for where it ends.
+            # The checksum was not compared, so the batch's last offset is not certain.
             self.expected_offset = header.base_offset + 1
             return None
         check_crc(data, header)
@@ -108,10 +106,10 @@ class BatchReader:
 
 def size_of_batch(data: memoryview, at: int) -> int:
     """
-    Return the size of the batch at *at*, all of which is in *data*.
+    Return the size in bytes of the batch at *at*, which *data* holds completely.
 
     Raises:
-        CorruptDataError: Its header cannot be believed in this: no batch after it can be found.
+        CorruptDataError: The size in its header is impossible, so that no batch after it can be found.
     """
     left = len(data) - at
     if left >= HEADER_BYTES:

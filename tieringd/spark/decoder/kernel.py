@@ -1,18 +1,21 @@
 """
-The records of batches into the buffers of columns, in machine code.
+Copy the records of batches into the columns' buffers, in machine code.
 
-Everything here may meet hostile bytes, and nothing checks an address by itself: none is used before it was
-compared with the end of what it points into. What a batch must be like is what `formats.record_batch` and
-`formats.records` say; tests hold the two against each other. Positions are addresses, so that helpers need
-no arrays: numba counts references in every call that is given one, which would cost more than the work.
+The bytes may be hostile, and machine code checks no address by itself. So the code compares every address
+with the end of its memory before it uses the address. The rules for a valid batch are those of
+`formats.record_batch` and `formats.records`, and tests compare the results. Positions are addresses, so
+that helpers take no arrays: numba counts references in every call with an array, which would cost more than
+the work itself.
 
-All that is compiled stands in this file: numba's cache looks at no other. The constants it uses are fixed.
+All compiled code is in this file, because numba's cache notices changes in no other file. The constants
+that it uses from other files never change.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from llvmlite.ir import IntType
@@ -29,15 +32,12 @@ from tieringd.formats.record_batch import (
 from tieringd.spark.decoder.layouts import BATCH, CORRUPT, CURSOR, DONE, FULL, NULL_TIME, ROWS
 from tieringd.spark.machine_code import compiled
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 F = TypeVar("F")
 Long: TypeAlias = Any
-"""An int64, which is one of Python's or numpy's until it is compiled."""
+"""An int64. Before compilation it is an integer of Python or numpy."""
 
 _NOWHERE: Final = np.int64(2**62)
-"""An address behind every end: whatever is read there leads to it again."""
+"""An address after every end. A read from there fails, and gives _NOWHERE again."""
 
 _MAX_TIME_MS: Final = np.int64((2**63 - 1) // 1000)
 _OFFSETS_END: Final = 1 << 62
@@ -50,13 +50,13 @@ _LAST_SHIFT: Final = np.uint64(63)
 
 
 def _instruction(generator: Callable[..., Any]) -> Callable[..., Any]:
-    """Let compiled code use what *generator* generates."""
+    """Make the instructions that *generator* generates callable from compiled code."""
     made: Callable[..., Any] = intrinsic(generator)
     return made
 
 
 def _helper(function: F) -> F:
-    """Let compiled code call *function*."""
+    """Make *function* callable from compiled code."""
     register_jitable(function)
     return function
 
@@ -75,7 +75,7 @@ def _byte(_typing: Any, _address: Any) -> Any:
 
 @_instruction
 def _int32(_typing: Any, _address: Any) -> Any:
-    """Return the int32 at an address, as the machine has them."""
+    """Return the int32 at an address, in the machine's byte order."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.sext(
@@ -99,7 +99,7 @@ def _store(_typing: Any, _address: Any, value: Any) -> Any:
 
 @_instruction
 def _copy(_typing: Any, _target: Any, _source: Any, _size: Any) -> Any:
-    """Copy bytes from address to address; between slices it costs several times as much for a short key."""
+    """Copy bytes from address to address. For a short key, slices would take several times as long."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         target, source = (builder.inttoptr(address, cgutils.voidptr_t) for address in arguments[:2])
@@ -121,7 +121,7 @@ def _number(at: Long, size: int) -> Long:
 
 @_helper
 def _varint(at: Long, end: Long) -> tuple[Long, Long]:
-    """Return the zigzag varint at *at* and the position after it; _NOWHERE if the bytes end first."""
+    """Return the zigzag varint at *at* and the address after it; _NOWHERE if it is cut or too long."""
     bits = shift = np.uint64(0)
     while at < end and shift <= _LAST_SHIFT:
         byte = _byte(at)
@@ -137,7 +137,7 @@ def _varint(at: Long, end: Long) -> tuple[Long, Long]:
 
 @_helper
 def _field(at: Long, end: Long) -> tuple[Long, Long]:
-    """Return the size of the field at *at*, -1 for null, and where it begins; _NOWHERE if it does not fit."""
+    """Return the size of the field at *at*, -1 for null, and its begin; _NOWHERE if it does not fit."""
     size, at = _varint(at, end)
     if size < -1 or size > end - at:
         return np.int64(0), _NOWHERE
@@ -146,13 +146,13 @@ def _field(at: Long, end: Long) -> tuple[Long, Long]:
 
 @_helper
 def _end_of(ends: Long, place: Long) -> Long:
-    """Return how many bytes or elements stand before element *place* of a column; 0 if it is not wanted."""
+    """Return how many bytes or elements precede element *place* of a column; 0 for an unwanted column."""
     return _int32(ends + 4 * place) if ends else 0
 
 
 @_helper
 def _keep(ends: Long, present: Long, kept: Long, place: Long, at: Long, size: Long) -> None:  # noqa: PLR0917
-    """Make the field of *size* bytes at *at* the element *place* of a column, which has room for it."""
+    """Store the field of *size* bytes at *at* as element *place* of a column, which must have room for it."""
     filled = _int32(ends + 4 * place)
     _store(present + place, np.uint8(size >= 0))
     _copy(kept + filled, at, max(size, 0))
@@ -161,7 +161,7 @@ def _keep(ends: Long, present: Long, kept: Long, place: Long, at: Long, size: Lo
 
 @_helper
 def _time(base_ms: Long, delta_ms: Long) -> Long:
-    """Return their sum in microseconds, or NULL_TIME; neither sum nor product may pass 64 bits."""
+    """Return base plus delta in microseconds; NULL_TIME if that exceeds 64 bits."""
     if delta_ms >= 0:
         fits = base_ms <= _MAX_TIME_MS - delta_ms and base_ms + delta_ms >= -_MAX_TIME_MS
     else:
@@ -171,9 +171,10 @@ def _time(base_ms: Long, delta_ms: Long) -> Long:
 
 def find_batches(run: Long, start: Long, end: Long, left_out: Long, cursors: Any, batches: Any) -> Long:  # noqa: PLR0917
     """
-    Note the ordinary batches of *run* from *start* on; return how many stand there in a row.
+    Write the ordinary batches of *run* from *start* on to *batches*; return how many follow one another.
 
-    Ordinary is what is possible, wanted, in order, not compressed, and has none of the attributes *left_out*.
+    An ordinary batch has a valid header, wanted offsets in order, and none of the attributes *left_out*, so
+    that it is not compressed.
     """
     cursor = cursors[0]
     at, expected_offset, found = start, cursor.expected_offset, 0
@@ -203,9 +204,9 @@ def find_batches(run: Long, start: Long, end: Long, left_out: Long, cursors: Any
 
 def read_batches(batches: Any, cursors: Any, rows_of: Any) -> Long:  # noqa: C901, PLR0911, PLR0912, PLR0915 one loop
     """
-    Read *batches* from the cursor on into rows; return DONE, FULL or CORRUPT.
+    Read *batches* from the cursor on into the rows; return DONE, FULL or CORRUPT.
 
-    Records that are not wanted are checked all the same. No row below the cursor's is changed.
+    Unwanted records are checked as well. Rows before the cursor's row are not changed.
     """
     cursor, rows = cursors[0], rows_of[0]
     place, at, left, previous = cursor.batch, cursor.at, cursor.left, cursor.previous_delta
@@ -227,7 +228,7 @@ def read_batches(batches: Any, cursors: Any, rows_of: Any) -> Long:  # noqa: C90
             if not 0 < size <= batch.records_end - at:
                 return CORRUPT
             end = at + size
-            # One byte of attributes, which no version uses.
+            # `at + 1` skips the attributes, one byte that no version uses.
             time_delta, at = _varint(at + 1, end)
             delta, at = _varint(at, end)
             key_size, key_at = _field(at, end)
@@ -301,7 +302,7 @@ def read_batches(batches: Any, cursors: Any, rows_of: Any) -> Long:  # noqa: C90
 
 
 class Kernel(NamedTuple):
-    """The two functions as machine code."""
+    """`find_batches` and `read_batches` as machine code."""
 
     find_batches: Callable[[int, int, int, int, Any, Any], int]
     read_batches: Callable[[Any, Any, Any], int]
@@ -312,10 +313,10 @@ def kernel() -> Kernel:
     """
     Return the functions as machine code.
 
-    From numba's cache that takes a quarter of a second in each process, and as much again for numba itself;
-    to compile it, two seconds.
+    To load them from numba's cache takes a quarter of a second in each process, and the import of numba
+    another quarter. To compile them takes two seconds.
     """
-    # The code is made for the types of the first call's arguments; there is nothing to read in these.
+    # The code is compiled for the types of these empty arguments.
     batches, cursors = np.zeros(0, BATCH), np.zeros(1, CURSOR)
     return Kernel(
         compiled(find_batches, 0, 0, 0, 0, cursors, batches),

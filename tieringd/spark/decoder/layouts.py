@@ -1,4 +1,4 @@
-"""What Python and the compiled code hand each other: tables and records of 64-bit integers."""
+"""Tables and records of 64-bit integers that Python and the compiled code exchange."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 DONE: Final = 0
 """All records of all batches were read."""
 FULL: Final = 1
-"""The next record has no room in the rows; the cursor says how much it needs."""
+"""The rows have no room for the next record; the cursor has the room that it needs."""
 CORRUPT: Final = 2
 """The batch at the cursor is damaged; its rows begin at the cursor's `first_row`."""
 
 NULL_TIME: Final = np.int64(-(2**63))
-"""Stands for a time that microseconds cannot hold. No time in milliseconds is this many microseconds."""
+"""Stands for a time beyond the range of microseconds. No whole number of milliseconds has this value."""
 
 
 def _longs(names: str) -> np.dtype[np.void]:
@@ -25,8 +25,8 @@ BATCH: Final = _longs(
     "start end crc records records_end record_count last_delta base_offset time_type base_time_ms max_time_ms"
 )
 """
-A stored batch: where it stands in a run and its checksum, the addresses of its unpacked records, and what
-its header says about them.
+A stored batch: its start and end in a run, its checksum, the addresses of its decompressed records, and
+fields of its header.
 """
 
 CURSOR: Final = _longs(
@@ -34,9 +34,9 @@ CURSOR: Final = _longs(
     "batch at left previous_delta row first_row needed_bytes needed_headers"
 )
 """
-Where to go on: the wanted offsets, and the one that the next batch may begin with; the batch, the address
-in it (0 where it begins), how many records are left and the last one's offset delta; the next row, and the
-batch's first. After FULL, what the next record needs.
+Where to continue: the wanted offsets, and the lowest base offset of the next batch; the batch, the address
+in it (0 for its beginning), the number of records left, and the previous record's offset delta; the next
+row, and the batch's first row. After FULL, the room that the next record needs.
 """
 
 ROWS: Final = _longs(
@@ -45,8 +45,8 @@ ROWS: Final = _longs(
     "content_ends content_present content_bytes"
 )
 """
-How much room there is, and the addresses of the columns' buffers, 0 for one that is not wanted.
+The room for rows, and the addresses of the columns' buffers; 0 for a column that is not wanted.
 
-`bytes_max` counts keys, values and headers together, and each `bytes` has room for all of them. `ends` are
-as in Arrow: int32, one more than there are elements, the first 0. What is null has 0 in its `present`.
+`bytes_max` counts keys, values and headers together, and each `bytes` buffer has room for all of them. `ends`
+are Arrow's offsets: int32, one more than there are elements, the first 0. A null element has 0 in `present`.
 """

@@ -1,7 +1,8 @@
-"""The rows that are being filled, and how they become a record batch without being copied."""
+"""The buffers of the rows that are being filled. They become a record batch without a copy."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -11,28 +12,26 @@ from tieringd.spark.decoder.layouts import NULL_TIME, ROWS
 from tieringd.spark.decoder.schema import HEADER_TYPE, arrow_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     Numbers: TypeAlias = NDArray[Any]
 
 _HEADERS_PER_ROW: Final = 4
-"""What there is room for; with more of them a record batch has fewer rows."""
+"""Headers that a buffer has room for, on average. With more headers a record batch has fewer rows."""
 
 
 class RowBuffer:
     """
-    Room for the rows of one record batch of a partition. Owned by one decoder.
+    Buffers for the rows of one record batch of a partition. Owned by one decoder.
 
-    Each record batch has room of its own, and holds for as long as anyone wants it. Arrow's allocator gives
-    the room: it hands on the pages of a record batch that is gone, where another would ask for new ones.
+    Each record batch has buffers of its own, and stays valid as long as it is referenced. Arrow's allocator
+    allocates them, because it reuses the pages of released record batches, where others ask for new pages.
     """
 
     def __init__(
         self, columns: Sequence[str], *, topic: str, partition: int, rows_max: int, bytes_max: int
     ) -> None:
-        """Make room for *rows_max* rows and *bytes_max* bytes of keys, values and headers."""
+        """Allocate room for *rows_max* rows and *bytes_max* bytes of keys, values and headers."""
         self.schema = arrow_schema(columns)
         self._rows_max = rows_max
         self._bytes_max = bytes_max
@@ -43,9 +42,9 @@ class RowBuffer:
         self.make_room()
 
     def make_room(self, *, needed_bytes: int = 0, needed_headers: int = 0) -> None:
-        """Begin anew, with room for a record of *needed_bytes* and *needed_headers* at least."""
+        """Allocate new buffers, with room for a record of at least *needed_bytes* and *needed_headers*."""
         self.count = 0
-        """Of the rows that are filled."""
+        """The number of filled rows."""
         rows_max, bytes_max = self._rows_max, max(self._bytes_max, needed_bytes)
         headers_max = max(_HEADERS_PER_ROW * rows_max, needed_headers)
         sizes = {"offsets": 8 * rows_max, "times": 8 * rows_max}
@@ -60,7 +59,7 @@ class RowBuffer:
             sizes |= _binary_sizes("content", headers_max, bytes_max)
         self._buffers = {name: pa.allocate_buffer(size_bytes) for name, size_bytes in sizes.items()}
         self.rows = np.zeros(1, ROWS)
-        """The same, as the kernel takes it."""
+        """The room and the buffers' addresses, as an array of type ROWS for the kernel."""
         self.rows[["rows_max", "bytes_max", "headers_max"]] = (rows_max, bytes_max, headers_max)
         for name, buffer in self._buffers.items():
             self.rows[name] = buffer.address
@@ -68,7 +67,11 @@ class RowBuffer:
                 np.frombuffer(buffer, np.int32, 1)[0] = 0
 
     def to_record_batch(self) -> pa.RecordBatch:
-        """Return what is filled. Its memory is that of the rows: make room before more is read."""
+        """
+        Return the filled rows as a record batch.
+
+        It shares the memory of the buffers. Call `make_room` before more rows are read.
+        """
         columns = [self._column(name) for name in self.schema.names]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
@@ -90,7 +93,7 @@ class RowBuffer:
                 return self._constants[name].slice(0, self.count)
 
     def _headers(self, type_: pa.DataType) -> pa.Array:
-        """Return the lists of headers; like Spark's Kafka source, null for a record without any."""
+        """Return the lists of headers. As in Spark's Kafka source, a record without headers has null."""
         stored_ends = self._buffers["header_ends"].slice(0, 4 * (self.count + 1))
         ends = np.frombuffer(stored_ends, np.int32)
         headers = int(ends[-1])
@@ -120,7 +123,7 @@ def _binary_sizes(name: str, elements: int, bytes_max: int) -> dict[str, int]:
 
 
 def _text(binary: pa.Array) -> pa.Array:
-    """Return *binary* as text; what is no UTF-8 becomes replacement characters, as in `formats.records`."""
+    """Return *binary* as text. Bytes that are not UTF-8 become U+FFFD, as in `formats.records`."""
     try:
         return binary.cast(pa.string())
     except pa.ArrowInvalid:
@@ -128,5 +131,5 @@ def _text(binary: pa.Array) -> pa.Array:
 
 
 def _bitmap(present: Numbers) -> pa.Buffer | None:
-    """Return which elements are present, as Arrow has it; None if all are."""
+    """Return Arrow's validity bitmap of *present*; None if all elements are present."""
     return None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))

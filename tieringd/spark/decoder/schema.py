@@ -1,15 +1,13 @@
-"""The columns that Spark's own Kafka source has, as Arrow types."""
+"""The columns of Spark's own Kafka source as Arrow types."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 import pyarrow as pa
 
 from tieringd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 COLUMNS: Final[tuple[str, ...]] = (
     "key",
@@ -39,13 +37,13 @@ _TYPES: Final[dict[str, pa.DataType]] = {
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     """
-    Return the schema of *columns*, in their order; every field may be null.
+    Return the Arrow schema of *columns*, in their order; every field is nullable.
 
-    It is what `pyspark.sql.pandas.types.to_arrow_schema` makes of Spark's types, names inside of lists
-    included: Spark takes no other from a data source.
+    The schema equals the result of `pyspark.sql.pandas.types.to_arrow_schema` for Spark's types, down to the
+    names inside of lists. Spark accepts no other schema from a data source.
 
     Raises:
-        ConfigError: A column is unknown or named twice, or there is none.
+        ConfigError: A column is unknown or named twice, or *columns* is empty.
     """
     if not columns:
         raise ConfigError("no column is selected", hint=f"The columns are {', '.join(COLUMNS)}")

@@ -1,13 +1,14 @@
 """
-A segment's bytes to record batches of Arrow, in one pass over the records.
+Decode a segment's bytes to Arrow record batches, in one pass over the records.
 
-Each batch is checked, unpacked and read straight into the buffers of the columns; what is not wanted
-is not copied. `formats.records` reads the same, slowly, and says what is wrong with a damaged batch.
+Each batch is checked, decompressed and read straight into the columns' buffers. Unwanted columns are not
+copied. `formats.records` reads the same format slowly, and finds the fault of a damaged batch.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -25,43 +26,44 @@ from tieringd.spark.decoder.layouts import BATCH, CORRUPT, CURSOR, DONE, FULL
 from tieringd.spark.decoder.row_buffer import RowBuffer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from numpy.typing import NDArray
 
     Table: TypeAlias = NDArray[np.void]
-    """Of type BATCH."""
+    """An array of type BATCH."""
 
 ROWS_MAX: Final = 16_384
-"""Spark is slower with fewer rows in a record batch, and with many more."""
+"""Rows in a record batch. Spark is slower with fewer, and with many more."""
 
 BYTES_MAX: Final = 16 << 20
 
 _TEXT_BYTES_LIMIT: Final = (2**31 - 1) // 3
-"""Each byte of a malformed header name may become three, and Arrow counts a column's bytes in 31 bits."""
+"""
+Limit for the bytes of a batch with headers. Each byte of a malformed header name may become three bytes, and
+Arrow counts a column's bytes in 31 bits.
+"""
 
 _ROWS_LIMIT: Final = 1 << 20
 
 _TABLE_ROWS: Final = 1024
-"""Of batches that are read with one call of the kernel."""
+"""Batches that one call of the kernel reads at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorruptBatch:
-    """A batch that was skipped; *position* is its place in the object."""
+    """A damaged batch that was skipped; *position* is its position in the object, in bytes."""
 
     position: int
     offset: int | None
-    """Its base offset, if that is one."""
+    """The batch's base offset, if it is readable."""
     message: str
 
 
 class SegmentDecoder:
     """
-    Decode one segment's object, run by run, to record batches of the wanted records.
+    Decodes one segment's object, run by run, to Arrow record batches of the wanted records.
 
-    Owned by one task. Record batches are filled across batches and runs: `finish` gives the last one. They
-    hold for as long as anyone wants them.
+    Owned by one task. An Arrow record batch is filled from several stored batches and runs; `finish` gives
+    the last one. Record batches stay valid as long as they are referenced.
     """
 
     def __init__(
@@ -77,18 +79,20 @@ class SegmentDecoder:
         bytes_max: int = BYTES_MAX,
     ) -> None:
         """
-        Decode *columns* of the object *source*, at most *rows_max* rows and *bytes_max* bytes at once.
+        Decode *columns* of the object *source*.
 
-        The bytes are those of keys, values and headers. A record that has more is alone in its record batch.
-        With *skip_corrupt* a damaged batch is left out whole and noted in `corrupt`.
+        A record batch has at most *rows_max* rows, and *bytes_max* bytes of keys, values and headers. A
+        larger record is alone in its record batch. With *skip_corrupt* a damaged batch is left out
+        completely, and noted in `corrupt`.
 
         Raises:
-            ConfigError: A column is unknown or named twice, or there is none.
+            ConfigError: A column is unknown or named twice, or *columns* is empty.
+            ValueError: *rows_max* or *bytes_max* is out of range.
         """
         if not (0 < rows_max <= _ROWS_LIMIT and 0 < bytes_max <= _TEXT_BYTES_LIMIT):
             raise ValueError(f"a record batch cannot have {rows_max} rows or {bytes_max} bytes")
         self.corrupt: list[CorruptBatch] = []
-        """The damaged batches that were skipped, in their order."""
+        """The damaged batches that were skipped, in order."""
         self._source = source
         self._skip_corrupt = skip_corrupt
         self._buffer = RowBuffer(
@@ -105,14 +109,14 @@ class SegmentDecoder:
 
     def decode(self, data: memoryview, position: int) -> Iterator[pa.RecordBatch]:
         """
-        Yield the record batches that *data* fills: whole batches, at *position* of the object.
+        Yield the Arrow record batches that *data* fills, which has whole stored batches.
 
-        A batch whose size cannot be believed hides what follows it: with *skip_corrupt* it is noted once,
-        and the rest of *data* is skipped.
+        *position* is that of *data* in the object. After a batch with an impossible size no further batch can
+        be found: with *skip_corrupt* it is noted once, and the rest of *data* is skipped.
 
         Raises:
-            CorruptDataError: A batch is damaged, and *skip_corrupt* is not asked for; nothing of it was
-                yielded. The error names the object, the batch's position in it and its offset.
+            CorruptDataError: A batch is damaged, and *skip_corrupt* is not set; none of its records were
+                yielded. The error has the object, the batch's position in it, and the batch's offset.
         """
         assert not self._is_decoding, "the record batches of a run are taken before the next run comes"
         self._is_decoding = True
@@ -139,14 +143,18 @@ class SegmentDecoder:
         self._is_decoding = False
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that do not fill a record batch, if there are any."""
+        """Yield the rows that are left in the buffer as a last record batch, if there are any."""
         if self._buffer.count:
             last = self._buffer.to_record_batch()
             self._buffer.make_room()
             yield last
 
     def _ordinary_batches(self, data: memoryview, run: int, at: int) -> Table | None:
-        """Return the batches from *at* on that `find_batches` finds, as far as their checksums are right."""
+        """
+        Return the batches that `find_batches` finds from *at* on, up to the first with a wrong checksum.
+
+        None if there is none.
+        """
         self._set_cursor(expected_offset=self._batches.expected_offset)
         found = self._kernel.find_batches(
             run, run + at, run + len(data), self._batches.left_out, self._cursor, self._table
@@ -167,14 +175,15 @@ class SegmentDecoder:
         return table[:sound]
 
     def _rows_of(self, table: Table, data: memoryview, position: int) -> Iterator[pa.RecordBatch]:
-        """Read the records of batches of *data* into the buffer; yield that whenever it is full."""
+        """Read the records of *table*'s batches into the buffer; yield a record batch when it is full."""
         buffer, read_batches, cursor = self._buffer, self._kernel.read_batches, self._cursor
         self._set_cursor(row=buffer.count)
         checked = -1
         while (outcome := read_batches(table, cursor, buffer.rows)) != DONE:
             batch = int(cursor["batch"][0])
             if outcome == FULL and batch != checked:
-                # Nothing of a damaged batch may leave: the rest is checked first, by wanting none of it.
+                # No record of a damaged batch may be yielded. So the rest of the batch is checked first, with
+                # a cursor that wants none of its records.
                 unwanted = cursor.copy()
                 unwanted["next_offset"] = 0
                 outcome = read_batches(table[: batch + 1], unwanted, buffer.rows)
@@ -189,17 +198,17 @@ class SegmentDecoder:
             needed_bytes, needed_headers = cursor["needed_bytes"][0], cursor["needed_headers"][0]
             buffer.make_room(needed_bytes=int(needed_bytes), needed_headers=int(needed_headers))
             cursor["row"] = 0
-            # Nothing is there yet when the first record of all is larger than a record batch may be.
+            # The buffer is empty if the very first record is larger than a record batch may be.
             if full.num_rows:
                 yield full
         buffer.count = int(cursor["row"][0])
 
     def _set_cursor(self, *, expected_offset: int = 0, row: int = 0) -> None:
-        """Set the cursor to the beginning of a table, and to *row*. All at once is what costs least."""
+        """Set the cursor to the beginning of a table and to *row*. One assignment for all is fastest."""
         self._cursor[0] = (*self._wanted, expected_offset, 0, 0, 0, 0, row, 0, 0, 0)
 
     def _table_of(self, batch: UnpackedBatch, start: int, end: int) -> Table:
-        """Return the table of one batch that stands from *start* to *end* of its run."""
+        """Return a table with one batch, which is from *start* to *end* of its run."""
         header, records = batch.header, pa.py_buffer(batch.records).address
         self._one_batch[0] = (
             start,
@@ -225,7 +234,7 @@ class SegmentDecoder:
 
 
 def _fault_of(stored: memoryview) -> CorruptDataError:
-    """Return what is wrong with a batch's records; it is looked at again, slowly."""
+    """Return the fault of a damaged batch, found by the slow reader of `formats.records`."""
     try:
         deque(iter_records(stored), maxlen=0)
     except CorruptDataError as error:

@@ -1,5 +1,5 @@
 """
-Jobs on an archive, each a function: a session, a configuration and what is wanted in, a `Report` out.
+Jobs on an archive. Each is a function of a session, a configuration and the job's options, to a `Report`.
 
-`tieringd spark NAME` starts them; see `tieringd.cli.spark`.
+The command `tieringd spark NAME` starts a job; see `tieringd.cli.spark`.
 """

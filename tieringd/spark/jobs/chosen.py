@@ -1,45 +1,45 @@
-"""What a job works on: partitions of the topics that were named, and their segments in shares for tasks."""
+"""Choose the partitions of named topics for a job, and divide their segments into shares for tasks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment_table import SegmentTable
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.spark.jobs.topic_choice import matches, unmatched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
+    # An ordinary import would load prometheus_client and xxhash into processes that do not need them.
     from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment_table import SegmentTable
     from tieringd.spark.bucket import Bucket
 
 TASK_BYTES: Final = 64 << 20
-"""What one task reads at least: a smaller one costs more to start than to do."""
+"""The least that one task reads. A smaller task costs more to start than to run."""
 ROUND_BYTES: Final = 1 << 40
-"""What is read between two rounds of swaps: a job that dies loses no more than about that much work."""
+"""The data that is read between two rounds of swaps. A job that dies loses about this much work at most."""
 LEFT_MEANWHILE: Final = "it was moved or deleted while the job was at others, and was not gone over"
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What a job works on."""
+    """The topics and partitions that a job works on."""
 
     topics: tuple[TopicManifest, ...]
     partitions: tuple[PartitionManifest, ...]
-    """With all their history: segments that are spilled as well."""
+    """Manifests with their spilled segments."""
     faults: tuple[str, ...]
-    """Partitions that cannot be looked at, and why."""
+    """The partitions that cannot be read, with the reason, as messages."""
     without_log: frozenset[TopicIdPartition] = frozenset()
-    """Those of topics that are deleted in their cluster."""
+    """The partitions of topics that are deleted in their cluster."""
 
     def with_log(self, *, has_broker: bool) -> frozenset[TopicIdPartition]:
-        """Return those of which a broker may have the log; none where there is no broker any more."""
+        """Return the partitions of which a broker may have a log; none if *has_broker* is false."""
         held = {one.partition for one in self.partitions} if has_broker else set()
         return frozenset(held - self.without_log)
 
@@ -50,7 +50,7 @@ class Share:
 
     partition: TopicIdPartition
     first_row: int
-    """Of the first one, in the partition's manifest."""
+    """The row of the first segment in the table that was divided."""
     segments: SegmentTable
 
 
@@ -58,8 +58,9 @@ async def chosen_partitions(bucket: Bucket, topics: Sequence[str]) -> Chosen:
     """
     Return all archived partitions of *topics*, which are names or patterns with `*`, `?` and `[]`.
 
-    Every archive with such a name is meant: of each cluster in the bucket, and of topics that were deleted
-    and created again. Those that were purged, or are closed because they moved, are not.
+    Every archive with a matching name is chosen: those of each cluster in the bucket, and those of topics
+    that were deleted and created again. Purged archives, and archives that are closed because they moved,
+    are left out.
 
     Raises:
         ObjectNotFound: The bucket holds no topic of one of these names.
@@ -93,9 +94,10 @@ async def loaded_again(
     bucket: Bucket, partitions: Iterable[PartitionManifest], faults: list[str]
 ) -> list[PartitionManifest]:
     """
-    Return *partitions* as they are by now, which may be hours after they were chosen.
+    Return the current manifests of *partitions*, which may have been chosen hours ago.
 
-    One that cannot be read any more, or that is no longer in this bucket, comes to *faults*.
+    For a partition that cannot be read any more, or is no longer in this bucket, a message is appended to
+    *faults*.
     """
     found: list[PartitionManifest] = []
     for one in partitions:
@@ -113,11 +115,11 @@ async def loaded_again(
 
 async def _whole(bucket: Bucket, partition: TopicIdPartition) -> PartitionManifest | None:
     """
-    Return a manifest with all its history; None where there is none, or the archive is closed.
+    Return a manifest with its spilled segments; None without a manifest, or if the archive is closed.
 
     Raises:
-        CorruptDataError: It is damaged, or a part of it that is spilled.
-        ObjectNotFound: A part of it is gone.
+        CorruptDataError: The manifest or a spillover manifest is damaged.
+        ObjectNotFound: A spillover manifest is missing.
     """
     manifest = (await bucket.manifests.load(partition)).manifest
     if manifest is None or manifest.is_closed:
@@ -126,7 +128,7 @@ async def _whole(bucket: Bucket, partition: TopicIdPartition) -> PartitionManife
 
 
 def shares(partition: TopicIdPartition, segments: SegmentTable) -> Iterator[Share]:
-    """Yield the *segments* of a partition in shares of at least `TASK_BYTES`, but for the last."""
+    """Yield the *segments* of a partition in shares. Each share but the last has at least `TASK_BYTES`."""
     first = size_bytes = 0
     for row, segment_bytes in enumerate(segments.column("size_bytes")):
         size_bytes += segment_bytes
@@ -143,23 +145,23 @@ def rounds(
     round_bytes: int = ROUND_BYTES,
 ) -> Iterator[list[PartitionManifest]]:
     """
-    Yield *partitions* in rounds, those after the first as they are when their round begins.
+    Yield *partitions* in rounds of about *round_bytes*.
 
-    Until then a daemon may have merged what they held, and retention may have deleted it. What cannot be
-    read by then comes to *faults*.
+    After the first round, manifests are loaded again when their round begins, as a daemon may have merged or
+    deleted segments meanwhile. For a partition that cannot be read then a message is appended to *faults*.
     """
     for number, some in enumerate(in_rounds(partitions, round_bytes)):
         yield bucket.run(loaded_again(bucket, some, faults)) if number else some
 
 
 def in_rounds(partitions: Sequence[PartitionManifest], round_bytes: int) -> Iterator[list[PartitionManifest]]:
-    """Yield *partitions* that have any segments some at a time: each time about *round_bytes* of data."""
+    """Yield the *partitions* with segments in lists of about *round_bytes* of data."""
     some: list[PartitionManifest] = []
     size_bytes = 0
     for one in partitions:
         if one.segments:
             some.append(one)
-            # Counted once for each: it is a sum over all segments of a partition.
+            # `total_bytes` sums over all segments of the partition, so it is computed only once.
             size_bytes += one.segments.total_bytes
         if size_bytes >= round_bytes:
             yield some

@@ -1,54 +1,48 @@
 """
-Compaction of archived topics: the latest record of each key stays, and tombstones for a while.
+Compact archived topics: keep the latest record of each key, and tombstones for a time.
 
-Keys are compared as they are, and by no hash: a collision would be a lost record. They go through one
-shuffle, and values through none; the winners' offsets go to whoever rewrites their segments. A partition is
-swapped in one commit when all its new segments are stored. So a job that dies leaves each partition as it
-was, or done; and another run does the rest, as it writes nothing where nothing would go.
+Keys are compared as bytes and not by a hash, because a collision would lose a record. Keys go through one
+shuffle, and values through none. The task that rewrites a segment gets the offsets of the records that stay.
+When all new segments of a partition are stored, one commit swaps them in. So a job that dies leaves each
+partition either unchanged or compacted. Another run does the rest, and writes nothing for a partition that
+would lose no records.
 
-A record may go only as `policies.record_removal` says. Where a broker may still have the log, the replaced
-segments are held until its start has passed all that was read; the daemon of that partition sees to it.
+Records are removed only as `policies.record_removal` allows. If a broker may still have the log, the
+replaced segments are held until the log's start has passed all that the job read. The partition's daemon
+releases them.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
+from tieringd.archive.segment_swap import Successor
+from tieringd.config import Config
 from tieringd.config.topic import DEFAULT_SEGMENT_BYTES
 from tieringd.errors import ConfigError
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.policies.rewriting import Remainder, plan_rewrites
 from tieringd.policies.segment_merge import job_limit_offset
-from tieringd.spark.bucket import bucket_of
+from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
-from tieringd.spark.jobs.compaction_range import CompactOptions, compaction_range
+from tieringd.spark.jobs.compaction_range import CompactionRange, CompactOptions, compaction_range
 from tieringd.spark.jobs.compaction_tasks import KEY_SCHEMA, KeyReader, RunRewriter
-from tieringd.spark.jobs.progress import silent, spark_may_be_gone, watched
-from tieringd.spark.jobs.report import Report, Table
+from tieringd.spark.jobs.progress import Progress, silent, spark_may_be_gone, watched
+from tieringd.spark.jobs.report import Report, Table, Value
 from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap, what_is_done_is_told
 from tieringd.spark.jobs.tasks import failures_in_words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tieringd.archive.segment_swap import Successor
-    from tieringd.config import Config
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.compaction_range import CompactionRange
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Value
 
 EXPECTED_COLUMNS: Final = (
     "topic",
@@ -60,7 +54,7 @@ EXPECTED_COLUMNS: Final = (
     "expected_size_bytes",
     "records_removed",
 )
-"""Of a dry run's table."""
+"""The columns of a dry run's table."""
 _IS_KEY: Final = "summary_of < 0"
 _IS_KEPT: Final = "summary_of < 0 and not is_due"
 
@@ -75,15 +69,15 @@ class _Counts:
 
 @dataclass(frozen=True, slots=True)
 class _PlannedRun:
-    """Segments that become one, by what the job calls them."""
+    """Segments that become one segment."""
 
     number: int
-    """Of the partition."""
+    """The partition's place in the job's list of ranges."""
     rows: range
-    """Of the segments, in the partition's range."""
+    """The segments' rows in the partition's range."""
     removed_records: int
     expected_bytes: int
-    """Of what is left: records are taken to be of one size."""
+    """The estimated bytes that are left, if all records of a segment have the same size."""
 
 
 def compact(
@@ -98,20 +92,30 @@ def compact(
     progress: Progress = silent,
 ) -> Report:
     """
-    Leave the latest record of each key in the archives of *topics*, which are names or patterns.
+    Keep only the latest record of each key in the archives of *topics*.
 
-    Segments of what a broker's log may still hold are not joined, unless the topic is deleted there, or
-    there is no broker any more: *has_broker* is false. What is replaced is deleted by the daemon that
-    archives the topic. Where there is none, this deletes what was replaced at least *delete_after_ms* ago,
-    by this run or another; where a broker may have the log, what is held stays. A dry run reads as much,
-    and changes nothing: its report says what would go.
+    Segments with offsets that a broker's log may still have are not joined with others. They are joined if
+    the topic is deleted in its cluster, or if *has_broker* is false.
+
+    Args:
+        spark: The session that runs the tasks.
+        config: The archive's configuration.
+        topics: Names or patterns.
+        options: What to keep; None is the default of each option.
+        has_broker: Whether a broker may still have the topics' logs.
+        delete_after_ms: Delete objects that this or another run replaced at least this many ms ago. Held
+            objects stay if a broker may have the log. None leaves the deletion to the daemon that archives
+            the topic.
+        is_dry_run: Read everything, change nothing, and report what would be removed.
+        progress: Called with the progress of each step.
 
     Raises:
-        ConfigError: This host's clock is wrong: no age is certain.
+        ConfigError: This host's clock is wrong, so that the ages of records are not certain.
         ObjectNotFound: The bucket holds no such topic.
-        StorageError: An operator must act. Partitions are as they were: else it is a fault of the report.
-        StorageUnavailable: The store is away; likewise.
-        TaskFailed: An executor could not do its part; likewise.
+        StorageError: An operator must act, and nothing was changed. After a change the error is a fault of
+            the report instead.
+        StorageUnavailable: The store does not answer, and nothing was changed; else a fault as well.
+        TaskFailed: An executor failed, and nothing was changed; else a fault as well.
     """
     bucket, outcome = bucket_of(config), Outcome()
     chosen = bucket.run(chosen_partitions(bucket, topics))
@@ -176,7 +180,7 @@ class _Compaction:
         self.counts = _Counts()
 
     def expected(self, ranges: Sequence[CompactionRange]) -> list[tuple[Value, ...]]:
-        """Return what would become of some partitions in which something goes, under `EXPECTED_COLUMNS`."""
+        """Return rows of `EXPECTED_COLUMNS` for the partitions that a compaction would change."""
         if not ranges:
             return []
         with self._latest_records(ranges) as found:
@@ -201,7 +205,7 @@ class _Compaction:
         return rows
 
     def compact(self, ranges: Sequence[CompactionRange]) -> None:
-        """Compact some partitions, and swap those in which something goes."""
+        """Compact some partitions. Partitions that would lose no records are not changed."""
         if not ranges:
             return
         with self._latest_records(ranges) as found:
@@ -213,10 +217,10 @@ class _Compaction:
     @contextmanager
     def _latest_records(self, ranges: Sequence[CompactionRange]) -> Iterator[DataFrame]:
         """
-        Give the latest record of each key in each partition, and a summary of each segment: computed.
+        Yield a computed frame with the latest record of each key in each partition, and segment summaries.
 
         Raises:
-            TaskFailed: Spark gave up, on this or on what is done with it.
+            TaskFailed: Spark gave up, in the computation or in the work of the context.
         """
         with failures_in_words():
             found = self._keys_read(ranges)
@@ -248,7 +252,7 @@ class _Compaction:
         )
 
     def _planned(self, ranges: Sequence[CompactionRange], found: DataFrame) -> list[_PlannedRun]:
-        """Return which segments become one, in the partitions that could be read."""
+        """Return the runs to rewrite. Partitions with an unreadable segment are left out, with a fault."""
         counted = found.groupBy("partition", "row").agg(
             sql.count_if(sql.expr(_IS_KEY)).alias("key_count"),
             sql.count_if(sql.expr(_IS_KEPT)).alias("kept"),
@@ -294,13 +298,13 @@ class _Compaction:
     def _rewritten(
         self, ranges: Sequence[CompactionRange], runs: Sequence[_PlannedRun], found: DataFrame
     ) -> dict[int, list[Successor | str]]:
-        """Return, by partition, what became of its runs: a segment that is stored, or why there is none."""
+        """Rewrite *runs* on executors; return by partition each run's stored segment, or why it has none."""
         spark = self._spark
         tasks = [ranges[one.number].run_of(one.rows, removed_records=one.removed_records) for one in runs]
         rewriter = RunRewriter(self._bucket.config, spark.sparkContext.broadcast(tasks), self._writer_id)
         places = [(one.number, row, run) for run, one in enumerate(runs) for row in one.rows]
         runs_of = spark.createDataFrame(places, "partition int, row int, run int")
-        # A bit for an offset. Spark counts its buckets from 1 for positive numbers only.
+        # One bit for each offset. Spark counts buckets from 1 only for positive numbers.
         positive = sql.col("offset") + 1
         bitmaps = (
             found.where(_IS_KEPT)
@@ -311,8 +315,8 @@ class _Compaction:
             .agg(sql.collect_list(sql.struct("bucket", "bits")).alias("bitmaps"))
         )
         all_runs = spark.range(len(runs)).select(sql.col("id").cast("int").alias("run"))
-        # A run of which nothing is left is one as well. As many tasks as runs: bitmaps are few bytes, and
-        # Spark would put all of them into one task.
+        # The left join keeps runs of which no record is left. There are as many tasks as runs: bitmaps are
+        # small, and Spark would put all of them into one task.
         todo = all_runs.join(bitmaps, "run", "left").repartition(len(runs), "run")
         with watched(spark, "rewriting segments", self._progress):
             done = todo.rdd.map(rewriter).collect()
@@ -325,7 +329,7 @@ class _Compaction:
         partition = one.manifest.partition
         faults = [each for each in done if isinstance(each, str)]
         if faults:
-            # Tombstones may have gone from some of the new segments, and what they hide is in the others.
+            # The new segments belong together: one may lack tombstones that hide records of another.
             self._outcome.faults += [f"{partition}: it is left as it is: {fault}" for fault in faults]
             return
         successors = [each for each in done if not isinstance(each, str)]

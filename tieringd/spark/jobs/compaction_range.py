@@ -1,55 +1,53 @@
-"""Which part of an archived partition is compacted, and by which rules."""
+"""Decide which part of an archived partition is compacted, and by which rules."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import history_link_key, topic_key
+from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import NO_TIMESTAMP
+from tieringd.model.segment_table import SegmentTable
 from tieringd.policies.record_removal import CompactionBasis, may_drop_tombstones
+from tieringd.spark.bucket import Bucket
 from tieringd.spark.jobs.compaction_tasks import Run
 from tieringd.spark.latest_records import CompactionRules
 
-if TYPE_CHECKING:
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment_table import SegmentTable
-    from tieringd.spark.bucket import Bucket
-
 DELETE_RETENTION_MS: Final = 86_400_000
-"""How long tombstones stay: Kafka's own default."""
+"""Time that tombstones stay; Kafka's default of `delete.retention.ms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactOptions:
-    """What is wanted of a compaction."""
+    """The options of a compaction."""
 
     delete_retention_ms: int = DELETE_RETENTION_MS
-    """Tombstones that are older than that go, by their own timestamps."""
+    """Tombstones with an older timestamp are removed."""
     min_compaction_lag_ms: int = 0
-    """A segment with a record younger than that stays as it is, and so do all that follow."""
+    """A segment with a younger record stays as it is, and so do all later segments."""
     drops_keyless: bool = False
-    """Whether records without a key go: Kafka's cleaner drops them, and nobody can bring them back."""
+    """Whether records without a key are removed, as Kafka's cleaner does. They cannot be brought back."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionRange:
-    """What is compacted of one partition: its oldest segments, up to some point."""
+    """The part of one partition that is compacted: its oldest segments."""
 
     manifest: PartitionManifest
-    """With all its history."""
+    """The manifest with its spilled segments."""
     segments: SegmentTable
     rules: CompactionRules
 
     def run_of(self, rows: range, *, removed_records: int) -> Run:
-        """Return what a task has to know to make one segment of some, which loses so many records."""
+        """Return the run of the segments in *rows*, which become one and lose *removed_records*."""
         segments = self.segments
         parts = tuple(segments[row] for row in rows)
         return Run(self.manifest.partition, parts, self.rules, removed_records)
 
     def basis(self, *, has_log: bool) -> CompactionBasis:
-        """Return what was read for it; *has_log* says whether a broker may have the partition's log."""
+        """Return what the compaction read; *has_log* says whether a broker may have the partition's log."""
         return CompactionBasis(self.segments, self.manifest.replacements, has_log)
 
 
@@ -57,9 +55,10 @@ async def compaction_range(
     bucket: Bucket, manifest: PartitionManifest, options: CompactOptions, *, now_ms: int
 ) -> CompactionRange:
     """
-    Return what is compacted of a partition at the time *now_ms*.
+    Return the part of a partition to compact at the time *now_ms*.
 
-    Where the topic goes on from an older archive tombstones stay: what they hide may lie there.
+    If the topic has an older archive as its history, tombstones stay: the older archive may have records that
+    they hide.
     """
     limit_ms = now_ms - options.min_compaction_lag_ms
     rows = 0

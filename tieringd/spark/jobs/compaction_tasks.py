@@ -1,8 +1,9 @@
-"""What Spark's executors do for a compaction: tell the keys of segments, and rewrite runs of them."""
+"""The tasks of a compaction on Spark's executors: read the keys of segments, and rewrite runs of segments."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -10,48 +11,45 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from tieringd.archive.archive_reader import checked_batches, require_checksum
+from tieringd.archive.archive_reader import Batch, checked_batches, require_checksum
 from tieringd.archive.segment_rewriter import SegmentRewriter
+from tieringd.archive.segment_swap import Successor
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
-from tieringd.spark.bucket import bucket_of
-from tieringd.spark.latest_records import LatestCut, LatestKeys
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment
+from tieringd.spark.bucket import Bucket, bucket_of
+from tieringd.spark.jobs.chosen import Share
+from tieringd.spark.latest_records import CompactionRules, LatestCut, LatestKeys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from numpy.typing import NDArray
     from pyspark import Broadcast
     from pyspark.sql import Row
 
-    from tieringd.archive.archive_reader import Batch
-    from tieringd.archive.segment_swap import Successor
+    # An ordinary import would load pydantic into processes that do not need it.
     from tieringd.config import Config
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.chosen import Share
-    from tieringd.spark.latest_records import CompactionRules
 
 
 KEYS_HELD_MAX: Final = 500_000
-"""Keys that a task holds before it hands them on: a segment seldom has more, and memory has a bound."""
+"""Keys that a task holds in memory before it yields them. A segment seldom has more."""
 KEY_SCHEMA: Final = (
     "partition int, summary_of int, key binary, offset bigint, row int, is_due boolean, records bigint, "
     "keyless bigint, fault string"
 )
-"""Of `KeyRow`."""
+"""The Spark schema of `KeyRow`."""
 BITMAP_OFFSETS: Final = 32_768
-"""What one of Spark's own bitmaps tells of."""
+"""The number of values that one of Spark's bitmaps covers."""
 
 
 def batches_of(bucket: Bucket, partition: TopicIdPartition, segment: RemoteSegment) -> Iterator[Batch]:
     """
-    Yield all batches of a segment; what comes next is fetched meanwhile.
+    Yield all batches of a segment. The next bytes are fetched while the caller works.
 
     Raises:
-        ObjectNotFound: The object has gone: look at the manifest again.
-        CorruptDataError: A batch is wrong; or, after the last one, the object is not the manifest's.
+        ObjectNotFound: The object is gone; the caller has to read the manifest again.
+        CorruptDataError: A batch is damaged. Or, after the last batch, the object does not have the checksum
+            in the manifest.
     """
     key, checksum = data_key(partition, segment), 0
     for run, position in bucket.runs(key, position=0, end=segment.size_bytes):
@@ -64,15 +62,15 @@ class KeyRow(NamedTuple):
     """A key's latest record so far, or the summary of a segment."""
 
     partition: int
-    """Its number in the job's list."""
+    """The partition's place in the job's list."""
     summary_of: int
-    """The row of the segment that this sums up; -1 for a key."""
+    """The row of the segment that this row sums up; -1 for a key."""
     key: bytes | None
     offset: int
     row: int
-    """Of the segment in its partition."""
+    """The segment's row in its partition."""
     is_due: bool = False
-    """Whether the key's record is a tombstone that goes."""
+    """Whether the key's record is a tombstone to remove."""
     records: int = 0
     keyless: int = 0
     fault: str | None = None
@@ -80,15 +78,15 @@ class KeyRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KeyReader:
-    """Read the keys of shares. Runs on an executor."""
+    """Reads the keys of shares. Runs on an executor."""
 
     config: Config
     rules: Mapping[int, CompactionRules]
-    """By the numbers of partitions."""
+    """The rules of each partition, by its place in the job's list."""
     keys_held_max: int = KEYS_HELD_MAX
 
     def __call__(self, numbered: tuple[int, Share]) -> Iterator[KeyRow]:
-        """Yield the rows of a share of the partition with this number."""
+        """Yield the rows of a share, which comes with its partition's number."""
         partition, share = numbered
         for row, segment in enumerate(share.segments, share.first_row):
             yield from self._segment(partition, share.partition, row, segment)
@@ -114,25 +112,25 @@ class KeyReader:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring segments that become one."""
+    """Neighbouring segments that become one segment."""
 
     partition: TopicIdPartition
     parts: tuple[RemoteSegment, ...]
     rules: CompactionRules
     removed_records: int
-    """How many go, as they were counted when their keys were read."""
+    """The number of records to remove, as counted when the keys were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRewriter:
-    """Rewrite runs. Runs on an executor."""
+    """Rewrites runs. Runs on an executor."""
 
     config: Config
     runs: Broadcast[list[Run]]
     writer_id: str
 
     def __call__(self, row: Row) -> tuple[int, Successor | str]:
-        """Return the run's number, and what was stored of it, or why nothing was."""
+        """Return the run's number and its stored segment, or the reason why nothing was stored."""
         run, bucket = self.runs.value[row.run], bucket_of(self.config)
         rewriter = SegmentRewriter(
             bucket.store,
@@ -146,7 +144,7 @@ class RunRewriter:
         except (CorruptDataError, ObjectNotFound) as error:
             return row.run, str(error)
         if successor.removed_records != run.removed_records:
-            # What Spark had lost it has read again, and found otherwise: an object may have been missing.
+            # Spark computed lost keys again, and the result differs. An object may have been missing then.
             return row.run, (
                 f"{successor.removed_records} records would go of the segments from offset "
                 f"{run.parts[0].base_offset} on, and {run.removed_records} were to. Run the job again"
@@ -155,7 +153,7 @@ class RunRewriter:
 
 
 def offsets_in(bitmaps: Iterable[tuple[int, bytes]]) -> NDArray[np.int64]:
-    """Return the offsets, ascending, that Spark's *bitmaps* hold: each has a bucket and its bits."""
+    """Return the offsets in Spark's *bitmaps*, ascending. Each bitmap is a bucket number and its bits."""
     found = [
         np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little"))
         + (bucket - 1) * BITMAP_OFFSETS

@@ -1,13 +1,13 @@
 """
-Erasure: every record with one of some keys goes from the archive, tombstones and old versions too.
+Erase every record with one of some keys from the archive, tombstones and old versions included.
 
-Each segment is read; one that has such a record is stored once more without it, and the rest stays as it is.
-What was replaced holds the records until it is deleted: by the daemon that archives the topic, after its
-delay, or by the job when it is told to. Brokers are not asked: what they still hold is for them to delete.
+The job reads each segment. A segment with such a record is stored again without it; the others stay as they
+are. The replaced objects hold the records until they are deleted: by the daemon that archives the topic after
+its delay, or by the job if it is told to. The job does not contact brokers, which must delete their own data.
 
-At its end the job lists the bucket. What it has not gone over is a fault: a partition without a manifest, an
-object that no manifest names and that has a key. Only where nothing of that kind is left, and the store keeps
-no bytes of deleted objects, does the record say that all is deleted.
+At its end the job lists the bucket. Data that it did not process is a fault: a partition without a manifest,
+or an object with a key that no manifest names. The record of the job says that everything is deleted only if
+there is no such fault, and the store keeps no bytes of deleted objects.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import secrets
 import tempfile
 from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from tieringd.archive.segment_rewriter import SegmentRewriter
-from tieringd.archive.segment_swap import held_in
+from tieringd.archive.segment_swap import Successor, held_in
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound, TieringError
 from tieringd.formats.job_records import (
     ErasedPartition,
@@ -33,13 +34,15 @@ from tieringd.formats.job_records import (
     encode_erasure_request,
 )
 from tieringd.formats.object_keys import data_key, erasure_key
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import REWRITER_PREFIX
-from tieringd.spark.bucket import bucket_of
-from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
+from tieringd.spark.bucket import Bucket, bucket_of
+from tieringd.spark.jobs.chosen import Share, chosen_partitions, rounds, shares
 from tieringd.spark.jobs.erased_keys import fingerprints
 from tieringd.spark.jobs.leftovers import Leftovers, find_leftovers, search, suspect_faults
-from tieringd.spark.jobs.progress import silent, watched
-from tieringd.spark.jobs.report import Report
+from tieringd.spark.jobs.progress import Progress, silent, watched
+from tieringd.spark.jobs.report import Report, Value
 from tieringd.spark.jobs.swapping import (
     Outcome,
     SwapKind,
@@ -53,24 +56,16 @@ from tieringd.spark.jobs.tasks import failures_in_words
 from tieringd.spark.key_eraser import ErasureCut
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
     from pyspark import Broadcast
     from pyspark.sql import SparkSession
 
-    from tieringd.archive.segment_swap import Successor
+    # An ordinary import would load pydantic into processes that do not need it.
     from tieringd.config import Config
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.chosen import Share
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Value
 
 
 @dataclass(frozen=True, slots=True)
 class _Looked:
-    """What a task did with a segment that has one of the keys, or that it could not read."""
+    """A segment that has one of the keys and was rewritten, or that could not be read."""
 
     partition: TopicIdPartition
     successor: Successor | None
@@ -79,14 +74,14 @@ class _Looked:
 
 @dataclass(frozen=True, slots=True)
 class _Eraser:
-    """Erase keys from the segments of a share. Runs on an executor."""
+    """Erases keys from the segments of a share. Runs on an executor."""
 
     config: Config
     keys: Broadcast[frozenset[bytes]]
     writer_id: str
 
     def __call__(self, share: Share) -> list[_Looked]:
-        """Store what is left of those segments that have one of the keys."""
+        """Store the rest of each segment that has one of the keys, and return one result for each."""
         bucket = bucket_of(self.config)
         rewriter = SegmentRewriter(
             bucket.store,
@@ -119,18 +114,26 @@ def erase(
     progress: Progress = silent,
 ) -> Report:
     """
-    Erase all records with one of *keys* from the archives of *topics*, which are names or patterns.
+    Erase all records with one of *keys* from the archives of *topics*.
 
-    *requested_by* and *reason* are for the record. With *delete_after_ms* the job deletes what left these
-    archives at least that long ago; 0 is everything at once, also under readers that still use it.
+    Args:
+        spark: The session that runs the tasks.
+        config: The archive's configuration.
+        topics: Names or patterns.
+        keys: The keys to erase.
+        requested_by: Who asks for the erasure; stored in its record.
+        reason: Why; stored in its record.
+        delete_after_ms: Delete objects that left these archives at least this many ms ago. 0 deletes
+            everything at once, even objects that readers still use. None leaves the deletion to the daemon.
+        progress: Called with the progress of each step.
 
     Raises:
-        ConfigError: There is no key, or nobody who asks.
+        ConfigError: *keys* is empty, or *requested_by* is.
         ObjectNotFound: The bucket holds no such topic.
-        StorageError: An operator must act. The record says what was to be done; run it again. Where
-            something was erased before, that is a fault of the report instead.
-        StorageUnavailable: The store is away; likewise.
-        TaskFailed: An executor could not do its part; likewise.
+        StorageError: An operator must act. The record says what was to be done; run the job again. If
+            something was erased before, the error is a fault of the report instead.
+        StorageUnavailable: The store does not answer; as above.
+        TaskFailed: An executor failed; as above.
     """
     if not keys:
         raise ConfigError("no key is given: nothing can be erased")
@@ -153,7 +156,8 @@ def erase(
                 looked = spark.sparkContext.parallelize(todo, max(1, len(todo))).flatMap(eraser).collect()
             segments_read += sum(len(one.segments) for one in some)
             reached.note(some, _swap(bucket, looked, outcome))
-            # What a compaction has replaced may have the keys too, and could take its place again.
+            # Segments that a compaction replaced and that are held may have the keys too. They could be put
+            # back after an election, so their holding ends here.
             holding = [one.partition for one in some if held_in(one)]
             bucket.run(end_holding(bucket, holding, outcome))
 
@@ -205,23 +209,23 @@ def erase(
 
 @dataclass(slots=True)
 class _Reached:
-    """Which partitions were gone over, as they were then."""
+    """The partitions that the job has processed, with their manifests of that time."""
 
     gone_over: dict[TopicIdPartition, PartitionManifest]
     faulty: set[TopicIdPartition] = field(default_factory=set)
-    """Those of which a part may still have a key, as a fault says."""
+    """Partitions of which a part may still have a key. A fault of the report names each."""
 
     def note(self, some: Sequence[PartitionManifest], faulty: Collection[TopicIdPartition]) -> None:
-        """Take in the partitions of a round."""
+        """Note the partitions of a round, and which of them are faulty."""
         self.faulty.update(faulty)
         self.gone_over.update({one.partition: one for one in some if one.partition not in faulty})
 
 
 def _swap(bucket: Bucket, looked: Sequence[_Looked], outcome: Outcome) -> set[TopicIdPartition]:
     """
-    Swap what was rewritten; return the partitions of which a part may keep a key, as faults say.
+    Swap in the rewritten segments; return the partitions of which a part may still have a key.
 
-    What cannot be read stays as it is.
+    Segments that cannot be read stay as they are. Each returned partition has a fault in *outcome*.
     """
     successors: dict[TopicIdPartition, list[Successor]] = defaultdict(list)
     faulty: set[TopicIdPartition] = set()
@@ -247,7 +251,7 @@ def _gone_over(
 
 
 async def _kept_by_store(bucket: Bucket, key: str) -> tuple[str, ...]:
-    """Return how the store keeps the bytes of deleted objects; that it does not tell is one of the ways."""
+    """Return the ways in which the store keeps bytes of deleted objects. A failed query counts as one."""
     try:
         return await bucket.store.kept_after_delete(key)
     except TieringError as error:
@@ -256,7 +260,7 @@ async def _kept_by_store(bucket: Bucket, key: str) -> tuple[str, ...]:
 
 def _store_record(bucket: Bucket, request: ErasureRequest, data: bytes, *, is_done: bool) -> None:
     key = erasure_key(begun_at_ms=request.begun_at_ms, job_id=request.job_id, is_done=is_done)
-    # The name is nobody else's. Without a condition it is stored again when an answer was lost.
+    # Only this job uses this name, so the put needs no condition, and a retry after a lost answer succeeds.
     bucket.run(bucket.store.put(key, data, crc32c=crc32c(data)))
 
 

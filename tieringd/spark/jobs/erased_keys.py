@@ -1,21 +1,18 @@
-"""The keys of an erasure: read from a file, and what is noted of them."""
+"""The keys of an erasure: parsing, reading from a file, and the fingerprints that are stored."""
 
 from __future__ import annotations
 
 import binascii
 import hashlib
+from collections.abc import Collection
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tieringd.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from pathlib import Path
-
 
 class KeyEncoding(StrEnum):
-    """How a key, which is bytes, is written in a line of text."""
+    """How a key, which is bytes, is written as text."""
 
     TEXT = "text"
     """UTF-8."""
@@ -25,10 +22,10 @@ class KeyEncoding(StrEnum):
 
 def decoded_key(text: str, encoding: KeyEncoding) -> bytes:
     """
-    Return the key that *text* stands for; an empty text is the empty key.
+    Return the key that *text* encodes. An empty text is the empty key.
 
     Raises:
-        ConfigError: It is not in this encoding. What it says does not tell the key: it may be logged.
+        ConfigError: The text is not valid in this encoding. The message may be logged, and has no key in it.
     """
     try:
         match encoding:
@@ -47,8 +44,8 @@ def read_keys(path: Path, encoding: KeyEncoding) -> frozenset[bytes]:
     Return the keys in a file, one in each line.
 
     Raises:
-        ConfigError: The file cannot be read, has an empty line, or one that is not in this encoding; or it
-            begins with a mark of the order of bytes, which some editors put there.
+        ConfigError: The file cannot be read, a line is empty or not valid in this encoding, or the file
+            begins with a byte order mark, which some editors write.
     """
     try:
         text = path.read_bytes().decode()
@@ -59,11 +56,11 @@ def read_keys(path: Path, encoding: KeyEncoding) -> frozenset[bytes]:
             f"{path} begins with a byte order mark, which would count as a part of the first key",
             hint="Store it as UTF-8 without one; a key that begins so can be given in hex",
         )
-    # Only the ends of lines that every system has: a key may hold other characters that break lines.
+    # Only \n and \r\n end a line. A key may contain the other characters that `splitlines` splits at.
     keys: set[bytes] = set()
     lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n") if text else []
     for number, line in enumerate(lines, 1):
-        # In hex blanks mean nothing, and a line of them would be the empty key.
+        # `bytes.fromhex` ignores blanks, so that a line of blanks would be the empty key.
         if not (line if encoding is KeyEncoding.TEXT else line.strip()):
             raise ConfigError(
                 f"line {number} of {path} is empty",
@@ -77,5 +74,5 @@ def read_keys(path: Path, encoding: KeyEncoding) -> frozenset[bytes]:
 
 
 def fingerprints(keys: Collection[bytes]) -> tuple[str, ...]:
-    """Return the SHA-256 of each key in hex, ascending: what may be noted of it."""
+    """Return the SHA-256 of each key in hex, ascending. Records store these instead of the keys."""
     return tuple(sorted(hashlib.sha256(key).hexdigest() for key in keys))

@@ -1,47 +1,44 @@
 """
-What an erasure would find: the segments that have one of some keys. Nothing is stored, and no record of it.
+The dry run of an erasure: find the segments that have one of some keys. Nothing is stored, not even a record.
 
-What the erasure could not go over is a fault here as well.
+Data that the erasure could not process is a fault here as well.
 
-A segment is read up to the first such record, so this takes no longer than the erasure.
+A segment is read up to the first record with a key, so the dry run takes no longer than the erasure.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.spark.bucket import bucket_of
-from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
+from tieringd.spark.jobs.chosen import Share, chosen_partitions, rounds, shares
 from tieringd.spark.jobs.leftovers import find_leftovers, suspect_faults
 from tieringd.spark.jobs.leftovers import search as search_objects
-from tieringd.spark.jobs.progress import silent
-from tieringd.spark.jobs.report import Report, Table
+from tieringd.spark.jobs.progress import Progress, silent
+from tieringd.spark.jobs.report import Report, Table, Value
 from tieringd.spark.jobs.tasks import run_tasks
 from tieringd.spark.key_eraser import ErasureCut
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
     from pyspark import Broadcast
     from pyspark.sql import SparkSession
 
+    # An ordinary import would load pydantic into processes that do not need it.
     from tieringd.config import Config
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.spark.jobs.chosen import Share
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Value
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What there is in a share."""
+    """The segments with one of the keys in a share."""
 
     segments: int = 0
     size_bytes: int = 0
@@ -50,7 +47,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _KeyFinder:
-    """Look for keys in the segments of a share. Runs on an executor."""
+    """Searches the segments of a share for keys. Runs on an executor."""
 
     config: Config
     keys: Broadcast[frozenset[bytes]]
@@ -83,12 +80,12 @@ def search(
     progress: Progress = silent,
 ) -> Report:
     """
-    Say which partitions of *topics*, which are names or patterns, have records with one of *keys*.
+    Report which partitions of *topics*, names or patterns, have records with one of *keys*.
 
     Raises:
-        ConfigError: There is no key.
+        ConfigError: *keys* is empty.
         ObjectNotFound: The bucket holds no such topic.
-        TaskFailed: The store is away, or an operator must act.
+        TaskFailed: An executor failed: the store does not answer, or an operator must act.
     """
     if not keys:
         raise ConfigError("no key is given: nothing can be found")

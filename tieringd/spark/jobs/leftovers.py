@@ -1,15 +1,16 @@
 """
-What a job that looks for keys does not reach by manifests, found by listing the bucket.
+List the bucket for data that a search for keys does not reach by manifests.
 
-The objects of chosen topics fall into three kinds. Those that a manifest of a partition names, which the job
-went over. Those that no manifest names, in quarantine or where a crash, a lost election or a merge under way
-has left them: executors search them for the keys. And those of partitions that the job did not go over: each
-of these partitions is a fault. Nothing is changed here.
+Objects of the chosen topics are of three kinds. Objects that a manifest names were processed by the job.
+Objects that no manifest names are in quarantine, or were left by a crash, a lost election or a merge under
+way; executors search them for the keys. Objects of partitions that the job did not process make each of these
+partitions a fault. Nothing is changed here.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,10 +25,12 @@ from tieringd.formats.object_keys import (
     parse_joined_part_key,
     parse_quarantined_key,
 )
-from tieringd.policies.scrub import TopicState, is_named
-from tieringd.spark.bucket import bucket_of
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.policies.scrub import Owner, TopicState, is_named
+from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.chosen import TASK_BYTES
-from tieringd.spark.jobs.progress import watched
+from tieringd.spark.jobs.progress import Progress, watched
 from tieringd.spark.jobs.tasks import failures_in_words
 from tieringd.spark.jobs.topic_choice import matches
 from tieringd.spark.key_eraser import holds_any
@@ -35,27 +38,21 @@ from tieringd.storage.at_once import at_once
 from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
-
     from pyspark import Broadcast
     from pyspark.sql import SparkSession
 
+    # An ordinary import would load pydantic into processes that do not need it.
     from tieringd.config import Config
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub import Owner
-    from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.progress import Progress
 
 PARTITIONS_AT_ONCE = 16
 SUSPECTS_TOLD_MAX = 20
-"""A crash may have left thousands. An erasure's record names all."""
+"""Suspects that a report names; a crash may leave thousands. The record of an erasure names all of them."""
 HAS_A_KEY = "it has a record with one of the keys"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredData:
-    """A data object, or a part of one, as the bucket lists it."""
+    """A data object or a part of one, from a listing of the bucket."""
 
     key: str
     size_bytes: int
@@ -64,20 +61,20 @@ class StoredData:
 
 @dataclass(slots=True)
 class Leftovers:
-    """What a listing of the bucket found of the chosen topics."""
+    """The data of the chosen topics that a listing of the bucket found outside of manifests."""
 
     unnamed: list[StoredData] = field(default_factory=list)
-    """Objects of partitions that were gone over; no manifest names them."""
+    """Objects of processed partitions that no manifest names."""
     quarantined: list[StoredData] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    """Partitions that were not gone over, or not as far as it seemed."""
+    """Messages on partitions that were not processed, or only in part."""
     replaced_from: dict[TopicIdPartition, int] = field(default_factory=dict)
-    """From where on another leader's records have taken the place of those that were gone over."""
+    """By partition, the offset from which another leader's records have replaced the processed ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """An object that keeps a key in the bucket, or that cannot be read."""
+    """An object outside of manifests that has one of the keys, or that cannot be read."""
 
     stored: StoredData
     reason: str
@@ -87,7 +84,7 @@ class Suspect:
 
 
 def suspect_faults(suspects: Sequence[Suspect]) -> list[str]:
-    """Return a fault for each of *suspects*, as far as a report for people goes; and what to do."""
+    """Return a fault for each suspect, up to SUSPECTS_TOLD_MAX, and one with advice; empty without any."""
     if not suspects:
         return []
     faults = [str(one) for one in suspects[:SUSPECTS_TOLD_MAX]]
@@ -109,13 +106,13 @@ async def find_leftovers(
     told: Collection[TopicIdPartition] = (),
 ) -> Leftovers:
     """
-    List the bucket, and return what of *topics*, names or patterns, is beyond what was gone over.
+    List the bucket, and return the data of *topics* that the job did not process.
 
     Args:
         bucket: An open bucket.
-        topics: As they were given to the job.
-        gone_over: The partitions that were gone over, as they were then.
-        told: Partitions of which a fault says already that they were not.
+        topics: The job's names or patterns.
+        gone_over: The partitions that the job processed, with their manifests of that time.
+        told: Unprocessed partitions that have a fault already.
 
     Raises:
         StorageUnavailable: The store does not answer.
@@ -138,7 +135,7 @@ async def find_leftovers(
                 suspects[one.partition].append(one)
 
     await at_once(PREFIXES, list_prefix, count=len(PREFIXES))
-    # What was committed since the names were taken is named by a manifest that is read now.
+    # Manifests are read again: one that was committed since may name some of these objects.
     for owner in await at_once(list(suspects), owners.owner, count=PARTITIONS_AT_ONCE):
         found.unnamed += [one for one in suspects[owner.partition] if not is_named(owner, one.key)]
     for owner in await at_once(list(strangers), owners.owner, count=PARTITIONS_AT_ONCE):
@@ -160,7 +157,7 @@ def search(
     Read *objects* on executors, and return those that have one of *keys*, or that cannot be read.
 
     Raises:
-        TaskFailed: An executor could not do its part.
+        TaskFailed: An executor failed.
     """
     if not objects:
         return []
@@ -171,13 +168,13 @@ def search(
 
 @dataclass(frozen=True, slots=True)
 class _Searcher:
-    """Look for keys in objects. Runs on an executor."""
+    """Searches objects for keys. Runs on an executor."""
 
     config: Config
     keys: Broadcast[frozenset[bytes]]
 
     def __call__(self, objects: Sequence[StoredData]) -> list[Suspect]:
-        """Return those that have a key, or that cannot be read; one that is gone by now has none."""
+        """Return the objects that have a key or cannot be read. Objects that are gone are left out."""
         bucket = bucket_of(self.config)
         found: list[Suspect] = []
         for one in objects:
@@ -215,7 +212,11 @@ async def _listed(bucket: Bucket, prefix: str, topics: Sequence[str]) -> AsyncIt
 
 
 def _note_replaced(found: Leftovers, owner: Owner, before: PartitionManifest) -> None:
-    """Note where an unclean election has put other records since *before*. No clock has a say."""
+    """
+    Note a fault if another leader's records replaced processed ones since *before*.
+
+    That happens at an unclean election. The manifests alone decide, and no clock.
+    """
     after = () if owner.manifest is None else owner.manifest.replacements
     bases = [one.base_offset for one in after if one not in before.replacements]
     if bases and min(bases) < before.next_offset:
@@ -250,7 +251,7 @@ def _why(owner: Owner) -> str:
 
 
 def _shares(objects: Iterable[StoredData]) -> Iterator[tuple[StoredData, ...]]:
-    """Yield *objects* in shares of at least `TASK_BYTES`, but for the last."""
+    """Yield *objects* in shares. Each share but the last has at least `TASK_BYTES`."""
     share: list[StoredData] = []
     size_bytes = 0
     for one in objects:

@@ -1,11 +1,11 @@
 """
-Merging the small segments of whole archives, spilled history included.
+Merge the small segments of whole archives, spilled history included.
 
-What becomes one is decided as a daemon decides it (`policies.segment_merge`). Where the store can join
-objects itself, executors only ask it to; else the bytes go through them. Runs are swapped some at a time. A
-job that dies leaves the rest as it was, and another run does that.
+The job decides which segments become one as a daemon does (`policies.segment_merge`). If the store can join
+objects itself, executors only make the requests; otherwise the bytes go through executors. Merged runs are
+swapped in portions. A job that dies leaves the rest unchanged, and another run merges it.
 
-Compacted topics are left alone, where the configuration knows them for such.
+Topics that the configuration knows to be compacted are left alone.
 """
 
 from __future__ import annotations
@@ -13,36 +13,30 @@ from __future__ import annotations
 import secrets
 import tempfile
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tieringd.archive.object_joiner import ObjectJoiner, PreparedMerge, index_of_parts, store_merged
 from tieringd.archive.segment_swap import Successor
+from tieringd.config import Config
 from tieringd.config.topic import DEFAULT_SEGMENT_BYTES
 from tieringd.errors import ChecksumRejected, CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import topic_key
-from tieringd.model.segment import JOB_PREFIX
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import JOB_PREFIX, RemoteSegment
 from tieringd.policies.segment_merge import job_limit_offset, plan_merges
-from tieringd.spark.bucket import bucket_of
+from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.chosen import chosen_partitions, loaded_again
-from tieringd.spark.jobs.progress import silent, watched
-from tieringd.spark.jobs.report import Report
+from tieringd.spark.jobs.progress import Progress, silent, watched
+from tieringd.spark.jobs.report import Report, Value
 from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap, what_is_done_is_told
 from tieringd.spark.jobs.tasks import failures_in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
     from pyspark.sql import SparkSession
-
-    from tieringd.config import Config
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Value
 
 RUNS_AT_ONCE: Final = 1_000
 """Runs between two rounds of swaps."""
@@ -51,7 +45,7 @@ _EVERYTHING: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """Segments that become one."""
+    """Segments of one partition that become one segment."""
 
     partition: TopicIdPartition
     parts: tuple[RemoteSegment, ...]
@@ -59,7 +53,7 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What came of a task."""
+    """The result of a task: a stored merge, or a fault."""
 
     task: _Task
     merge: PreparedMerge | None
@@ -68,13 +62,13 @@ class _Done:
 
 @dataclass(frozen=True, slots=True)
 class _Merger:
-    """Merge runs. Runs on an executor."""
+    """Merges runs of segments. Runs on an executor."""
 
     config: Config
     job_id: str
 
     def __call__(self, task: _Task) -> _Done:
-        """Store the objects of what a run becomes."""
+        """Store the objects of a run's merged segment."""
         bucket = bucket_of(self.config)
         try:
             return _Done(task, bucket.run(self._merged(bucket, task)))
@@ -90,7 +84,7 @@ class _Merger:
             await index_of_parts(bucket.indexes, task.partition, task.parts),
             leader_epoch=max(part.leader_epoch for part in task.parts),
             writer_id=f"{JOB_PREFIX}{self.job_id}",
-            # What it is made of was listed when the job began, and may have been replaced since.
+            # The parts were listed when the portion was planned, and may have been replaced since.
             is_recorded=False,
         )
 
@@ -105,18 +99,27 @@ def merge(
     progress: Progress = silent,
 ) -> Report:
     """
-    Merge adjacent small segments in the archives of *topics*, which are names or patterns.
+    Merge adjacent small segments in the archives of *topics*.
 
-    By `cloud_storage_segment_size_target` and `_min`. What a broker's log may still hold stays as it is,
-    unless the topic is deleted there, or there is no broker any more: *has_broker* is false. What is replaced
-    is deleted by the daemon that archives the topic. Where there is none, this deletes what was replaced at
-    least *delete_after_ms* ago.
+    `cloud_storage_segment_size_target` and `cloud_storage_segment_size_min` decide. Segments with offsets
+    that a broker's log may still have stay as they are. They are merged if the topic is deleted in its
+    cluster, or if *has_broker* is false.
+
+    Args:
+        spark: The session that runs the tasks.
+        config: The archive's configuration.
+        topics: Names or patterns.
+        has_broker: Whether a broker may still have the topics' logs.
+        delete_after_ms: Delete objects that were replaced at least this many ms ago. None leaves the
+            deletion to the daemon that archives the topic.
+        progress: Called with the progress of each step.
 
     Raises:
         ObjectNotFound: The bucket holds no such topic.
-        StorageError: An operator must act. Nothing was merged: else it is a fault of the report.
-        StorageUnavailable: The store is away; likewise.
-        TaskFailed: An executor could not do its part; likewise.
+        StorageError: An operator must act, and nothing was merged. After a merge the error is a fault of the
+            report instead.
+        StorageUnavailable: The store does not answer, and nothing was merged; else a fault as well.
+        TaskFailed: An executor failed, and nothing was merged; else a fault as well.
     """
     bucket, outcome = bucket_of(config), Outcome()
     chosen = bucket.run(chosen_partitions(bucket, topics))
@@ -153,10 +156,11 @@ def portions(
     runs_max: int = RUNS_AT_ONCE,
 ) -> Iterator[list[_Task]]:
     """
-    Yield the runs of archives that have their history some at a time, as far as no log may hold the same.
+    Yield the runs to merge, *runs_max* at a time. Offsets that a log in *with_log* may have are left out.
 
-    What comes after the first *runs_max* is planned when those before are done, of what the archives are by
-    then: a daemon merges as well, and retention deletes. What cannot be read by then comes to *faults*.
+    *partitions* are manifests with their spilled segments. Runs after the first portion are planned when the
+    portion before is done, from newly loaded manifests: a daemon merges as well, and retention deletes. For a
+    partition that cannot be read then a message is appended to *faults*.
     """
     limits = bucket.config.merge_settings.limits(segment_bytes=DEFAULT_SEGMENT_BYTES)
     some: list[_Task] = []
@@ -188,7 +192,7 @@ def portions(
 
 
 def _swap(bucket: Bucket, done: Sequence[_Done], outcome: Outcome) -> int:
-    """Swap what was merged; return how many bytes came through executors."""
+    """Swap in the merged segments; return how many bytes went through executors."""
     merges: dict[TopicIdPartition, list[PreparedMerge]] = defaultdict(list)
     for one in done:
         if one.merge is None:

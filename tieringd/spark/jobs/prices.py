@@ -1,14 +1,16 @@
 """
-What an object store costs: a price list, and how many requests an upload takes.
+Prices of object stores, and the number of requests of an upload.
 
-The lists here are the stores' public ones for a region of the United States at the time that is named, of
-the first tier and without any discount. An operator gives others in a file.
+The price lists here are public list prices for a region of the United States, of the year in their label, of
+the first tier and without a discount. An operator can give others in a file.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
@@ -16,13 +18,11 @@ import yaml
 from tieringd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
+    # An ordinary import would load pydantic and xxhash into processes that do not need them.
     from tieringd.config import Config
 
 _BESIDE_PARTS: Final = {"s3": 2, "azure": 1}
-"""Requests of an upload in parts that carry no part: those that begin and complete it."""
+"""Requests of a multipart upload besides those of its parts: to begin and to complete it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,19 @@ class Prices:
     """The prices of one storage class."""
 
     label: str
-    """Whose they are, and of when."""
+    """The store, the region and the year of the prices."""
     currency: str
     storage_gib_month: float
-    """For a GiB that is kept for a month; stores call it a GB."""
+    """The price of one GiB for one month; stores call the unit GB."""
     writes_1000: float
-    """For a thousand requests that write."""
+    """The price of 1000 writing requests."""
 
     def storage_cost(self, size_bytes: int) -> float:
-        """Return what a month of so many bytes costs."""
+        """Return the cost of storing *size_bytes* for a month."""
         return size_bytes / (1 << 30) * self.storage_gib_month
 
     def write_cost(self, requests: int) -> float:
-        """Return what so many writing requests cost."""
+        """Return the cost of a number of writing requests."""
         return requests / 1000 * self.writes_1000
 
 
@@ -51,20 +51,20 @@ LIST_PRICES: Final[Mapping[str, Prices]] = {
     "google": Prices("Cloud Storage Standard, us-central1, list price of 2025", "USD", 0.020, 0.005),
     "azure": Prices("Blob Storage Hot LRS, East US, list price of 2025", "USD", 0.0184, 0.005),
 }
-"""By backend."""
+"""List prices by backend."""
 
 
 def list_prices(config: Config) -> Prices | None:
-    """Return the list prices of the configured store; None where it has none."""
+    """Return the list prices of the configured store; None if none are known."""
     return LIST_PRICES.get(config.backend or "")
 
 
 def read_prices(path: Path) -> Prices:
     """
-    Return the prices in a file.
+    Return the prices in a YAML file.
 
     Raises:
-        ConfigError: It is none of prices.
+        ConfigError: The file cannot be read, or is not a list of prices.
     """
     try:
         document = yaml.safe_load(path.read_text())
@@ -95,22 +95,22 @@ def _prices(document: Any, path: Path) -> Prices:
 
 
 def _is_price(value: Any) -> bool:
-    # Neither YAML's .nan nor its .inf is one.
+    # YAML's .nan and .inf are not prices.
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class UploadRequests:
-    """How many writing requests it takes to store an object, by its size."""
+    """The number of writing requests that store an object, depending on its size."""
 
     parts_from_bytes: int | None
-    """An object of that many bytes or more goes up in parts; None where all go in one piece."""
+    """Objects of this size or more are uploaded in parts; None if all are uploaded in one piece."""
     part_bytes: int
     beside_parts: int
 
     @classmethod
     def of(cls, config: Config) -> UploadRequests:
-        """Return how the configured store is written to."""
+        """Return the rules for the configured store."""
         beside = _BESIDE_PARTS.get(config.store_kind or "")
         threshold = config.cloud_storage_multipart_threshold_bytes if beside is not None else None
         return cls(threshold, config.cloud_storage_multipart_part_size_bytes, beside or 0)

@@ -1,38 +1,41 @@
-"""How far a job is, while it works: the tasks of Spark that are done, told to whoever wants to know."""
+"""The progress of a running job: how many of Spark's tasks are done."""
 
 from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import SparkSession
 
 POLL_SECONDS = 1.0
 _OF_A_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
-"""What Spark keeps of a job group for a thread: a notebook's cell may have one of its own."""
+"""Spark's thread-local properties of a job group. A notebook's cell may have a group of its own."""
 
 
 class Progress(Protocol):
-    """Whoever is told."""
+    """A receiver of a job's progress."""
 
     def __call__(self, what: str, done: int, total: int, /) -> None:
-        """Take that *done* of *total* tasks of *what* are done."""
+        """Receive that *done* of *total* tasks of the step *what* are done."""
 
 
 def silent(_what: str, _done: int, _total: int) -> None:
-    """Tell nobody."""
+    """Ignore the progress."""
 
 
 @contextmanager
 def watched(
     spark: SparkSession, what: str, progress: Progress, *, poll_seconds: float = POLL_SECONDS
 ) -> Iterator[None]:
-    """Tell *progress* of the tasks that Spark does for this thread in the block, under the name *what*."""
+    """
+    Report the tasks that Spark runs for this thread in the context to *progress*, as the step *what*.
+
+    An exception in the context, such as an interrupt, cancels these tasks.
+    """
     context = spark.sparkContext
     group = f"tieringd-{uuid.uuid4().hex}"
     is_over = threading.Event()
@@ -46,8 +49,8 @@ def watched(
             job = tracker.getJobInfo(job_id)
             for stage_id in job.stageIds if job else ():
                 stage = tracker.getStageInfo(stage_id)
-                # One that waits may be many tasks that are over at once, as those of a shuffle, or be left
-                # out: what is left to do would seem far too much.
+                # A waiting stage is not counted. It may have many tasks that end at once, such as those of a
+                # shuffle, or it may be skipped: the rest would seem far too much.
                 if stage is not None and (stage.numActiveTasks or stage.numCompletedTasks):
                     done += stage.numCompletedTasks
                     total += stage.numTasks
@@ -61,14 +64,14 @@ def watched(
                 tell()
 
     before = {name: context.getLocalProperty(name) for name in _OF_A_GROUP}
-    # An interrupt reaches tasks that wait for a store.
+    # With `interruptOnCancel` a cancellation also interrupts tasks that wait for a store.
     context.setJobGroup(group, what, interruptOnCancel=True)
     watcher = threading.Thread(target=poll, name="tieringd-progress", daemon=True)
     watcher.start()
     try:
         yield
     except BaseException:
-        # Whoever interrupts the driver wants the executors to stop as well.
+        # An interrupt of the driver stops the executors as well.
         with spark_may_be_gone():
             context.cancelJobGroup(group)
         raise
@@ -85,9 +88,9 @@ def watched(
 @contextmanager
 def spark_may_be_gone() -> Iterator[None]:
     """
-    Do in the context what is of no use without a Spark: its errors are passed over.
+    Suppress Spark's errors in the context, whose work is useless if Spark is gone.
 
-    They would take the place of the one that tells why it is gone.
+    Such an error would hide the error that says why Spark is gone.
     """
     from tieringd.spark.jobs.spark_errors import SPARK_ERRORS  # noqa: PLC0415 - an optional part
 

@@ -1,29 +1,43 @@
 """
-Rebuild: manifests made again from the objects that they named, for when they are lost or damaged.
+Rebuild lost or damaged manifests from the objects in the bucket.
 
-The driver lists the bucket and decides; executors read indexes, and where one is missing the data. Nothing
-is written unless that is asked for, readable manifests are left alone unless that is asked for too, and
-nothing is ever deleted. Run again, it finds what is done.
+The driver lists the bucket and decides. Executors read indexes, and the data if an index is missing.
+Manifests are written only with `write`, and readable ones are replaced only with `replace`. Nothing is ever
+deleted. A second run finds what the first one did.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tieringd.archive.rebuild.manifest_writer import ManifestWriter, PartitionStanding, Standing, standing_of
-from tieringd.archive.rebuild.object_listing import list_partitions, recorded_rewritings
+from tieringd.archive.rebuild.object_listing import (
+    ListedPartition,
+    RecordedRewritings,
+    list_partitions,
+    recorded_rewritings,
+)
 from tieringd.archive.rebuild.stored_segments import Unusable
 from tieringd.archive.scrub.orphan_search import Owners
 from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.formats.object_keys import TopicKey, data_key, topic_key
-from tieringd.model.segment import JOB_PREFIX
-from tieringd.policies.manifest_rebuild import RebuildPlan, kept_from, plan_rebuild, rebuilt_manifest
-from tieringd.spark.bucket import bucket_of
-from tieringd.spark.jobs.progress import silent
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import JOB_PREFIX, RemoteSegment
+from tieringd.policies.manifest_rebuild import (
+    RebuildPlan,
+    StoredSegment,
+    kept_from,
+    plan_rebuild,
+    rebuilt_manifest,
+)
+from tieringd.spark.bucket import Bucket, bucket_of
+from tieringd.spark.jobs.progress import Progress, silent
 from tieringd.spark.jobs.rebuild_report import RebuiltPartition, RebuiltTopic, rebuild_report
 from tieringd.spark.jobs.rebuild_tasks import (
     plan_index_tasks,
@@ -31,29 +45,20 @@ from tieringd.spark.jobs.rebuild_tasks import (
     read_segments,
     remake_indexes,
 )
-from tieringd.spark.jobs.tasks import spread_over
+from tieringd.spark.jobs.report import Report
+from tieringd.spark.jobs.tasks import Spread, spread_over
 from tieringd.spark.jobs.topic_choice import is_chosen_by, unmatched
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from pyspark.sql import SparkSession
 
-    from tieringd.archive.rebuild.object_listing import ListedPartition, RecordedRewritings
+    # An ordinary import would load pydantic and PyYAML into processes that do not need them.
     from tieringd.config import Config
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.policies.manifest_rebuild import StoredSegment
-    from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Report
-    from tieringd.spark.jobs.tasks import Spread
 
 PARTITIONS_AT_ONCE: Final = 16
 BATCH_OBJECTS: Final = 100_000
-"""Data objects whose partitions are rebuilt together: what they tell is held in the driver's memory."""
+"""Data objects that are rebuilt together. The driver holds their descriptions in memory."""
 GAP_REASON: Final = "no object of these offsets was in the bucket when the manifest was rebuilt"
 UNREAD: Final = (
     "it is not written while a record of what a job rewrote cannot be read: erased records might be back. "
@@ -64,13 +69,13 @@ UNDECIDED: Final = "its index is missing, and the archive does not tell how a tr
 
 @dataclass(frozen=True, slots=True)
 class RebuildOptions:
-    """What an operator wants of a rebuild."""
+    """The options of a rebuild."""
 
     write: bool = False
     replace: bool = False
-    """Write over manifests that can be read."""
+    """Replace manifests that can be read."""
     deep: bool = False
-    """Read all data, and believe no index."""
+    """Read all data, and trust no index."""
 
 
 def rebuild(
@@ -84,15 +89,15 @@ def rebuild(
     progress: Progress = silent,
 ) -> Report:
     """
-    Make the manifests of *topics*, names or patterns, again from what the bucket holds of them.
+    Rebuild the manifests of *topics*, names or patterns, from the objects in the bucket; all without topics.
 
-    Without *write* nothing is changed, and the report says what would be. With *replace*, manifests that
-    can be read are made again too. *deep* reads every data object whole.
+    Without *write* nothing is changed, and the report says what would be written. With *replace*, readable
+    manifests are rebuilt too. *deep* reads every data object completely.
 
     Raises:
         ObjectNotFound: One of *topics* matches nothing.
-        StorageUnavailable: The store does not answer; what was written stays, and is found by the next run.
-        TaskFailed: An executor could not do its part.
+        StorageUnavailable: The store does not answer. Written manifests stay, and the next run finds them.
+        TaskFailed: An executor failed.
     """
     begun = time.monotonic()
     options = RebuildOptions(write, replace, deep)
@@ -102,7 +107,7 @@ def rebuild(
 
 
 class Rebuild:
-    """One rebuild of a bucket; *spread* has the tasks done."""
+    """One rebuild of a bucket. *spread* runs the tasks."""
 
     def __init__(self, config: Config, bucket: Bucket, options: RebuildOptions, spread: Spread) -> None:
         self._config = config
@@ -127,7 +132,8 @@ class Rebuild:
             raise ObjectNotFound(f"the bucket holds no object of a topic that matches {', '.join(missing)}")
         standings = bucket.run(at_once(sorted(listed), self._standing, count=PARTITIONS_AT_ONCE))
         if self._options.replace:
-            # What is committed after this changes a manifest that was looked at, and it is not written over.
+            # The listing is made again after the manifests were read. A later commit changes a manifest that
+            # was read, and a changed manifest is not replaced.
             again = bucket.run(list_partitions(bucket.store, is_chosen_by(topics)))
             listed = {partition: again.get(partition, one) for partition, one in listed.items()}
         done: list[RebuiltPartition] = []
@@ -176,7 +182,7 @@ class Rebuild:
                 try:
                     await self._writer.write(one, manifest, leader_epoch=_newest_epoch(stored[one.partition]))
                 except TieringError as failed:
-                    # The others are written all the same.
+                    # The other partitions are written nevertheless.
                     error = str(failed)
             return RebuiltPartition(
                 one,
@@ -201,7 +207,7 @@ class Rebuild:
     ) -> tuple[
         defaultdict[TopicIdPartition, list[StoredSegment]], defaultdict[TopicIdPartition, list[Unusable]]
     ]:
-        """Return what is stored of each partition, and what of it is of no use."""
+        """Return the stored segments of each partition, and its unusable objects."""
         tasks = plan_read_tasks(
             {partition: one.segments() for partition, one in listed.items()}, deep=self._options.deep
         )
@@ -223,7 +229,11 @@ class Rebuild:
         stored: dict[TopicIdPartition, list[StoredSegment]],
         unusable: Mapping[TopicIdPartition, list[Unusable]],
     ) -> set[TopicIdPartition]:
-        """Make lost indexes of chosen segments again; return the partitions that have to be planned anew."""
+        """
+        Make the lost indexes of chosen segments again, and return the partitions to plan anew.
+
+        A segment whose index cannot be made moves from *stored* to *unusable*.
+        """
         lost = {
             partition: [one.segment for one in plan.chosen if not one.has_index]
             for partition, plan in plans.items()
@@ -259,7 +269,11 @@ class Rebuild:
     async def _topics(
         self, listed: Mapping[TopicIdPartition, ListedPartition], leaving: set[TopicKey]
     ) -> list[RebuiltTopic]:
-        """See that every topic has a manifest that leads to its partitions; these are there by now."""
+        """
+        Write topic manifests that are missing, or do not cover all partitions; report each topic.
+
+        The partitions' manifests are written before. Topics in *leaving* are left alone.
+        """
         by_topic: defaultdict[TopicKey, list[TopicIdPartition]] = defaultdict(list)
         for partition, one in listed.items():
             if one.has_manifest or one.data:
@@ -298,5 +312,5 @@ def _batches(
 
 
 def _newest_epoch(stored: Sequence[StoredSegment]) -> int:
-    """Return the newest leader epoch that anything was stored under: nobody older may write the manifest."""
+    """Return the newest leader epoch of the stored segments. No older leader may write the manifest."""
     return max(one.segment.leader_epoch for one in stored)

@@ -1,44 +1,42 @@
-"""What a rebuild says at its end."""
+"""The report of a rebuild."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from tieringd.archive.rebuild.manifest_writer import PartitionStanding, Standing
-from tieringd.formats.object_keys import data_key
-from tieringd.spark.jobs.report import Report, Table
+from tieringd.formats.object_keys import TopicKey, data_key
+from tieringd.model.manifest import PartitionManifest
+from tieringd.policies.manifest_rebuild import RebuildPlan
+from tieringd.spark.jobs.report import Report, Table, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
+    # An ordinary import would load the code of the rebuild into processes that do not need it.
     from tieringd.archive.rebuild.stored_segments import Unusable
-    from tieringd.formats.object_keys import TopicKey
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.policies.manifest_rebuild import RebuildPlan
-    from tieringd.spark.jobs.report import Value
 
 
 @dataclass(frozen=True, slots=True)
 class RebuiltPartition:
-    """What became of one partition."""
+    """The outcome of one partition's rebuild."""
 
     before: PartitionStanding
     manifest: PartitionManifest | None = None
-    """The rebuilt one; None where the partition was left alone, or nothing of it is of use."""
+    """The rebuilt manifest; None if the partition was left alone, or has no usable object."""
     plan: RebuildPlan | None = None
     unusable: tuple[Unusable, ...] = ()
     damaged_records: tuple[str, ...] = ()
-    """Why records of rewritings cannot be read."""
+    """Why records of rewritings cannot be read, one message for each."""
     is_written: bool = False
     error: str = ""
-    """Why it was not written."""
+    """Why the manifest was not written; empty without an error."""
 
     @property
     def outcome(self) -> str:
-        """Return what was done, in words."""
+        """Return the outcome in words, for the report."""
         if self.error:
             return "not written"
         if self.is_written:
@@ -48,7 +46,7 @@ class RebuiltPartition:
         return "left alone" if self.plan is None else "nothing to write"
 
     def faults(self) -> Iterator[str]:
-        """Yield what an operator has to look at."""
+        """Yield messages on what an operator has to look at."""
         name = self.before.partition
         if self.error:
             yield f"{name}: {self.error}"
@@ -78,7 +76,7 @@ class RebuiltPartition:
                 )
 
     def _is_missed(self, one: Unusable) -> bool:
-        """Say whether offsets of an object that is of no use are in no other one."""
+        """Return whether some offsets of an unusable object are in no other object of the manifest."""
         manifest = self.manifest
         if manifest is None:
             return True
@@ -91,12 +89,12 @@ class RebuiltPartition:
 
 @dataclass(frozen=True, slots=True)
 class RebuiltTopic:
-    """What became of one topic manifest."""
+    """The outcome of one topic manifest's rebuild."""
 
     key: TopicKey
     partition_count: int
     is_needed: bool
-    """Whether it was missing, damaged, or did not lead to all partitions."""
+    """Whether the topic manifest was missing or damaged, or did not cover all partitions."""
     is_written: bool
     error: str = ""
 
@@ -108,7 +106,7 @@ def rebuild_report(
     is_written: bool,
     seconds: float,
 ) -> Report:
-    """Put together what was done, or would be."""
+    """Return the report of what was written, or in a dry run of what would be."""
     standings = Counter(one.before.standing for one in partitions)
     outcomes = Counter(one.outcome for one in partitions)
     manifests = [one.manifest for one in partitions if one.manifest is not None]

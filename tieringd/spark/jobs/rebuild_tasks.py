@@ -1,42 +1,41 @@
-"""What executors do for a rebuild: they read what is stored, and make lost indexes again."""
+"""The tasks of a rebuild on executors: read stored segments, and make lost indexes again."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tieringd.archive.object_joiner import ObjectJoiner
-from tieringd.archive.rebuild.stored_segments import LostIndexes, stored_segment
+from tieringd.archive.rebuild.object_listing import ListedSegment
+from tieringd.archive.rebuild.stored_segments import LostIndexes, Unusable, stored_segment
 from tieringd.archive.scrub.data_scan import DataIndexer
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment
+from tieringd.policies.manifest_rebuild import StoredSegment
 from tieringd.spark.bucket import bucket_of
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from tieringd.archive.rebuild.object_listing import ListedSegment
-    from tieringd.archive.rebuild.stored_segments import Unusable
+    # An ordinary import would load pydantic and PyYAML into processes that do not need them.
     from tieringd.config import Config
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.policies.manifest_rebuild import StoredSegment
 
 SEGMENTS_AT_ONCE: Final = 8
-"""Most of a task's time goes by in requests for small indexes."""
+"""Segments that a task reads at once: most of its time is spent waiting for small indexes."""
 TASK_SEGMENTS: Final = 256
 TASK_BYTES: Final = 1 << 30
-"""Of data that has to be read whole."""
+"""Data in a task that has to be read completely."""
 INDEXES_OF_A_TASK: Final = 16
 INDEX_TASKS: Final = 32
-"""Of one partition at the most: each takes the manifest along."""
+"""Most tasks of one partition, since each task has the manifest with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """Stored segments of one partition that are to be found out about."""
+    """Listed segments of one partition that a task reads."""
 
     partition: TopicIdPartition
     segments: tuple[ListedSegment, ...]
@@ -44,7 +43,7 @@ class ReadTask:
 
 @dataclass(frozen=True, slots=True)
 class IndexTask:
-    """Segments whose indexes are missing, and the manifest of the whole archive that they are in."""
+    """Segments without an index, and the rebuilt manifest of their whole partition."""
 
     manifest: PartitionManifest
     segments: tuple[RemoteSegment, ...]
@@ -53,7 +52,7 @@ class IndexTask:
 def plan_read_tasks(
     listed: Mapping[TopicIdPartition, Sequence[ListedSegment]], *, deep: bool
 ) -> tuple[ReadTask, ...]:
-    """Deal out what is listed; tasks that read much data come first."""
+    """Divide the listed segments into tasks. Tasks that read the most data come first."""
     tasks: list[tuple[int, ReadTask]] = []
     for partition, segments in listed.items():
         some: list[ListedSegment] = []
@@ -70,7 +69,7 @@ def plan_read_tasks(
 
 
 def plan_index_tasks(lost: Iterable[tuple[PartitionManifest, Sequence[RemoteSegment]]]) -> list[IndexTask]:
-    """Deal out segments without an index, with the manifests that they are in."""
+    """Divide the segments without an index into tasks, each with the segments' manifest."""
     tasks = []
     for manifest, segments in lost:
         count = max(INDEXES_OF_A_TASK, -(-len(segments) // INDEX_TASKS))
@@ -84,7 +83,7 @@ def plan_index_tasks(lost: Iterable[tuple[PartitionManifest, Sequence[RemoteSegm
 def read_segments(
     config: Config, task: ReadTask, *, deep: bool
 ) -> tuple[TopicIdPartition, list[StoredSegment | Unusable]]:
-    """Find out about the segments of *task*; runs on an executor."""
+    """Return the stored and the unusable segments of *task*. Runs on an executor."""
     bucket = bucket_of(config)
 
     async def read(one: ListedSegment) -> StoredSegment | Unusable:
@@ -96,7 +95,7 @@ def read_segments(
 def remake_indexes(
     config: Config, task: IndexTask, *, write: bool
 ) -> tuple[TopicIdPartition, list[tuple[RemoteSegment, RemoteSegment | None]]]:
-    """Make the indexes of *task* again; runs on an executor. See `LostIndexes.remade`."""
+    """Make the indexes of *task* again. Runs on an executor; see `LostIndexes.remade`."""
     bucket = bucket_of(config)
     indexes = LostIndexes(
         bucket.store,

@@ -1,26 +1,24 @@
-"""What a job says at its end: figures, tables, and what an operator has to look at."""
+"""The report of a job: figures, tables, and faults for an operator."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 Value: TypeAlias = int | float | str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of a report under their columns."""
+    """A table of a report."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
     is_detail: bool = False
-    """Of use for programs: the report for people leaves it out."""
+    """Whether the table is for programs only; the text report leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +26,8 @@ class Report:
     """
     The outcome of a job.
 
-    Figures have their unit in their name. A job with `faults` has found what should not be, or has left
-    something undone: the command that started it ends with 1.
+    Figures have their unit in their name. `faults` are problems that the job found, or work that it left
+    undone. With faults the command exits with 1.
     """
 
     job: str
@@ -52,7 +50,7 @@ class Report:
         return json.dumps(document, indent=2)
 
     def as_text(self) -> str:
-        """Return the report for people."""
+        """Return the report as text for people."""
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
@@ -74,7 +72,7 @@ def _text(value: Value) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
-        # A rate of a few thousandths is not nothing.
+        # A rate of a few thousandths must not print as 0.000.
         return f"{value:.3f}" if abs(value) >= 1 or not value else f"{value:.3g}"
     return str(value)
 

@@ -1,61 +1,55 @@
 """
-Scrub: the whole archive against its manifests, every byte of it.
+Scrub: compare every byte of the archive with its manifests.
 
-The driver looks at manifests and lists the bucket; executors read every data object and index whole. What
-an executor finds wrong it looks at once more, and says so only where a manifest that was read after that
-still names the object: merges and retention go on meanwhile. Nothing is changed.
+The driver reads manifests and lists the bucket. Executors read every data object and index completely. If an
+executor finds a fault, it reads the object again, and reports the fault only if a manifest that was read
+afterwards still names the object. Merges and retention may have replaced it meanwhile. Nothing is changed.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tieringd.archive.scrub.partition_scrub import PartitionScrubber
 from tieringd.archive.scrub.segment_look import SegmentLooker
-from tieringd.archive.scrub.survey import Surveyor
-from tieringd.spark.bucket import bucket_of
-from tieringd.spark.jobs.progress import silent
-from tieringd.spark.jobs.report import Report, Table
-from tieringd.spark.jobs.segment_tasks import plan_segment_tasks
-from tieringd.spark.jobs.tasks import spread_over
+from tieringd.archive.scrub.survey import Survey, Surveyor
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment
+from tieringd.policies.scrub import Finding
+from tieringd.spark.bucket import Bucket, bucket_of
+from tieringd.spark.jobs.progress import Progress, silent
+from tieringd.spark.jobs.report import Report, Table, Value
+from tieringd.spark.jobs.segment_tasks import SegmentTask, plan_segment_tasks
+from tieringd.spark.jobs.tasks import Spread, spread_over
 from tieringd.spark.jobs.topic_choice import is_chosen_by, require_matched
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from pyspark.sql import SparkSession
 
-    from tieringd.archive.scrub.survey import Survey
+    # An ordinary import would load pydantic and PyYAML into processes that do not need them.
     from tieringd.config import Config
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.policies.scrub import Finding
-    from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Value
-    from tieringd.spark.jobs.segment_tasks import SegmentTask
-    from tieringd.spark.jobs.tasks import Spread
 
 SEGMENTS_AT_ONCE = 2
-"""In a task: while one is checked, the next one's first bytes are on their way."""
+"""Segments that a task reads at once. While one is checked, the first bytes of the next are fetched."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicCount:
-    """What was looked at of one topic."""
+    """The amount of data that was checked of one topic."""
 
     segments: int = 0
     size_bytes: int = 0
-    """Of data objects."""
+    """Bytes of data objects."""
     records: int = 0
     batches: int = 0
     read_bytes: int = 0
-    """Data and indexes, as they were read."""
+    """Bytes of data and indexes that were read."""
 
     def __add__(self, other: TopicCount) -> TopicCount:
         return TopicCount(
@@ -69,10 +63,10 @@ class TopicCount:
 
 @dataclass(frozen=True, slots=True)
 class TaskFound:
-    """What one task found."""
+    """The result of one task."""
 
     counts: tuple[tuple[str, TopicCount], ...]
-    """By topic."""
+    """Topics and their counts."""
     findings: tuple[Finding, ...]
 
 
@@ -85,15 +79,15 @@ def scrub(
     progress: Progress = silent,
 ) -> Report:
     """
-    Look at every object of the archive, or of *topics*: names or patterns.
+    Check every object of the archive, or of *topics*, names or patterns.
 
-    Every fault is one of the report's. Objects that no manifest names are none: they are listed, unless
-    *with_orphans* is off, which spares the listing of the whole bucket.
+    Each finding is a fault of the report. Objects that no manifest names are not faults. They are in a
+    table of the report, unless *with_orphans* is false, which saves the listing of the whole bucket.
 
     Raises:
         ObjectNotFound: One of *topics* matches nothing.
         StorageUnavailable: The store does not answer.
-        TaskFailed: An executor could not do its part.
+        TaskFailed: An executor failed.
     """
     cores = spark.sparkContext.defaultParallelism
     return scrubbed(
@@ -104,7 +98,7 @@ def scrub(
 def scrubbed(
     config: Config, spread: Spread, *, topics: Sequence[str], with_orphans: bool, cores: int
 ) -> Report:
-    """Do what `scrub` does, with whoever does the tasks; *cores* do them side by side."""
+    """Scrub as `scrub` does; *spread* runs the tasks, on *cores* cores in parallel."""
     begun = time.monotonic()
     bucket = bucket_of(config)
     surveyor = Surveyor(
@@ -115,7 +109,7 @@ def scrubbed(
         ages_ms=bucket.clock.ages_ms,
     )
     survey = bucket.run(surveyor.survey(with_orphans=with_orphans))
-    # What is damaged may be what is missing.
+    # With findings, a topic that seems missing may be one whose manifest is damaged.
     if not survey.findings:
         require_matched(topics, {one.partition.topic for one in survey.owners})
     tables = ((owner.partition, table) for owner in survey.owners for table in owner.held)
@@ -125,7 +119,7 @@ def scrubbed(
 
 
 def look_at(config: Config, task: SegmentTask) -> TaskFound:
-    """Read every segment of *task* whole; runs on an executor."""
+    """Read every segment of *task* completely. Runs on an executor."""
     bucket = bucket_of(config)
     return bucket.run(_look_at(bucket, task))
 
@@ -150,7 +144,7 @@ async def _look_at(bucket: Bucket, task: SegmentTask) -> TaskFound:
 
 
 def scrub_report(survey: Survey, found: Iterable[TaskFound], *, seconds: float) -> Report:
-    """Put together what the driver and the executors found."""
+    """Return the report of what the driver and the executors found."""
     counts: defaultdict[str, TopicCount] = defaultdict(TopicCount)
     for one in found:
         for topic, count in one.counts:

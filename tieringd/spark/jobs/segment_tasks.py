@@ -1,43 +1,41 @@
 """
-Segments dealt out to tasks that take about as long as each other.
+Divide segments into tasks of about equal duration.
 
-A task holds rows of segment tables, some tens of bytes each, however large the segments are.
+A task has rows of segment tables, some tens of bytes for each segment of any size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment_table import SegmentTable
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment_table import SegmentTable
 
 TASKS_PER_CORE: Final = 6
-"""So many that no core waits long for the last one."""
+"""Enough tasks that no core waits long for the last one."""
 TASK_BYTES_MIN: Final = 128 << 20
-"""Less is not worth the start of a task."""
+"""A smaller task is not worth its start."""
 TASK_BYTES_MAX: Final = 8 << 30
-"""More would be much to do again when an executor goes."""
+"""A larger task would be much work to repeat after the loss of an executor."""
 SEGMENT_COST_BYTES: Final = 1 << 20
-"""What a segment's requests take beside its bytes, in bytes that could be read meanwhile."""
+"""The cost of a segment's requests, in bytes that could be read in the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentTask:
-    """What one task looks at."""
+    """The segments that one task reads."""
 
     stretches: tuple[tuple[TopicIdPartition, SegmentTable], ...]
-    """Segments that follow each other in one partition's manifest, or in a part of it."""
+    """Partitions, each with segments that follow one another in its manifest or in a spillover manifest."""
     cost_bytes: int
 
 
 def plan_segment_tasks(
     tables: Iterable[tuple[TopicIdPartition, SegmentTable]], *, cores: int
 ) -> tuple[SegmentTask, ...]:
-    """Deal the segments of *tables* out to *cores*; the longest tasks come first."""
+    """Divide the segments of *tables* into tasks for *cores* cores. The longest tasks come first."""
     wanted = [(partition, table) for partition, table in tables if table]
     whole = sum(table.total_bytes + SEGMENT_COST_BYTES * len(table) for _, table in wanted)
     task_bytes = min(TASK_BYTES_MAX, max(TASK_BYTES_MIN, whole // (TASKS_PER_CORE * max(1, cores))))

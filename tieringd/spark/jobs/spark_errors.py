@@ -1,4 +1,4 @@
-"""What calls of Spark raise on the driver. Only for code that has made sure of Spark: it imports PySpark."""
+"""The errors that calls of Spark raise on the driver. This module imports PySpark, which is optional."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 SPARK_ERRORS: Final = (Py4JError, PySparkException, ConnectionError)
-"""The last is of Py4J, where the JVM has ended. Spark turns its own into the second once it has begun."""
+"""Py4J raises ConnectionError when the JVM has ended. A started Spark turns errors into PySparkException."""

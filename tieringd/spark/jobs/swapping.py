@@ -1,25 +1,23 @@
-"""The end of a job that writes: its new segments take their places, and what that came to."""
+"""The end of a writing job: swap in its new segments, delete replaced objects, and record the outcome."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from tieringd.archive.retired_objects import delete_retired
-from tieringd.archive.segment_swap import SegmentSwap
+from tieringd.archive.segment_swap import SegmentSwap, Successor, Swapped
 from tieringd.errors import StorageUnavailable, TieringError
-from tieringd.spark.jobs.report import Table
+from tieringd.model.partition import TopicIdPartition
+from tieringd.policies.record_removal import CompactionBasis
+from tieringd.spark.jobs.report import Table, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
-
-    from tieringd.archive.segment_swap import Successor, Swapped
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.record_removal import CompactionBasis
+    # An ordinary import would load prometheus_client into processes that do not need it.
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.report import Value
 
 CHANGED_MEANWHILE = "someone else has replaced the same segments meanwhile. Run the job again"
 _ALL_TIMES_MS = 2**62
@@ -35,22 +33,22 @@ class SwappedPartition:
 
     @property
     def removed_records(self) -> int:
-        """Return how many records it has lost."""
+        """Return how many records were removed from the partition."""
         return sum(one.removed_records for one in self.successors)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a job has done so far. Owned by the job."""
+    """What a job has changed so far, and its faults. Owned by the job."""
 
     swapped: list[SwappedPartition] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     deleted_segments: int = 0
     has_begun: bool = False
-    """Whether it has tried to replace anything."""
+    """Whether the job has tried to replace anything."""
 
     def figures(self) -> dict[str, Value]:
-        """Return what was replaced, in sum."""
+        """Return the sums of what was replaced."""
         return {
             "partitions_changed": len(self.swapped),
             "segments_before": sum(len(one.parts) for each in self.swapped for one in each.successors),
@@ -62,7 +60,7 @@ class Outcome:
         }
 
     def table(self) -> Table:
-        """Return what was replaced, by partition."""
+        """Return a table of what was replaced, by partition."""
         return Table(
             "partitions",
             (
@@ -96,10 +94,12 @@ def what_is_done_is_told(
     outcome: Outcome, fault: str = "the job stopped before its end; run it again"
 ) -> Iterator[None]:
     """
-    Turn an error into a *fault* where segments may have been replaced before it: the report tells of them.
+    Turn an error in the context into a *fault* if segments may have been replaced before.
+
+    So the job still ends with a report, which lists the replaced segments.
 
     Raises:
-        TieringError: What was raised in the context, where nothing has been replaced.
+        TieringError: The error of the context, if nothing has been replaced.
     """
     try:
         yield
@@ -110,14 +110,14 @@ def what_is_done_is_told(
 
 
 class SwapKind(Enum):
-    """How new segments take their places."""
+    """How new segments of a partition replace the old ones."""
 
     MERGED = "merged"
-    """Each for itself; they hold all bytes of what they replace."""
+    """Each one independently; it holds all bytes of the segments that it replaces."""
     REWRITTEN = "rewritten"
-    """Each for itself."""
+    """Each one independently."""
     COMPACTED = "compacted"
-    """All together or not at all."""
+    """All together or none."""
 
 
 async def swap(
@@ -130,9 +130,9 @@ async def swap(
     basis: CompactionBasis | None = None,
 ) -> None:
     """
-    Put *successors* in their places in one partition; what is in the way is told in *outcome*.
+    Swap *successors* into the manifest of one partition. The result, or a fault, goes to *outcome*.
 
-    *basis* is what was read for a compaction.
+    *basis* is what a compaction read.
     """
     segment_swap = _swap_in(bucket)
 
@@ -148,7 +148,7 @@ async def swap(
         try:
             swapped = await put_in_place()
         except StorageUnavailable:
-            # Only the answer may have been lost: then this finds the new segments in their places.
+            # Perhaps only the answer was lost. Then the second attempt finds the new segments in place.
             swapped = await put_in_place()
     except StorageUnavailable as error:
         outcome.faults.append(
@@ -171,7 +171,11 @@ async def swap(
 
 
 async def end_holding(bucket: Bucket, partitions: Sequence[TopicIdPartition], outcome: Outcome) -> None:
-    """End the holding of what compactions replaced in *partitions*, which an erasure has gone over."""
+    """
+    Stop holding the segments that compactions replaced in *partitions*, after an erasure.
+
+    Held segments may have erased keys, and an election could put them back. Failures are faults of *outcome*.
+    """
     segment_swap = _swap_in(bucket)
     for partition in partitions:
         try:
@@ -192,10 +196,11 @@ async def delete_replaced(
     without_log: Container[TopicIdPartition] = (),
 ) -> None:
     """
-    Delete the objects of what left these partitions' manifests at least *after_ms* ago.
+    Delete the objects of segments that left these partitions' manifests at least *after_ms* ago.
 
-    What is held for compactions goes only in partitions *without_log*: no broker has a log of them.
-    With 0 all the rest goes, whatever the clock shows: then no age decides.
+    Segments that are held for compactions are deleted only in partitions *without_log*, of which no broker
+    has a log. With *after_ms* 0 all others are deleted, independent of any clock. Failures are faults of
+    *outcome*.
     """
     judgement = bucket.clock.judgement()
     if after_ms and judgement.doubt:
@@ -215,7 +220,7 @@ async def delete_replaced(
                 keeps_held=partition not in without_log,
             )
         except StorageUnavailable as error:
-            # Each of the others would wait for the store as well.
+            # Each other partition would wait for the store as well.
             outcome.faults.append(
                 f"{partition}, and all after it: objects that nothing names any more are left: {error}"
             )

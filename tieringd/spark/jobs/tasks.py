@@ -1,52 +1,49 @@
 """
-How a job has its work done: a list of small plain tasks, one function, and what Spark's executors return.
+Run a job's work on Spark's executors: one function for a list of small plain tasks.
 
-A task takes nothing along but what it has to do. The executor opens the bucket itself, with its own
-credentials, and keeps it open for the tasks that follow (`spark.bucket`).
+A task has only a description of its work. The executor opens the bucket itself, with its own credentials, and
+keeps it open for later tasks (`spark.bucket`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tieringd.errors import TieringError
-from tieringd.spark.jobs.progress import watched
+from tieringd.spark.jobs.progress import Progress, watched
 from tieringd.spark.worker_process import spare_collections
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from pyspark.sql import SparkSession
-
-    from tieringd.spark.jobs.progress import Progress
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _RAISED = re.compile(r"^(?:[\w.]*\s)?tieringd\.errors\.\w+: (.+)$", re.MULTILINE)
 _FOREIGN = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE)
-"""What Python says of any error, as of a full disk, or a package that an executor does not have."""
+"""A Python traceback of any other error, such as a full disk, or a package that an executor lacks."""
 _NOT_BEGUN = re.compile(r"Error from python worker:\s*\n\s*(\S.*)$", re.MULTILINE)
-"""What the executor's Python says that cannot start a worker."""
+"""The message of an executor whose Python cannot start a worker."""
 _CALLED = "An error occurred while calling "
 
 
 class TaskFailed(TieringError):
-    """An executor could not do its part, after as many attempts as Spark makes."""
+    """A task failed on executors in all of Spark's attempts, or Spark gave up for another reason."""
 
 
 class Spread(Protocol):
-    """Whoever has a list of tasks done, on executors or not."""
+    """A function that runs a list of tasks, on executors or elsewhere."""
 
     def __call__(self, what: str, tasks: Sequence[T], work: Callable[[T], R], /) -> list[R]:
-        """Return what *work* returns for each of *tasks*, in order."""
+        """Run *work* for each of *tasks*, and return the results in order."""
 
 
 def spread_over(spark: SparkSession, progress: Progress) -> Spread:
-    """Return what has tasks done by the executors of *spark*, and tells *progress* of it; see `run_tasks`."""
+    """Return a `Spread` that runs tasks on the executors of *spark* and reports to *progress*."""
 
     def spread(what: str, tasks: Sequence[T], work: Callable[[T], R], /) -> list[R]:
         return run_tasks(spark, what, tasks, work, progress=progress)
@@ -58,13 +55,13 @@ def run_tasks(
     spark: SparkSession, what: str, tasks: Sequence[T], work: Callable[[T], R], *, progress: Progress
 ) -> list[R]:
     """
-    Return what *work* returns for each of *tasks*, in order; each is a task of Spark's.
+    Run *work* for each of *tasks*, each as one task of Spark, and return the results in order.
 
-    Spark begins with the first ones, so the largest belong there. *work* runs on executors and is
-    pickled: a function of a module, or a `functools.partial` of one.
+    Spark begins with the first tasks, so the largest ones should come first. *work* is pickled for the
+    executors: it must be a module's function, or a `functools.partial` of one.
 
     Raises:
-        TaskFailed: A task failed each time that it was tried.
+        TaskFailed: A task failed in all attempts.
     """
     if not tasks:
         return []
@@ -81,10 +78,10 @@ def _on_executor(work: Callable[[T], R], task: T) -> R:
 @contextmanager
 def failures_in_words() -> Iterator[None]:
     """
-    Turn what Spark raises in the block into one of our errors, with the cause in a line.
+    Turn Spark's errors in the context into a TaskFailed with the cause in one line.
 
     Raises:
-        TaskFailed: Spark gave up.
+        TaskFailed: Spark raised an error.
     """
     from tieringd.spark.jobs.spark_errors import SPARK_ERRORS  # noqa: PLC0415 - an optional part
 
@@ -99,13 +96,13 @@ def failures_in_words() -> Iterator[None]:
 
 
 def raised_in_task(text: str) -> str | None:
-    """Return what a task raised, or why it did not begin, of what Spark says; None where it was neither."""
+    """Return the error of a task, or of a worker's start, from Spark's message; None if it has neither."""
     found = _RAISED.findall(text) or _FOREIGN.findall(text) or _NOT_BEGUN.findall(text)
     return found[-1].strip() if found else None
 
 
 def cause_of(error: Exception) -> str:
-    """Return in a line what is of interest in an error that Spark has raised."""
+    """Return the cause of an error that Spark raised, in one line."""
     text = str(error)
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_CALLED)]
     first = lines[0].removeprefix(": ") if lines else type(error).__name__

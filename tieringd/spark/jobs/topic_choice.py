@@ -1,38 +1,35 @@
-"""Which topics a job is for: names, or patterns as in the configuration."""
+"""The choice of a job's topics, by names or by patterns as in the configuration."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from tieringd.errors import ObjectNotFound
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
 
 def matches(name: str, topics: Collection[str]) -> bool:
-    """Say whether a topic is one of *topics*, which are names or patterns."""
+    """Return whether the topic *name* matches one of *topics*, which are names or patterns."""
     return any(fnmatchcase(name, one) for one in topics)
 
 
 def is_chosen_by(topics: Sequence[str]) -> Callable[[str], bool]:
-    """Return what says whether a topic is one of *topics*: names or patterns; all are where none is given."""
+    """Return a predicate on topic names: matches one of *topics*, names or patterns, or *topics* is empty."""
     patterns = tuple(topics)
     return lambda name: not patterns or matches(name, patterns)
 
 
 def unmatched(topics: Sequence[str], names: Collection[str]) -> list[str]:
-    """Return those of *topics*, names or patterns, that none of *names* matches: mistakes, most likely."""
+    """Return the *topics*, names or patterns, that match none of *names*. They are most likely mistakes."""
     return [one for one in topics if not any(matches(name, [one]) for name in names)]
 
 
 def require_matched(topics: Sequence[str], names: Collection[str]) -> None:
     """
-    See that each of *topics*, names or patterns, matches one of *names*.
+    Check that each of *topics*, names or patterns, matches one of *names*.
 
     Raises:
-        ObjectNotFound: One does not.
+        ObjectNotFound: One of *topics* matches none.
     """
     missing = unmatched(topics, names)
     if missing:

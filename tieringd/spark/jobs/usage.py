@@ -1,41 +1,36 @@
 """
-Usage: what the archive holds, and about what it costs, by topic and day.
+Usage: the contents of the archive and their estimated cost, by topic and day.
 
-Counted from manifests alone, spilled ones as well: no object is read, and none is listed. What has been
-deleted is in no manifest any more and is not counted; what is to be deleted is, apart.
+The job reads manifests only, including spilled ones. It reads and lists no other object. Deleted segments are
+in no manifest, and are not counted. Segments that are to be deleted are counted separately.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tieringd.archive.scrub.survey import ScrubbedTopics
+from tieringd.model.partition import TopicIdPartition
+from tieringd.policies.scrub import Finding
 from tieringd.spark.bucket import bucket_of
-from tieringd.spark.jobs.prices import list_prices
-from tieringd.spark.jobs.progress import silent, watched
-from tieringd.spark.jobs.report import Report, Table
+from tieringd.spark.jobs.prices import Prices, list_prices
+from tieringd.spark.jobs.progress import Progress, silent, watched
+from tieringd.spark.jobs.report import Report, Table, Value
 from tieringd.spark.jobs.tasks import failures_in_words
 from tieringd.spark.jobs.topic_choice import is_chosen_by, require_matched
-from tieringd.spark.jobs.usage_rows import SCHEMA, count_partitions
+from tieringd.spark.jobs.usage_rows import SCHEMA, DayOf, count_partitions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from datetime import date
-
     from pyspark.sql import DataFrame, Row, SparkSession
 
+    # An ordinary import would load pydantic into processes that do not need it.
     from tieringd.config import Config
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub import Finding
-    from tieringd.spark.jobs.prices import Prices
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Value
-    from tieringd.spark.jobs.usage_rows import DayOf
 
 TASKS_PER_CORE = 8
 _SUMS = ("segments", "held_bytes", "retired_segments", "retired_bytes", "index_bytes", "write_requests")
@@ -52,15 +47,15 @@ def usage(
     progress: Progress = silent,
 ) -> Report:
     """
-    Count the archive by topic and UTC day; *days* shows only so many of the last ones.
+    Count the archive by topic and UTC day. With *days*, the report shows only that many of the last days.
 
-    Costs are estimates by *prices*, or by the store's public list. A partition whose
+    Costs are estimates from *prices*, or from the store's list prices if it is None. A partition whose
     manifests cannot be read is a fault of the report.
 
     Raises:
         ObjectNotFound: One of *topics* matches nothing.
         StorageUnavailable: The store does not answer.
-        TaskFailed: An executor could not do its part.
+        TaskFailed: An executor failed.
     """
     begun = time.monotonic()
     damaged: list[Finding] = []
@@ -83,9 +78,9 @@ def usage_frame(
     spark: SparkSession, config: Config, *, topics: Sequence[str] = (), day_of: DayOf = "upload"
 ) -> DataFrame:
     """
-    Return what is counted, a row for each partition and day, as a DataFrame of `SCHEMA`.
+    Return a DataFrame of `SCHEMA`, with a row of counts for each partition and day.
 
-    Manifests are read when it is used, each time anew.
+    The manifests are read when the frame is used, each time again.
 
     Raises:
         ObjectNotFound: One of *topics* matches nothing.
@@ -95,7 +90,7 @@ def usage_frame(
 
 
 def by_topic_and_day(frame: DataFrame) -> DataFrame:
-    """Return a frame of `SCHEMA` summed up by topic and day, with what was in the bucket after each."""
+    """Sum up a frame of `SCHEMA` by topic and day, and add the total `stored_bytes` after each day."""
     from pyspark.sql import Window  # noqa: PLC0415 - an optional part
     from pyspark.sql import functions as sql  # noqa: PLC0415 - an optional part
 
@@ -109,7 +104,7 @@ def by_topic_and_day(frame: DataFrame) -> DataFrame:
 def _frame(
     spark: SparkSession, config: Config, *, topics: Sequence[str], day_of: DayOf, damaged: list[Finding]
 ) -> tuple[DataFrame, int]:
-    """Return the frame and how many partitions it is of; damaged topic manifests come to *damaged*."""
+    """Return the frame and its number of partitions. Damaged topic manifests are added to *damaged*."""
     bucket = bucket_of(config)
     known = ScrubbedTopics(bucket.store, bucket.manifests, is_wanted=is_chosen_by(topics))
 
@@ -117,7 +112,7 @@ def _frame(
         return [one async for one in known.partitions(damaged)]
 
     partitions = bucket.run(listed())
-    # What is damaged may be what is missing.
+    # With findings, a topic that seems missing may be one whose manifest is damaged.
     if not damaged:
         require_matched(topics, {one.topic for one in partitions})
     context = spark.sparkContext
@@ -144,7 +139,11 @@ def usage_report(
     since: date | None,
     seconds: float,
 ) -> Report:
-    """Return the report of the *rows* of `by_topic_and_day`; days before *since* are only summed up."""
+    """
+    Return the report of the *rows* of `by_topic_and_day`.
+
+    Days before *since* are in the totals, but have no rows of their own.
+    """
     totals: defaultdict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_SUMS, 0))
     lines = []
     for row in rows:
@@ -188,7 +187,7 @@ def usage_report(
 
 
 def _costs(sums: dict[str, int], prices: Prices | None) -> tuple[float | None, float | None]:
-    """Return what writing all of it has cost, and what a month of it costs."""
+    """Return the cost of the writing requests, and the cost of storing everything for a month."""
     if prices is None:
         return None, None
     stored_bytes = sums["held_bytes"] + sums["retired_bytes"] + sums["index_bytes"]

@@ -1,31 +1,29 @@
-"""The counting of partitions for `usage`, as executors do it: manifests in, rows of days out."""
+"""The tasks of `usage` on executors: count partitions from their manifests, in rows by day."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tieringd.errors import CorruptDataError, ObjectNotFound
-from tieringd.model.segment import NO_TIMESTAMP
-from tieringd.spark.bucket import bucket_of
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import NO_TIMESTAMP, RemoteSegment
+from tieringd.model.segment_table import SegmentTable
+from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.prices import UploadRequests
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
+    # An ordinary import would load pydantic into processes that do not need it.
     from tieringd.config import Config
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.model.segment_table import SegmentTable
-    from tieringd.spark.bucket import Bucket
 
 DayOf: TypeAlias = Literal["upload", "record"]
-"""Which of a segment's times its day is: of its upload, or of its newest record."""
+"""What decides about a segment's day: its upload, or its newest record."""
 
 LOOKS = 3
-"""At one partition, where a spilled part has gone under the look: then its manifest has changed."""
+"""Attempts to read one partition. If a spillover manifest is missing, the live manifest has changed."""
 SCHEMA = (
     "topic string, partition int, day date, segments long, held_bytes long, retired_segments long, "
     "retired_bytes long, index_bytes long, write_requests long, fault string"
@@ -34,7 +32,7 @@ SCHEMA = (
 
 @dataclass(slots=True)
 class PartitionDay:
-    """What a partition's archive has of one day; the columns of `SCHEMA`."""
+    """A partition's counts of one day, with the columns of `SCHEMA`."""
 
     topic: str
     partition: int
@@ -42,21 +40,25 @@ class PartitionDay:
     """None for a partition that could not be counted."""
     segments: int = 0
     held_bytes: int = 0
-    """Of data objects."""
+    """Bytes of data objects."""
     retired_segments: int = 0
-    """Those in no reader's way any more, that are still in the bucket."""
+    """Segments that readers no longer see, but that are still in the bucket."""
     retired_bytes: int = 0
     index_bytes: int = 0
-    """Of both."""
+    """Bytes of the indexes of live and retired segments."""
     write_requests: int = 0
-    """That stored all of them, estimated."""
+    """The estimated number of requests that stored all of these."""
     fault: str | None = None
 
 
 def count_partitions(
     config: Config, day_of: DayOf, partitions: Iterable[TopicIdPartition]
 ) -> Iterator[tuple[object, ...]]:
-    """Yield a row of `SCHEMA` for each day of each partition; runs on an executor."""
+    """
+    Yield a row of `SCHEMA` for each day of each partition. Runs on an executor.
+
+    A partition that cannot be read has one row, with a fault.
+    """
     bucket = bucket_of(config)
     requests = UploadRequests.of(config)
     for partition in partitions:
@@ -73,7 +75,13 @@ def count_partitions(
 async def _tables(
     bucket: Bucket, partition: TopicIdPartition
 ) -> tuple[list[SegmentTable], list[SegmentTable]]:
-    """Return the segments that are held, and those that are to be deleted."""
+    """
+    Return the live segments and the retired segments of a partition; none without a manifest.
+
+    Raises:
+        CorruptDataError: A manifest is damaged.
+        ObjectNotFound: A spillover manifest is missing in all attempts.
+    """
     for look in range(LOOKS):
         manifest = (await bucket.manifests.load(partition)).manifest
         if manifest is None:
@@ -126,7 +134,7 @@ def _days(
 
 
 def _day(segment: RemoteSegment, day_of: DayOf) -> date:
-    """Return a segment's day; by its upload where its records have no time, or one that is no date."""
+    """Return a segment's UTC day. Without a valid record timestamp the upload decides."""
     if day_of == "record" and segment.max_timestamp_ms != NO_TIMESTAMP:
         try:
             return datetime.fromtimestamp(segment.max_timestamp_ms / 1000, tz=UTC).date()

@@ -1,10 +1,10 @@
 """
-The data source `tieringd`: an archive as Spark's own Kafka source would show the topics.
+The data source `tieringd`: archived topics with the columns of Spark's own Kafka source.
 
-options, positions      what a user asks for
-settings                where the archive is, and as whom to reach it
-topics, offsets         which partitions there are, and from where to where each is read
-segment_spans, planning which segments that takes, and how they are shared among tasks
-task_reader             what a task does, on an executor
-batch, stream           the two readers that Spark knows, of one `data_source`
+options, positions      the user's options
+settings                where the archive is, and the credentials to reach it
+topics, offsets         which partitions exist, and the offsets to read of each
+segment_spans, planning the segments that hold these offsets, and their division into tasks
+task_reader             a task's work on an executor
+batch, stream           Spark's two kinds of reader, made by `data_source`
 """

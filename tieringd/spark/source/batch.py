@@ -1,21 +1,20 @@
-"""Reading an archive as a batch: planned once on the driver, read by tasks."""
+"""Read an archive as a batch: the driver plans once, and tasks read."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tieringd.spark.source.offsets import OffsetFinder, require_order
 from tieringd.spark.source.segment_spans import OffsetRange
 from tieringd.spark.source.topics import Topics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pyarrow as pa
-    from pyspark.sql.datasource import InputPartition
 
+    # An ordinary import would load numba and pyarrow into processes that do not need them.
     from tieringd.spark.source.request import Request
 
 
@@ -23,21 +22,21 @@ class BatchReader(DataSourceReader):
     """
     Reads the offsets between two positions.
 
-    Filters are left to Spark. It keeps one plan for all uses of a table: rows that one use does not want
-    would be missing for the next.
+    The reader leaves filters to Spark. Spark keeps one plan for all uses of a table, so that rows filtered
+    out for one use would be missing in the next.
     """
 
     def __init__(self, request: Request) -> None:
-        """Take what is asked for; nothing is looked at before `partitions`."""
+        """Make a reader of *request*. Nothing is read before `partitions`."""
         self._request = request
 
     def partitions(self) -> list[InputPartition]:
         """
-        Return the tasks, planned from the manifests as they are now.
+        Return the tasks, planned from the current manifests.
 
         Raises:
             ConfigError: The options do not fit the archive.
-            DataLossError: Records that were asked for are missing, and that is not all right.
+            DataLossError: Requested records are missing, and `failOnDataLoss` is set.
             ObjectNotFound: A topic is not in the bucket.
         """
         request, bucket = self._request, self._request.bucket()
@@ -56,5 +55,5 @@ class BatchReader(DataSourceReader):
         return request.tasks(ranges, loss=request.loss)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a task, on an executor; see `Request.read`."""
+        """Yield the records of a task. Runs on an executor; see `Request.read`."""
         return self._request.read(partition)

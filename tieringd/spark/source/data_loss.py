@@ -1,24 +1,22 @@
-"""What happens when records that were asked for are not in the archive: an error, or a warning."""
+"""Requested records that are not in the archive, and the reaction to them: an error or a warning."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import structlog
 
 from tieringd.errors import DataLossError
-
-if TYPE_CHECKING:
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.partition import TopicPartition
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import TopicPartition
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Offsets that were asked for, and why they cannot be had."""
+    """Requested offsets, both inclusive, that cannot be read, and the reason."""
 
     partition: TopicPartition
     base_offset: int
@@ -33,7 +31,7 @@ class Loss:
 
     @classmethod
     def of_gap(cls, partition: TopicPartition, gap: Gap, *, from_offset: int, next_offset: int) -> Loss:
-        """Return what a recorded gap takes from the offsets up to *next_offset*, exclusive."""
+        """Return the part of a recorded gap between *from_offset* and *next_offset*, exclusive, as a loss."""
         return cls(
             partition,
             max(gap.base_offset, from_offset),
@@ -43,30 +41,30 @@ class Loss:
 
 
 class OnLoss(Protocol):
-    """What is done about records that are not in the archive; the source and an export differ in that."""
+    """The reaction to records that are not in the archive. The source and an export have different ones."""
 
     def meet(self, loss: Loss) -> None:
         """
-        Take note of a loss and go on.
+        Note a loss, and return if reading may continue.
 
         Raises:
-            TieringError: Records may not be missing.
+            TieringError: No records may be missing.
         """
 
 
 @dataclass(slots=True)
 class LossRule:
-    """What `failOnDataLoss` says. One that is kept warns of each loss once."""
+    """The option `failOnDataLoss`. One instance warns of each loss only once."""
 
     is_fatal: bool = True
     told: set[Loss] = field(default_factory=set, repr=False, compare=False)
 
     def meet(self, loss: Loss) -> None:
         """
-        Go on after a warning, or do not.
+        Log a warning and return, or raise.
 
         Raises:
-            DataLossError: The user did not say that records may be missing.
+            DataLossError: `failOnDataLoss` is set.
         """
         if self.is_fatal:
             raise DataLossError(

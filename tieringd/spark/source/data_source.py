@@ -1,8 +1,8 @@
 """
-The data source as Spark knows it, by its name: `spark.read.format("tieringd")`, and `readStream`.
+The data source as Spark finds it by name: `spark.read.format("tieringd")`, and `readStream`.
 
-Spark imports this module wherever it looks for data sources, whether or not this one is meant. So what takes
-time to import is imported when it is used.
+Spark imports this module whenever it searches for data sources, even if another one is used. So modules that
+are slow to import are imported where they are used.
 """
 
 # ruff: noqa: PLC0415
@@ -16,25 +16,26 @@ from pyspark.sql.datasource import DataSource
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    # An ordinary import would load numba and pyarrow into processes that do not need them.
     from tieringd.spark.source.batch import BatchReader
     from tieringd.spark.source.request import Request
     from tieringd.spark.source.stream import StreamReader
 
 
 class TieringdDataSource(DataSource):
-    """Archived topics, as Spark's own Kafka source would show them."""
+    """Archived topics, with the columns of Spark's own Kafka source."""
 
     @classmethod
     def name(cls) -> str:
-        """Return what users write in `format`."""
+        """Return the name that users write in `format`."""
         return "tieringd"
 
     def schema(self) -> StructType:
         """
-        Return the schema of the columns that are asked for.
+        Return the schema of the columns that the options select.
 
         Raises:
-            ConfigError: An option is wrong that matters to any use.
+            ConfigError: The options of the columns or of the topics are wrong.
         """
         from tieringd.spark.source.option_values import OptionValues
         from tieringd.spark.source.options import read_columns, read_subscription
@@ -47,7 +48,7 @@ class TieringdDataSource(DataSource):
 
     def reader(self, schema: StructType) -> BatchReader:
         """
-        Return a reader of a batch.
+        Return a reader for a batch.
 
         Raises:
             ConfigError: An option is wrong.
@@ -58,7 +59,7 @@ class TieringdDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 Spark's name
         """
-        Return a reader of a stream.
+        Return a reader for a stream.
 
         Raises:
             ConfigError: An option is wrong.

@@ -1,15 +1,18 @@
 """
-From the positions that a user names to offsets, and whether the archive has what is between them.
+Turn a user's positions into offsets, and check that the archive has the offsets between them.
 
-The ends of the archive and given offsets follow from manifests. A time is looked up exactly: it is the offset
-of the first record that is as late.
+Manifests give the archive's ends, and check explicit offsets. A time becomes the exact offset of the first
+record with that time or a later one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from tieringd.spark.source.data_loss import Loss
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicPartition
+from tieringd.spark.source.data_loss import Loss, OnLoss
 from tieringd.spark.source.option_values import fault
 from tieringd.spark.source.positions import (
     EARLIEST_OFFSET,
@@ -18,27 +21,23 @@ from tieringd.spark.source.positions import (
     AtTime,
     AtTimes,
     Edge,
+    Position,
 )
+from tieringd.spark.source.topics import Archived
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicPartition
+    # An ordinary import would load numba and pyarrow into processes that do not need them.
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.source.data_loss import OnLoss
     from tieringd.spark.source.options import OnNoMatch
-    from tieringd.spark.source.positions import Position
-    from tieringd.spark.source.topics import Archived
 
 LOOKUPS_AT_ONCE: Final = 16
 _NOTHING: Final = (0, 0)
-"""Where a partition begins and ends of which nothing is archived."""
+"""The begin and end offset of a partition of which nothing is archived."""
 
 
 class OffsetFinder:
-    """Find the offsets of positions in an archive."""
+    """Finds the offsets of positions in an archive."""
 
     def __init__(self, bucket: Bucket, archived: Archived) -> None:
         self._bucket = bucket
@@ -46,10 +45,13 @@ class OffsetFinder:
 
     def starts(self, position: Position, *, on_no_match: OnNoMatch) -> dict[TopicPartition, int]:
         """
-        Return where each partition begins, archived or not.
+        Return the offset at which to begin, for each partition, archived or not.
+
+        A partition without a record as late as the time begins at its end, if *on_no_match* is `latest`.
 
         Raises:
-            ConfigError: The position leaves out a partition, or no record is as late as its time.
+            ConfigError: The position leaves out a partition, or with *on_no_match* `error` no record is as
+                late as its time.
         """
         found = self._found(position)
         for partition, offset in found.items():
@@ -65,7 +67,9 @@ class OffsetFinder:
 
     def ends(self, position: Position) -> dict[TopicPartition, int]:
         """
-        Return likewise where each partition ends; that is the archive's end where no record is as late.
+        Return the offset at which to end, exclusive, for each partition, archived or not.
+
+        A partition without a record as late as the time ends at the archive's end.
 
         Raises:
             ConfigError: The position leaves out a partition.
@@ -79,7 +83,7 @@ class OffsetFinder:
         }
 
     def _found(self, position: Position) -> dict[TopicPartition, int | None]:
-        """Return the offset of each partition; None where no record is as late as the time."""
+        """Return the position's offset for each partition; None if no record is as late as the time."""
         partitions = sorted(self._archived.partitions)
         match position:
             case Edge():
@@ -106,7 +110,12 @@ class OffsetFinder:
     def _named(
         self, position: AtOffsets | AtTimes, given: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Return what is given for each partition: none is left out, and no other topic is named."""
+        """
+        Return *given* in order, after checking that it names every partition, and no other topic.
+
+        Raises:
+            ConfigError: A partition is left out, or another topic is named.
+        """
         known = self._archived.partitions
         missing = sorted(known - given.keys())
         if missing:
@@ -142,10 +151,12 @@ def require_order(
     ends: Mapping[TopicPartition, int],
 ) -> None:
     """
-    See that no partition is to end before it begins; times may say so, and nothing is read then.
+    Check that no partition has an explicit end offset before its explicit start offset.
+
+    Times may end before they begin; such a partition is not read.
 
     Raises:
-        ConfigError: Offsets that were given say so.
+        ConfigError: The explicit end of a partition is before its start.
     """
     if not isinstance(start, AtOffsets) or not isinstance(end, AtOffsets):
         return
@@ -166,19 +177,20 @@ def readable_range(
     rule: OnLoss,
 ) -> tuple[int, int]:
     """
-    Return what the archive has of the offsets from *from_offset* to *next_offset*, exclusive.
+    Return the part of the offsets from *from_offset* to *next_offset*, exclusive, that the archive has.
 
-    Recorded gaps count as if it had them: whoever reads their segments comes across.
+    Offsets in recorded gaps are treated as archived: the search for segments finds the gaps later.
 
     Raises:
-        DataLossError: Something is missing, and that is not all right.
+        DataLossError: Offsets are missing, and *rule* does not allow that.
     """
     begin, end = _NOTHING if manifest is None else (manifest.start_offset, manifest.next_offset)
     if from_offset < min(begin, next_offset):
         reason = f"the archive begins at offset {begin}; what was before it has expired or was deleted"
         rule.meet(Loss(partition, from_offset, min(begin, next_offset) - 1, reason))
         from_offset = begin
-    # Who begins past the end and asks for nothing took it that there is something before.
+    # A request for no offsets that begins past the archive's end assumes archived offsets before its begin.
+    # Those are missing.
     base_offset = max(from_offset, end) if next_offset > from_offset else end
     beyond_offset = max(from_offset, next_offset)
     if beyond_offset > end:

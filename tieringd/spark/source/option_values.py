@@ -1,41 +1,36 @@
 """
-Values of options, read from the text that Spark hands over.
+Parse the values of options. Spark passes every value as text.
 
-Spark knows options by their names in any case, and gives every value as text. What is wrong with one is said
-under the name of the option.
+Names of options are case-insensitive. An error begins with the name of its option.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
-from tieringd.config.units import DURATION, SIZE, parse_quantity
+from tieringd.config.units import DURATION, SIZE, Quantity, parse_quantity
 from tieringd.errors import ConfigError
 from tieringd.model.partition import TopicPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tieringd.config.units import Quantity
 
 T = TypeVar("T")
 _FLAGS = {"true": True, "false": False}
 
 
 class OptionValues:
-    """What was given, by name; a value that was not given is None."""
+    """The options that were given, by name. The value of an option that was not given is None."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        """Take the options; names differ by more than case."""
+        """Keep the options of *given*. Names are case-insensitive."""
         self._given = {name.lower(): value for name, value in given.items()}
 
     def has(self, name: str) -> bool:
-        """Say whether an option was given."""
+        """Return whether an option was given."""
         return name.lower() in self._given
 
     def text(self, name: str) -> str | None:
-        """Return an option as it is, without blanks around it."""
+        """Return an option's text without surrounding blanks."""
         value = self._given.get(name.lower())
         return None if value is None else value.strip()
 
@@ -44,7 +39,7 @@ class OptionValues:
         Return an option that is true or false.
 
         Raises:
-            ConfigError: It is neither.
+            ConfigError: The value is neither.
         """
         value = self.text(name)
         if value is None:
@@ -55,10 +50,10 @@ class OptionValues:
 
     def choice(self, name: str, *choices: str) -> str:
         """
-        Return one of *choices*, in any case; the first one is the default.
+        Return an option that is one of *choices*, case-insensitive. The first choice is the default.
 
         Raises:
-            ConfigError: It is none of them.
+            ConfigError: The value is not a choice.
         """
         value = (self.text(name) or choices[0]).lower()
         if value not in choices:
@@ -67,10 +62,10 @@ class OptionValues:
 
     def count(self, name: str) -> int | None:
         """
-        Return an option that is a number above 0.
+        Return an option that is a whole number above 0.
 
         Raises:
-            ConfigError: It is not.
+            ConfigError: The value is not such a number.
         """
         value = self.text(name)
         if value is None:
@@ -81,10 +76,10 @@ class OptionValues:
 
     def timestamp_ms(self, name: str) -> int | None:
         """
-        Return an option that is a time, in milliseconds since the epoch.
+        Return an option that is a time in milliseconds since the epoch.
 
         Raises:
-            ConfigError: It is not.
+            ConfigError: The value is not a number of milliseconds.
         """
         value = self.text(name)
         if value is None:
@@ -95,28 +90,28 @@ class OptionValues:
 
     def size_bytes(self, name: str, *, default: int) -> int:
         """
-        Return an option that is a size, such as 64MiB.
+        Return an option that is a size such as 64MiB, in bytes.
 
         Raises:
-            ConfigError: It is not, or it is 0.
+            ConfigError: The value is not a size above 0.
         """
         return self._quantity(name, SIZE, default)
 
     def duration_ms(self, name: str, *, default: int) -> int:
         """
-        Return an option that is a duration, such as 15m.
+        Return an option that is a duration such as 15m, in milliseconds.
 
         Raises:
-            ConfigError: It is not, or it is 0.
+            ConfigError: The value is not a duration above 0.
         """
         return self._quantity(name, DURATION, default)
 
     def by_partition(self, name: str, read: Callable[[object], T]) -> dict[TopicPartition, T] | None:
         """
-        Return an option that is JSON such as `{"orders": {"0": 23}}`; *read* takes what is innermost.
+        Return an option that is JSON such as `{"orders": {"0": 23}}`. *read* parses the innermost values.
 
         Raises:
-            ConfigError: It is something else, or *read* raises a ValueError.
+            ConfigError: The value has another form, or *read* raises a ValueError.
         """
         document = self.json(name)
         if document is None:
@@ -140,10 +135,10 @@ class OptionValues:
 
     def json(self, name: str) -> object:
         """
-        Return what the JSON of an option says.
+        Return an option's value, parsed as JSON.
 
         Raises:
-            ConfigError: It is no JSON.
+            ConfigError: The value is not JSON.
         """
         value = self.text(name)
         if value is None:
@@ -167,5 +162,5 @@ class OptionValues:
 
 
 def fault(name: str, problem: str, *, hint: str | None = None) -> ConfigError:
-    """Return what is wrong with an option, as an error."""
+    """Return an error about the option *name*."""
     return ConfigError(f"option {name}: {problem}", hint=hint)

@@ -1,16 +1,17 @@
 """
-The options of the data source, under the names of Spark's own Kafka source where that has them.
+The options of the data source. Options that Spark's own Kafka source has as well have its names.
 
-What a user gives becomes one `SourceOptions`, or an error that names the option. Options that say where the
-archive is are read in `settings`; here only their names count.
+The user's options become one `SourceOptions`, or an error that names the option. `settings` parses the
+options for the archive's place; this module only knows their names.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
+from typing import Final, Literal, TypeAlias, cast
 
 import structlog
 
@@ -20,19 +21,16 @@ from tieringd.spark.source.option_values import OptionValues, fault
 from tieringd.spark.source.positions import Position, read_end, read_start
 from tieringd.spark.source.settings import PROPERTIES, STORE_OPTIONS
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 log = structlog.get_logger(__name__)
 
 OnNoMatch: TypeAlias = Literal["error", "latest"]
 
 HEADERS: Final = "headers"
 TASK_BYTES: Final = 64 << 20
-"""A task costs Spark tens of milliseconds whatever it does; of less than this that would show."""
+"""Each task costs Spark tens of milliseconds, which would be noticeable in smaller tasks."""
 TRIGGER_DELAY_MS: Final = 15 * 60_000
 REFRESH_MS: Final = 10_000
-"""Archivers commit every few seconds at the most, and each look costs a request for every partition."""
+"""Archivers commit every few seconds at most, and each refresh costs a request for every partition."""
 
 _STRATEGIES: Final = ("subscribe", "subscribePattern", "assign")
 _ISOLATION: Final = ("isolationLevel", "isolation.level", "kafka.isolation.level")
@@ -49,7 +47,7 @@ _OF_A_CONSUMER: Final = (
     "fetchOffset.retryIntervalMs",
     "groupIdPrefix",
 )
-"""Options of the Kafka source that are about its clients: there are none here."""
+"""Options of the Kafka source for its Kafka clients. This source has no such clients, and ignores them."""
 KNOWN: Final = (
     *_STRATEGIES,
     *_ISOLATION,
@@ -72,48 +70,48 @@ KNOWN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which topics or partitions are read; one of the three fields says it."""
+    """The topics or partitions to read. Exactly one of `topics`, `pattern` and `assigned` is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
-    """A regular expression that matches a whole name."""
+    """A regular expression for whole topic names."""
     assigned: tuple[TopicPartition, ...] = ()
     cluster: str | None = None
-    """The cluster whose topics are meant; None where the names say enough."""
+    """The cluster to read topics of; None if topic names alone are unambiguous."""
 
     def accepts(self, topic: str) -> bool:
-        """Say whether a topic of this name is read, or some of its partitions are."""
+        """Return whether a topic of this name, or some of its partitions, are read."""
         if self.pattern:
             return re.fullmatch(self.pattern, topic) is not None
         return topic in self.names
 
     @property
     def names(self) -> frozenset[str]:
-        """Return the names that are given; none with a pattern."""
+        """Return the topic names that the user gave; empty with a pattern."""
         return frozenset(self.topics) | {one.topic for one in self.assigned}
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """How much a streaming query takes at once, and how often it looks."""
+    """How many offsets a streaming batch takes, and how often the reader refreshes its manifests."""
 
     max_offsets: int | None = None
     min_offsets: int | None = None
     max_delay_ms: int = TRIGGER_DELAY_MS
-    """However little there is, it is read after this time."""
+    """After this time even fewer than `min_offsets` are read."""
     refresh_ms: int = REFRESH_MS
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What is to be read, and how."""
+    """What to read, and how."""
 
     subscription: Subscription
     start: Position
     end: Position
-    """Of a batch; a stream has none."""
+    """The end of a batch; a stream has none."""
     on_no_match: OnNoMatch = "error"
-    """When no record is as late as a time to begin at."""
+    """The reaction if no record is as late as the time to begin at."""
     fail_on_data_loss: bool = True
     read_committed: bool = False
     skip_corrupt: bool = False
@@ -125,10 +123,10 @@ class SourceOptions:
 
 def parse_options(given: Mapping[str, str], *, is_streaming: bool) -> SourceOptions:
     """
-    Return what options say; those without effect are in the log.
+    Parse the options of a reader. Options without effect are logged as a warning.
 
     Raises:
-        ConfigError: One is wrong, unknown or missing, or two contradict each other.
+        ConfigError: An option is wrong, unknown or missing, or two options contradict each other.
     """
     values = OptionValues(given)
     _check_names(given, is_streaming=is_streaming)
@@ -149,10 +147,10 @@ def parse_options(given: Mapping[str, str], *, is_streaming: bool) -> SourceOpti
 
 def read_columns(given: Mapping[str, str]) -> tuple[str, ...]:
     """
-    Return the columns that are asked for, in their order; by default all but the headers.
+    Return the columns that the options select, in their order; by default all but the headers.
 
     Raises:
-        ConfigError: One is unknown or named twice, or `includeHeaders` says otherwise.
+        ConfigError: A column is unknown or named twice, or `includeHeaders` contradicts the columns.
     """
     values = OptionValues(given)
     with_headers = values.flag("includeHeaders", default=False)
@@ -174,10 +172,10 @@ def read_columns(given: Mapping[str, str]) -> tuple[str, ...]:
 
 def read_subscription(values: OptionValues) -> Subscription:
     """
-    Return which topics are read.
+    Return which topics or partitions to read.
 
     Raises:
-        ConfigError: None of the three options says it, or more than one, or one is wrong.
+        ConfigError: Not exactly one of the three options is set, or its value is wrong.
     """
     found = [name for name in _STRATEGIES if values.has(name)]
     if len(found) != 1:

@@ -1,29 +1,28 @@
 """
-How what is to be read is shared among tasks: pure, and known from manifests alone.
+Divide the offsets to read into tasks. This is pure, and needs nothing but manifests.
 
-A span is a range of offsets in one segment, and a task is some spans, ascending. A segment is cut at offsets,
-as if its bytes were spread evenly over them; the task that reads a part begins at the index entry before it.
-So every task knows by itself which offsets are its own, whatever has become of the segments by then.
+A span is a range of offsets in one segment, and a task is a list of spans in ascending order. Segments are
+cut at offsets, as if their bytes were spread evenly over the offsets. The task that reads a part begins at
+the index entry before it. So each task has its own fixed offsets, even if the segments were replaced
+meanwhile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment
 
 SPAN_COST_BYTES: Final = 256 << 10
-"""Opening a segment takes two requests, in the time of which so much would be read."""
+"""The cost of opening a segment: two requests take as long as reading this many bytes."""
 TASKS_MAX: Final = 50_000
-"""Of an archive of petabytes each task takes more: Spark's driver keeps something of every task."""
+"""Spark's driver keeps some memory for every task. In an archive of petabytes tasks get larger instead."""
 _SLACK: Final = 16
-"""A cut nearer than this part of a task's share to the end of a segment is not made."""
+"""A segment is not cut nearer to its end than a task's share divided by this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +36,22 @@ class Span:
 
     @property
     def offsets(self) -> int:
-        """Return how many offsets are in it; there may be fewer records."""
+        """Return the number of offsets; there may be fewer records."""
         return self.next_offset - self.from_offset
 
     @property
     def size_bytes(self) -> int:
-        """Return about how many bytes of the segment that is."""
+        """Return the estimated bytes of the span, if bytes are spread evenly over the segment's offsets."""
         segment = self.segment
         return ceil(segment.size_bytes * self.offsets / (segment.next_offset - segment.base_offset))
 
     @property
     def cost_bytes(self) -> int:
-        """Return what reading it takes, as bytes to read."""
+        """Return the cost of reading the span, in bytes, including that of opening its segment."""
         return self.size_bytes + SPAN_COST_BYTES
 
     def cut(self, offsets: int) -> tuple[Span, Span]:
-        """Return its first *offsets* offsets, and the rest."""
+        """Return two spans: the first *offsets* offsets, and the rest."""
         border = self.from_offset + offsets
         return replace(self, next_offset=border), replace(self, from_offset=border)
 
@@ -65,10 +64,16 @@ def plan_tasks(
     task_records_max: int | None = None,
 ) -> list[tuple[Span, ...]]:
     """
-    Return the spans of each task, all of about one size; together they are *spans*, in their order.
+    Divide *spans*, in their order, into tasks of about equal size.
 
-    A task has *task_bytes* or more, and less where there are to be *tasks_min* of them, about. None has more
-    than *task_records_max* offsets, and so no more records.
+    Args:
+        spans: Everything to read.
+        task_bytes: The least size of a task, about.
+        tasks_min: The least number of tasks, about; tasks may get smaller than *task_bytes* for it.
+        task_records_max: The most offsets in a task, and so the most records.
+
+    Returns:
+        The spans of each task, in order.
     """
     waiting = [span for span in spans if span.offsets > 0]
     if not waiting:
@@ -82,21 +87,21 @@ def plan_tasks(
 
 
 class _Cutter:
-    """Lays spans end to end, and cuts the line where a task has its share."""
+    """Puts spans end to end on a line of bytes, and cuts the line where a task has its share."""
 
     def __init__(self, share_bytes: float, records_max: int | None) -> None:
         self._share_bytes = share_bytes
         self._records_max = records_max
         self._border_bytes = share_bytes
-        """Where on the line the task ends that is being filled."""
+        """The position on the line, in bytes, at which the current task ends."""
         self._filled_bytes = 0.0
         self._task: list[Span] = []
         self._offsets = 0
-        """In the task that is being filled."""
+        """Offsets in the current task."""
         self._planned: list[tuple[Span, ...]] = []
 
     def add(self, span: Span) -> None:
-        """Lay a span behind the ones before it."""
+        """Append a span to the line."""
         rest, rest_bytes = span, float(span.cost_bytes)
         while (offsets := self._fitting(rest, rest_bytes)) < rest.offsets:
             if offsets:
@@ -108,7 +113,7 @@ class _Cutter:
         self._take(rest, rest_bytes)
 
     def finished(self) -> list[tuple[Span, ...]]:
-        """Return the tasks."""
+        """End the last task, and return all tasks."""
         if self._task:
             self._close()
         return self._planned
@@ -123,7 +128,7 @@ class _Cutter:
         self._task, self._offsets = [], 0
         is_full = self._filled_bytes >= self._border_bytes - self._slack_bytes
         if not is_full:
-            # It has as many records as it may; that does not make the next one larger.
+            # The task ended early because it has `records_max` records. The next task gets a normal share.
             self._border_bytes = self._filled_bytes
         while self._border_bytes <= self._filled_bytes + self._slack_bytes:
             self._border_bytes += self._share_bytes
@@ -133,7 +138,7 @@ class _Cutter:
         return self._share_bytes / _SLACK
 
     def _fitting(self, span: Span, cost_bytes: float) -> int:
-        """Return how many of a span's offsets fit; a task that has nothing yet takes one at the least."""
+        """Return how many of a span's offsets fit into the current task; at least one if it is empty."""
         offsets = span.offsets
         room_bytes = self._border_bytes - self._filled_bytes
         if cost_bytes > room_bytes + self._slack_bytes:

@@ -1,27 +1,23 @@
 """
-Where reading begins and ends, as options say it: an end of the archive, offsets, or times.
+The positions at which reading begins and ends: an end of the archive, offsets, or times.
 
-For either side the more general of the options wins, as in Spark's Kafka source: one time for all partitions,
-then a time for each, then offsets.
+As in Spark's Kafka source, the most general of a side's options wins: one time for all partitions, then a
+time for each, then offsets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from tieringd.spark.source.option_values import fault
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tieringd.model.partition import TopicPartition
-    from tieringd.spark.source.option_values import OptionValues
+from tieringd.model.partition import TopicPartition
+from tieringd.spark.source.option_values import OptionValues, fault
 
 LATEST_OFFSET: Final = -1
 EARLIEST_OFFSET: Final = -2
-"""What Kafka's clients write for the two ends among offsets."""
+"""The offsets with which Kafka's clients name the two ends of a log."""
 
 
 class Edge(Enum):
@@ -33,7 +29,7 @@ class Edge(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AtOffsets:
-    """An offset for each partition; LATEST_OFFSET and EARLIEST_OFFSET stand for the ends."""
+    """An offset for each partition; LATEST_OFFSET and EARLIEST_OFFSET mean the archive's ends."""
 
     offsets: Mapping[TopicPartition, int]
     option: str = field(compare=False)
@@ -41,7 +37,7 @@ class AtOffsets:
 
 @dataclass(frozen=True, slots=True)
 class AtTimes:
-    """For each partition the first record of a time or later."""
+    """For each partition a time: its first record at that time or later."""
 
     times_ms: Mapping[TopicPartition, int]
     option: str = field(compare=False)
@@ -49,7 +45,7 @@ class AtTimes:
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """In every partition the first record of *timestamp_ms* or later."""
+    """In every partition the first record at *timestamp_ms* or later."""
 
     timestamp_ms: int
     option: str = field(compare=False)
@@ -60,10 +56,10 @@ Position: TypeAlias = Edge | AtOffsets | AtTimes | AtTime
 
 def read_start(values: OptionValues, *, is_streaming: bool) -> Position:
     """
-    Return where to begin.
+    Return the position at which to begin.
 
     Raises:
-        ConfigError: An option is wrong, or a batch is to begin at the end.
+        ConfigError: An option is wrong, or a batch would begin at the archive's end.
     """
     default = Edge.LATEST if is_streaming else Edge.EARLIEST
     position = _read(values, "starting", default)
@@ -74,10 +70,10 @@ def read_start(values: OptionValues, *, is_streaming: bool) -> Position:
 
 def read_end(values: OptionValues) -> Position:
     """
-    Return where a batch ends.
+    Return the position at which a batch ends.
 
     Raises:
-        ConfigError: An option is wrong, or the batch is to end at the beginning.
+        ConfigError: An option is wrong, or the batch would end at the archive's beginning.
     """
     position = _read(values, "ending", Edge.LATEST)
     if Edge.EARLIEST in _edges(position):
@@ -105,7 +101,7 @@ def _read(values: OptionValues, side: str, default: Edge) -> Position:
 
 
 def _edges(position: Position) -> set[Edge]:
-    """Return which ends of the archive a position stands for in any partition."""
+    """Return the ends of the archive that a position names for some partition."""
     if isinstance(position, Edge):
         return {position}
     if not isinstance(position, AtOffsets):

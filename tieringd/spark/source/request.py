@@ -1,37 +1,32 @@
-"""What a reader was asked for, as it travels to executors, and what is the same for batches and streams."""
+"""A reader's request, which travels to executors, and the work that batches and streams share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from tieringd.spark.bucket import bucket_of
+from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.source.data_loss import LossRule
 from tieringd.spark.source.option_values import OptionValues, fault
 from tieringd.spark.source.options import SourceOptions, parse_options, read_columns
-from tieringd.spark.source.planning import plan_tasks
+from tieringd.spark.source.planning import Span, plan_tasks
 from tieringd.spark.source.schema import columns_of
-from tieringd.spark.source.segment_spans import find_spans
+from tieringd.spark.source.segment_spans import OffsetRange, find_spans
 from tieringd.spark.source.settings import StoreSettings, read_settings
 from tieringd.spark.source.task_reader import ReadingRules, TaskReader
 from tieringd.spark.worker_process import spare_collections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     import pyarrow as pa
     from pyspark.sql.types import StructType
-
-    from tieringd.spark.bucket import Bucket
-    from tieringd.spark.source.planning import Span
-    from tieringd.spark.source.segment_spans import OffsetRange
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a reader was asked for. Plain, so that it can go to executors."""
+    """A reader's options, settings and columns. Plain data, so that Spark can send it to executors."""
 
     options: SourceOptions
     settings: StoreSettings
@@ -39,16 +34,16 @@ class Request:
 
     def bucket(self) -> Bucket:
         """
-        Return this process's bucket, opened with its own credentials.
+        Return this process's bucket, opened with this process's own credentials.
 
         Raises:
-            TieringError: It cannot be opened.
+            TieringError: The bucket cannot be opened.
         """
         return bucket_of(self.settings.config())
 
     @property
     def loss(self) -> LossRule:
-        """Return what to do where records are missing."""
+        """Return a new rule for missing records."""
         return LossRule(is_fatal=self.options.fail_on_data_loss)
 
     def tasks(self, ranges: Sequence[OffsetRange], *, loss: LossRule) -> list[InputPartition]:
@@ -56,7 +51,7 @@ class Request:
         Return the tasks that read *ranges*.
 
         Raises:
-            DataLossError: Part of a range is not in the archive, and that is not all right.
+            DataLossError: Part of a range is not in the archive, and *loss* does not allow that.
         """
         tasks = plan_tasks(
             find_spans(self.bucket(), ranges, rule=loss),
@@ -69,10 +64,10 @@ class Request:
 
     def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
         """
-        Yield the records of a task; Spark's own stand-in for no task at all has none.
+        Yield the records of a task. Without tasks Spark makes an empty one of its own, which has no records.
 
         Raises:
-            TieringError: They cannot be read.
+            TieringError: The records cannot be read.
         """
         spans: tuple[Span, ...] = task.value or ()
         rules = ReadingRules(
@@ -87,10 +82,10 @@ class Request:
 
 def read_request(given: Mapping[str, str], schema: StructType, *, is_streaming: bool) -> Request:
     """
-    Return what options and a schema ask for; a configuration file is read here.
+    Return the request of *given* options and a schema. A file named in `config` is read here.
 
     Raises:
-        ConfigError: An option is wrong, or they contradict each other.
+        ConfigError: An option is wrong, or options or the schema contradict one another.
     """
     columns = columns_of(schema)
     if OptionValues(given).has("columns") and columns != read_columns(given):

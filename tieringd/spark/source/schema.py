@@ -1,8 +1,9 @@
-"""The schema of the data source: the columns of Spark's own Kafka source, all or some of them."""
+"""The schema of the data source: some or all of the columns of Spark's own Kafka source."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from pyspark.sql.types import (
     ArrayType,
@@ -17,9 +18,6 @@ from pyspark.sql.types import (
 )
 
 from tieringd.spark.source.option_values import fault
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _TYPES: Final[dict[str, DataType]] = {
     "key": BinaryType(),
@@ -40,7 +38,7 @@ def schema_of(columns: Sequence[str]) -> StructType:
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
     """
-    Return the columns of a schema; a user's own one may leave out some, and order them differently.
+    Return the columns of a schema. A user's schema may leave out columns, and have another order.
 
     Raises:
         ConfigError: A column is not one of the data source's, or has another type.

@@ -1,9 +1,10 @@
-"""The bytes of spans, as runs of whole batches: small segments are opened ahead of their turn."""
+"""Read the bytes of spans as runs of whole batches. Small segments are opened ahead of their turn."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,28 +15,27 @@ import structlog
 from tieringd.archive.archive_reader import CHUNK_BYTES, ceiling_position, floor_position
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
+from tieringd.model.segment import AbortedTransaction, SegmentIndex
+from tieringd.spark.source.planning import Span
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
-    from tieringd.model.segment import AbortedTransaction, SegmentIndex
+    # An ordinary import would load prometheus_client into processes that do not need it.
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.source.planning import Span
 
 log = structlog.get_logger(__name__)
 
 AHEAD_MAX: Final = 8
 AHEAD_BYTES: Final = 2 * CHUNK_BYTES
-"""Of a span that is open two chunks are held at the most, so one is opened ahead where they are large."""
+"""An open span holds at most two chunks. So only one large span is opened ahead, and several small ones."""
 
 
 class SegmentGone(Exception):
-    """The object of a span, or its index, is not in the bucket. The task's reader acts on it."""
+    """The object of a span, or its index, is not in the bucket. `TaskReader` handles this."""
 
     def __init__(self, number: int, cause: ObjectNotFound) -> None:
         super().__init__(number)
         self.number = number
-        """Of the span."""
+        """The span's place in the list of spans."""
         self.cause = cause
 
 
@@ -44,31 +44,31 @@ class Run:
     """Whole batches of one span."""
 
     number: int
-    """Of the span."""
+    """The span's place in the list of spans."""
     data: memoryview
     position: int
-    """In the data object."""
+    """The position of *data* in the data object, in bytes."""
     aborted: tuple[AbortedTransaction, ...]
-    """Those of the whole segment."""
+    """The aborted transactions of the whole segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
     first: Run | None
-    """None where the span has no bytes."""
+    """None if the span has no bytes."""
     following: AsyncGenerator[Run]
 
 
 async def span_runs(bucket: Bucket, spans: Sequence[Span], *, skip_corrupt: bool) -> AsyncGenerator[Run]:
     """
-    Yield the batches that hold the offsets of *spans*, and some around them, in order.
+    Yield the batches that hold the offsets of *spans*, in order, and some batches around them.
 
-    With *skip_corrupt* bytes that are no batches are passed over, up to the next index entry that is a chunk
-    away.
+    With *skip_corrupt*, bytes that are not batches are skipped, up to the next index entry that is at least a
+    chunk away.
 
     Raises:
-        SegmentGone: An object is not in the bucket; all runs before were yielded.
-        CorruptDataError: An index is damaged, or an object is and that is not to be passed over.
+        SegmentGone: An object is not in the bucket. All runs before it were yielded.
+        CorruptDataError: An index is damaged, or an object is damaged and *skip_corrupt* is not set.
     """
     opening: deque[asyncio.Task[_Opened]] = deque()
     loop = asyncio.get_running_loop()
@@ -99,7 +99,7 @@ async def span_runs(bucket: Bucket, spans: Sequence[Span], *, skip_corrupt: bool
 
 
 def _is_near(ahead: Sequence[Span]) -> bool:
-    """Say whether another span may be opened behind these, of which the first one is being read."""
+    """Return whether one more span may be opened after *ahead*, of which the first is being read."""
     held_bytes = sum(span.size_bytes for span in ahead[1:])
     return len(ahead) < 2 or (len(ahead) <= AHEAD_MAX and held_bytes < AHEAD_BYTES)  # noqa: PLR2004 the next one
 
@@ -139,9 +139,9 @@ async def _runs(
 
 def sections(index: SegmentIndex, begin: int, end: int, *, section_bytes: int = CHUNK_BYTES) -> list[int]:
     """
-    Return the borders of parts that can be read each for itself: *begin*, index entries, *end*.
+    Return the borders of sections that can be read independently: *begin*, index entries, *end*.
 
-    A part has *section_bytes* or more, but for the last one.
+    Each section but the last has at least *section_bytes*.
     """
     borders = [begin]
     for entry in index.entries:

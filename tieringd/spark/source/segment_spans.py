@@ -1,39 +1,38 @@
-"""Which segments hold a range of offsets, as the manifests tell: the live one, and spilled ones on demand."""
+"""Find the segments that hold a range of offsets, in the live manifest and in the spilled ones if needed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tieringd.errors import ObjectNotFound
-from tieringd.spark.source.data_loss import Loss
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import TopicPartition
+from tieringd.spark.source.data_loss import Loss, OnLoss
 from tieringd.spark.source.offsets import readable_range
 from tieringd.spark.source.planning import Span
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.partition import TopicPartition
+    # An ordinary import would load prometheus_client into processes that do not need it.
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.source.data_loss import OnLoss
 
 RANGES_AT_ONCE: Final = 16
 UNTOLD: Final = "the manifest names no segment that holds them, and no gap"
 _TRIES: Final = 3
-"""A spillover manifest that has gone means that the live one is another by now."""
+"""Tries with a newly loaded live manifest: a missing spillover manifest means that the live one changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """What is to be read of a partition: from *from_offset* up to *next_offset*, exclusive."""
+    """The offsets to read of a partition, from *from_offset* up to *next_offset*, exclusive."""
 
     partition: TopicPartition
     manifest: PartitionManifest | None
-    """None where nothing of the partition is archived."""
+    """None if nothing of the partition is archived."""
     from_offset: int
     next_offset: int
 
@@ -43,7 +42,8 @@ def find_spans(bucket: Bucket, ranges: Sequence[OffsetRange], *, rule: OnLoss) -
     Return the spans of all *ranges*, in their order.
 
     Raises:
-        DataLossError: Part of a range is not in the archive, and that is not all right.
+        DataLossError: Part of a range is not in the archive, and *rule* does not allow that.
+        ObjectNotFound: A spillover manifest is missing, and remains missing with a new live manifest.
     """
 
     async def find(one: OffsetRange) -> tuple[list[Span], list[Loss]]:
@@ -102,7 +102,7 @@ async def _listed(
 
 
 def holes_between(spans: Sequence[Span], from_offset: int, next_offset: int) -> list[tuple[int, int]]:
-    """Return each range of offsets, its end exclusive, that no span holds; *spans* ascend."""
+    """Return the ranges of offsets, ends exclusive, that no span has. *spans* are in ascending order."""
     holes: list[tuple[int, int]] = []
     for span in spans:
         if span.from_offset > from_offset:
@@ -114,7 +114,11 @@ def holes_between(spans: Sequence[Span], from_offset: int, next_offset: int) -> 
 
 
 def losses_in(partition: TopicPartition, holes: Sequence[tuple[int, int]], gaps: Sequence[Gap]) -> list[Loss]:
-    """Return the losses that fill *holes*: recorded gaps, and what no manifest tells of; *gaps* ascend."""
+    """
+    Return the losses that fill *holes*: recorded gaps, and offsets that no manifest mentions.
+
+    *gaps* are in ascending order.
+    """
     losses: list[Loss] = []
     for begin, end in holes:
         at = begin

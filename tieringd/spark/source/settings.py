@@ -1,9 +1,9 @@
 """
-Where the archive is and as whom to reach it: from options, or from tieringd's own configuration file.
+Where the archive is, and the credentials to reach it, from options or from tieringd's own configuration file.
 
-What goes to executors is the text of the few properties that a reader needs. `${NAME}` in it is filled in by
-each process from its own environment, and a source of credentials such as an instance's role is asked by each
-process itself: so a driver's credentials stay with the driver. A secret has no representation.
+Executors get the text of the few properties that a reader needs. Each process replaces `${NAME}` in it from
+its own environment, and gets credentials such as those of an instance's role by itself. So a driver's
+credentials stay with the driver. The `repr` of the settings never shows their text or values.
 """
 
 from __future__ import annotations
@@ -11,23 +11,19 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 import yaml
 
-from tieringd.config import parse_config
+from tieringd.config import Config, parse_config
 from tieringd.config.access import StoreAccess
 from tieringd.errors import ConfigError
 from tieringd.spark.source.option_values import OptionValues, fault
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tieringd.config import Config
 
 _CONNECTIONS: Final = (
     "cloud_storage_max_connections",
@@ -35,7 +31,7 @@ _CONNECTIONS: Final = (
     "cloud_storage_max_connection_idle_time_ms",
 )
 PROPERTIES: Final = (*StoreAccess.model_fields, *_CONNECTIONS)
-"""The properties of a configuration that matter here; each may be an option."""
+"""The configuration properties that a reader uses. Each may also be given as an option."""
 
 _SHORT: Final = {
     "region": "cloud_storage_region",
@@ -43,38 +39,40 @@ _SHORT: Final = {
     "secretKey": "cloud_storage_secret_key",
     "credentialsSource": "cloud_storage_credentials_source",
 }
-"""Options with a name of their own for what is set most."""
+"""Short option names for the properties that are set most often."""
 STORE_OPTIONS: Final = ("path", "config", "endpoint", *_SHORT)
 
 _NEEDED: Final = {"state_directory": "/nowhere", "cloud_storage_enabled": "true"}
-"""What a configuration cannot be without: a reader keeps nothing, and always needs the store."""
+"""
+Properties that every configuration must have. A reader stores nothing locally, and always needs the store.
+"""
 _OPTIONS: Final = "the options"
 _VARIABLE: Final = "TIERINGD_OPTION_"
 _FROM_ENVIRONMENT: Final = "the value from the environment"
 _ASKED: Final = re.compile(r"\$\{(\w+)\}")
 _NOT_SET: Final = re.compile(r"the environment variable \w+ is not set")
 _SHOWN: Final = frozenset({"cloud_storage_azure_shared_key"})
-"""Secrets that Spark does not redact: it goes by names."""
+"""Secrets that Spark does not redact, because it chooses what to redact by the option's name."""
 _PORTS: Final = {"http": "80", "https": "443"}
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """What each process makes its own configuration of. Plain, and small enough to go with every task."""
+    """The text from which each process makes its configuration. Plain, and small enough for every task."""
 
     source: str
-    """Where it is from, for messages."""
+    """Where the text is from, for messages."""
     text: str = field(repr=False)
-    """YAML; of a file, each property is in the line that it had there."""
+    """YAML. Each property from a file keeps its line number."""
     values: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Options, by names under which *text* asks for them as for variables of the environment."""
+    """Values of options, by the names of variables under which *text* refers to them."""
 
     def config(self) -> Config:
         """
         Return the configuration of this process.
 
         Raises:
-            ConfigError: Something is wrong with it, or this process's environment lacks a variable.
+            ConfigError: The configuration is wrong, or this process's environment lacks a variable.
         """
         environ = os.environ | dict(self.values)
         asked = sorted(set(_ASKED.findall(self.text)) & environ.keys())
@@ -84,7 +82,7 @@ class StoreSettings:
             raise self._explained(error) from None
 
     def _explained(self, error: ConfigError) -> ConfigError:
-        """Return an error whose message has every problem in it, in the words of options."""
+        """Return an error with every problem in its message, in terms of the options."""
         problems = tuple(_told(problem, self.source) for problem in error.problems)
         hint = f"Correct {self.source}"
         if any(_NOT_SET.search(problem) for problem in problems):
@@ -97,10 +95,11 @@ class StoreSettings:
 
 def read_settings(given: Mapping[str, str]) -> StoreSettings:
     """
-    Return where the archive is; a file named in `config` is read here, on the driver.
+    Return the settings from the options. A file named in `config` is read here, on the driver.
 
     Raises:
-        ConfigError: Nothing says it, the file cannot be read, or options contradict each other.
+        ConfigError: No option gives the archive's place, the file cannot be read, or options contradict one
+            another.
     """
     values = OptionValues(given)
     found = _given(values)
@@ -136,7 +135,7 @@ def read_settings(given: Mapping[str, str]) -> StoreSettings:
 
 
 def _given(values: OptionValues) -> dict[str, dict[str, str]]:
-    """Return the properties that each option sets."""
+    """Return the properties that each given option sets, by option name."""
     found: dict[str, dict[str, str]] = {}
     path, endpoint = values.text("path"), values.text("endpoint")
     if path is not None:
@@ -151,7 +150,12 @@ def _given(values: OptionValues) -> dict[str, dict[str, str]]:
 
 
 def _place(path: str) -> dict[str, str]:
-    """Return what a path says of the archive's place."""
+    """
+    Return the properties of the archive's place that a URL means.
+
+    Raises:
+        ConfigError: The URL is not the place of an archive.
+    """
     url = urlsplit(path)
     prefix = {"cloud_storage_prefix": url.path.strip("/")} if url.path.strip("/") else {}
     match url.scheme:
@@ -182,7 +186,12 @@ def _azure(account: str, container: str, prefix: str) -> dict[str, str]:
 
 
 def _address(endpoint: str) -> dict[str, str]:
-    """Return what `http://host:port` says."""
+    """
+    Return the properties that an endpoint such as `http://host:port` means.
+
+    Raises:
+        ConfigError: The endpoint is not such a URL.
+    """
     url = urlsplit(endpoint)
     try:
         port = url.port
@@ -202,7 +211,12 @@ def _without_password(url: SplitResult) -> str:
 
 
 def _value_text(name: str, value: str) -> str:
-    """Return YAML for an option's value: one that asks for a variable itself, else a variable of its own."""
+    """
+    Return YAML for an option's value.
+
+    A value that refers to a variable is written as it is. For any other the text refers to a variable of
+    `StoreSettings.values`.
+    """
     return json.dumps(value) if "${" in value else f"${{{_VARIABLE}{name}}}"
 
 
@@ -220,14 +234,14 @@ def _file_text(path: str) -> str:
 
 def _store_part(text: str) -> str:
     """
-    Return the lines of a configuration that a reader needs, each where it was; the others are empty.
+    Return a configuration with only the lines that a reader needs, at their places; the others are empty.
 
-    So passwords of a broker stay in the file, and variables for them need not be set.
+    So passwords of a broker do not leave the file, and variables for them need not be set.
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError:
-        return text  # Whoever parses it says what is wrong.
+        return text  # Parsing the configuration will report the fault.
     if not isinstance(root, yaml.MappingNode) or root.flow_style:
         return text
     lines = text.splitlines()
@@ -246,7 +260,7 @@ def _parsed(text: str, source: str, variables: tuple[tuple[str, str], ...]) -> C
 
 
 def _told(problem: str, source: str) -> str:
-    """Return a problem of a configuration in the words of options."""
+    """Return a problem of a configuration in terms of the options."""
     if source == _OPTIONS:
         problem = re.sub(rf"^{_OPTIONS}(:\d+)?: ", "", problem)
     for option, name in _SHORT.items():

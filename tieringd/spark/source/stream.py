@@ -1,37 +1,39 @@
 """
-Reading an archive as a stream: what was archived since the last batch, as far as limits let it.
+Read an archive as a stream: each batch has what was archived since the last one, up to the limits.
 
-Spark keeps one reader in a process of its own for the life of a query, and copies that were never used on
-executors. What the reader knows of the bucket is at most as old as `refreshInterval`: Spark asks many times a
-second, and each look is a request for every partition.
+Spark keeps one reader in a process of its own for the life of a query, and sends unused copies of it to
+executors. The reader's manifests are at most `refreshInterval` old: Spark asks many times a second, and each
+refresh costs a request for every partition.
 
-`StreamOffsets` is how far a streaming query is, as a checkpoint has it: the JSON of Spark's own Kafka
-source, and a bit more.
+`StreamOffsets` is the progress of a streaming query, as a checkpoint stores it: the JSON of Spark's own Kafka
+source, with a few more fields.
 
     {"orders": {"0": 23, "1": 42},               the next offset of each partition
      "@topicIds": {"orders": "W1xNUlUlTfigw_K-dvdxsA"},
-     "@begins": {"orders": {"1": 0}},            where a batch began that did not go on from the one before
+     "@begins": {"orders": {"1": 0}},            begins of partitions that the batch before did not have
      "@isInitial": true}                         before the first batch
 
-A topic's name has no @ in it. The id tells a topic that was deleted and created again from its old self. A
-batch that is done again after a crash has to be the same one: where it began is known from the end of the
-batch before, and for new partitions, and in the first batch for all, from its own end.
+A topic's name cannot contain @. The topic id distinguishes a topic that was created again from the deleted
+one. A batch that is repeated after a crash must have the same records. Its begin is the end of the batch
+before; for new partitions, and in the first batch for all partitions, the begin is stored with its own end.
 
-`batch_end` decides what the next batch takes. It is pure. Partitions and topics that were not there before
-begin at their earliest offset. What a limit lets through is shared among partitions by what waits in them,
-as in Spark's own Kafka source.
+`batch_end` computes the end of the next batch. It is pure. New partitions and topics begin at their
+earliest offset. A limit is divided among the partitions in proportion to their waiting offsets, as in
+Spark's own Kafka source.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
+    ReadLimit,
     ReadMaxRows,
     ReadMinRows,
     SupportsTriggerAvailableNow,
@@ -39,22 +41,17 @@ from pyspark.sql.streaming.datasource import (
 
 from tieringd.errors import CorruptDataError
 from tieringd.model.partition import TopicPartition
-from tieringd.spark.source.data_loss import Loss
+from tieringd.spark.source.data_loss import Loss, LossRule
 from tieringd.spark.source.offsets import OffsetFinder
 from tieringd.spark.source.positions import AtOffsets
 from tieringd.spark.source.segment_spans import OffsetRange
-from tieringd.spark.source.topics import Topics
+from tieringd.spark.source.topics import Archived, Topics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import pyarrow as pa
-    from pyspark.sql.datasource import InputPartition
-    from pyspark.sql.streaming.datasource import ReadLimit
 
-    from tieringd.spark.source.data_loss import LossRule
+    # An ordinary import would load numba and pyarrow into processes that do not need them.
     from tieringd.spark.source.request import Request
-    from tieringd.spark.source.topics import Archived
 
 
 _TOPIC_IDS: Final = "@topicIds"
@@ -65,18 +62,18 @@ _MARK: Final = "@"
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets:
-    """The end of one batch, and so the beginning of the next."""
+    """The end of one batch, at which the next one begins."""
 
     offsets: Mapping[TopicPartition, int]
     """The next offset of each partition."""
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     begins: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Where this batch began in partitions that the one before did not have; in all if there was none."""
+    """This batch's begin in partitions that the batch before did not have; in the first batch, in all."""
     is_initial: bool = False
-    """Whether no batch has ended here: it is where the first one begins."""
+    """Whether these are the offsets at which the first batch begins, and not the end of a batch."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as Spark keeps it."""
+        """Return the offsets as the JSON document that Spark stores."""
         document: dict[str, Any] = by_topic(self.offsets)
         document[_TOPIC_IDS] = dict(sorted(self.topic_ids.items()))
         if self.begins:
@@ -88,10 +85,10 @@ class StreamOffsets:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> StreamOffsets:
         """
-        Return what Spark kept.
+        Return the offsets of a JSON document that Spark stored.
 
         Raises:
-            CorruptDataError: It is not of this data source.
+            CorruptDataError: The document is not of this data source.
         """
         try:
             return cls(
@@ -125,10 +122,13 @@ def _flat(document: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int
 
 def goes_on_from(start: StreamOffsets, archived: Archived, *, rule: LossRule) -> StreamOffsets:
     """
-    Return where a batch begins after *start*, given what is archived now: `begins` has what is new.
+    Return the offsets at which the batch after *start* begins, given what is archived now.
+
+    `begins` of the result has the partitions that are new in this batch.
 
     Raises:
-        DataLossError: Something that the query was reading has gone, and that is not all right.
+        DataLossError: A partition that the query reads was deleted, recreated or cut back, and *rule* does
+            not allow that.
     """
     ids = archived.topic_ids
     offsets = dict(start.offsets)
@@ -160,9 +160,9 @@ def ends_of(
     begin: StreamOffsets, archived: Archived, *, until: Mapping[TopicPartition, int] | None
 ) -> dict[TopicPartition, int]:
     """
-    Return where each partition ends that has something to read after *begin*.
+    Return the archive's end of each partition that has offsets to read after *begin*.
 
-    With *until* nothing is read past these offsets, nor of partitions that are not among them.
+    With *until* the ends are at most those offsets, and partitions that are not in *until* are left out.
     """
     ends: dict[TopicPartition, int] = {}
     for partition, manifest in archived.manifests.items():
@@ -177,7 +177,7 @@ def ends_of(
 def waiting_offsets(
     begin: StreamOffsets, ends: Mapping[TopicPartition, int], archived: Archived
 ) -> dict[TopicPartition, int]:
-    """Return how many offsets each partition has to read; what has expired is none of them."""
+    """Return the number of offsets that each partition has to read, without expired ones."""
     return {
         partition: max(0, end - max(begin.offsets[partition], archived.manifests[partition].start_offset))
         for partition, end in ends.items()
@@ -188,9 +188,9 @@ def limited(
     ends: Mapping[TopicPartition, int], waiting: Mapping[TopicPartition, int], max_offsets: int
 ) -> dict[TopicPartition, int]:
     """
-    Return *ends* brought forward, so that about *max_offsets* are read.
+    Return earlier *ends*, so that about *max_offsets* offsets are read.
 
-    Every partition where something waits gets one offset at the least.
+    Every partition with waiting offsets gets at least one.
     """
     total = sum(waiting.values())
     if total <= max_offsets:
@@ -204,7 +204,11 @@ def limited(
 
 
 def batch_end(begin: StreamOffsets, ends: Mapping[TopicPartition, int]) -> StreamOffsets:
-    """Return the end of a batch that reads from *begin* to *ends*; new partitions without records wait."""
+    """
+    Return the end of a batch that reads from *begin* to *ends*.
+
+    A new partition without waiting offsets is left out, but in the first batch.
+    """
     offsets = {
         partition: ends.get(partition, offset)
         for partition, offset in begin.offsets.items()
@@ -217,10 +221,10 @@ def batch_end(begin: StreamOffsets, ends: Mapping[TopicPartition, int]) -> Strea
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a subscription as it is archived. Belongs to one query."""
+    """Reads the topics of a subscription while they are archived. Belongs to one query."""
 
     def __init__(self, request: Request) -> None:
-        """Take what is asked for; nothing is looked at before Spark asks for an offset."""
+        """Make a reader of *request*. Nothing is read before Spark asks for an offset."""
         self._request = request
         self._topics: Topics | None = None
         self._archived: Archived | None = None
@@ -228,11 +232,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: dict[TopicPartition, int] | None = None
         self._loss = request.loss
         self._batch_at_ms: int | None = None
-        """When there was something to read last; None before the first time."""
+        """The monotonic time of the last batch; None before the first one."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 Spark's name
         """
-        Return where a new query begins.
+        Return the offsets at which a new query begins.
 
         Raises:
             ConfigError: The options do not fit the archive.
@@ -245,7 +249,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options.start, on_no_match=options.on_no_match
         )
         given = options.start.offsets if isinstance(options.start, AtOffsets) else {}
-        # What is not archived yet begins at its earliest offset once it is, if no other was given.
+        # A partition without archived data is left out unless it has an explicit offset. Once it is archived,
+        # it begins at its earliest offset.
         known = {
             partition: offset
             for partition, offset in starts.items()
@@ -254,7 +259,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffsets(known, archived.topic_ids, is_initial=True).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 Spark's name
-        """Return what `maxOffsetsPerTrigger` and `minOffsetsPerTrigger` say."""
+        """Return the limit that `maxOffsetsPerTrigger` and `minOffsetsPerTrigger` set."""
         limits = self._request.options.limits
         if limits.max_offsets is not None:
             return ReadMaxRows(limits.max_offsets)
@@ -262,10 +267,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 Spark's name
         """
-        Return where the next batch ends; *start* itself where there is nothing to read now.
+        Return the end of the next batch; *start* itself if there is nothing to read now.
 
         Raises:
-            DataLossError: What the query was reading has gone, and that is not all right.
+            DataLossError: A partition that the query reads was deleted, recreated or cut back, and
+                `failOnDataLoss` is set.
         """
         archived = self._look()
         before = StreamOffsets.from_json(start)
@@ -283,13 +289,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return batch_end(begin, ends).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 Spark's name
-        """Return the end of the archive as it was last seen, for the query's progress."""
+        """Return the archive's end at the last refresh, for the query's progress; None before the first."""
         if self._archived is None:
             return None
         return by_topic({name: manifest.next_offset for name, manifest in self._archived.manifests.items()})
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 Spark's name
-        """Take note of the end of the archive: this query goes no further."""
+        """Note the archive's current end, at which this query will stop."""
         archived = self._keep(self._looker().current())
         self._until = {name: manifest.next_offset for name, manifest in archived.manifests.items()}
 
@@ -298,7 +304,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Return the tasks of one batch.
 
         Raises:
-            DataLossError: Part of it is not in the archive any more, and that is not all right.
+            DataLossError: Part of the batch is no longer in the archive, and `failOnDataLoss` is set.
         """
         begin, last = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
         archived = self._look()
@@ -316,11 +322,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._request.tasks(ranges, loss=self._loss)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a task, on an executor; see `Request.read`."""
+        """Yield the records of a task. Runs on an executor; see `Request.read`."""
         return self._request.read(partition)
 
     def _waits_for_more(self, offsets: int, limit: ReadLimit) -> bool:
-        """Say whether so little waits that it is left for later."""
+        """Return whether to wait for more than *offsets* offsets; otherwise note the batch's time."""
         limits = self._request.options.limits
         now_ms = _now_ms()
         is_late = self._batch_at_ms is None or now_ms - self._batch_at_ms >= limits.max_delay_ms
@@ -331,7 +337,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
     def _look(self) -> Archived:
-        """Return what is archived, as it was not long ago."""
+        """Return what is archived, at most `refreshInterval` old."""
         if (
             self._archived is not None
             and _now_ms() - self._looked_at_ms < self._request.options.limits.refresh_ms

@@ -1,12 +1,13 @@
 """
-What a task does: its spans, one after another, from the objects of segments to Arrow batches.
+The work of a task: decode its spans, one after another, from the segments' objects to Arrow batches.
 
-Where an object has gone, merged or compacted away or expired since the plan was made, the manifest is read
-again and reading goes on at the offset that comes next: none is read twice, and none passed over in silence.
+A segment's object may be merged, compacted or expired after the plan was made. Then the manifest is read
+again, and reading continues at the next offset. No offset is read twice, and none is skipped silently.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -19,29 +20,26 @@ from tieringd.formats.object_keys import data_key
 from tieringd.formats.record_batch import check_crc, parse_header
 from tieringd.spark.decoder import SegmentDecoder, Selection
 from tieringd.spark.decoder.batches import size_of_batch
-from tieringd.spark.source.data_loss import Loss
-from tieringd.spark.source.segment_runs import SegmentGone, span_runs
+from tieringd.spark.source.data_loss import Loss, OnLoss
+from tieringd.spark.source.planning import Span
+from tieringd.spark.source.segment_runs import Run, SegmentGone, span_runs
 from tieringd.spark.source.segment_spans import OffsetRange, find_spans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import pyarrow as pa
 
+    # An ordinary import would load prometheus_client into processes that do not need it.
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.source.data_loss import OnLoss
-    from tieringd.spark.source.planning import Span
-    from tieringd.spark.source.segment_runs import Run
 
 log = structlog.get_logger(__name__)
 
 _CORRUPT_TOLD: Final = 10
-"""Of one segment's corrupt batches so many are told each."""
+"""The number of a segment's corrupt batches that are logged one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingRules:
-    """How records are read, whichever they are."""
+    """How records are read."""
 
     columns: tuple[str, ...]
     read_committed: bool
@@ -50,7 +48,7 @@ class ReadingRules:
 
 
 class TaskReader:
-    """Read spans. Owned by one task."""
+    """Reads spans. Owned by one task."""
 
     def __init__(self, bucket: Bucket, rules: ReadingRules) -> None:
         self._bucket = bucket
@@ -61,8 +59,8 @@ class TaskReader:
         Yield the records of *spans* in their order.
 
         Raises:
-            CorruptDataError: Stored bytes are wrong, and corrupt batches are not to be passed over.
-            DataLossError: Offsets have gone since the plan was made, and that is not all right.
+            CorruptDataError: Stored bytes are damaged, and corrupt batches are not skipped.
+            DataLossError: Offsets are gone since the plan was made, and the loss rule does not allow that.
             ObjectNotFound: The manifest names an object that the bucket does not have.
         """
         waiting = list(spans)
@@ -82,7 +80,15 @@ class TaskReader:
             waiting = [] if gone is None else self._planned_anew(reading, gone)
 
     def _planned_anew(self, reading: _Reading, gone: SegmentGone) -> list[Span]:
-        """Return what is left to read, of which the first object has gone, as the manifest knows it now."""
+        """
+        Return new spans for the offsets that are left, after the object of span *gone* went missing.
+
+        Spans of the same partition are planned anew from its current manifest.
+
+        Raises:
+            ObjectNotFound: The current manifest names the same object.
+            DataLossError: Offsets are missing, and the loss rule does not allow that.
+        """
         first, left = reading.rest_of(gone.number), reading.after(gone.number)
         if first is None:
             return left
@@ -112,7 +118,7 @@ class TaskReader:
 
 
 class _Reading:
-    """One pass over spans: which one is being read, and how far."""
+    """One pass over spans, with the current span and its last run."""
 
     def __init__(self, spans: Sequence[Span], rules: ReadingRules) -> None:
         self._spans = spans
@@ -122,7 +128,7 @@ class _Reading:
         self._last: Run | None = None
 
     def take(self, run: Run) -> Iterator[pa.RecordBatch]:
-        """Yield the records of the next run that are complete as batches."""
+        """Yield the Arrow record batches that the next run fills."""
         if run.number != self._number or self._decoder is None:
             yield from self.finish()
             self._number, self._decoder = run.number, self._decoder_of(run)
@@ -130,7 +136,7 @@ class _Reading:
         self._last = run
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield what is left of the present span."""
+        """Yield the last record batch of the current span, and log its corrupt batches."""
         decoder, self._decoder = self._decoder, None
         if decoder is None:
             return
@@ -148,7 +154,7 @@ class _Reading:
             log.warning("corrupt batches passed over", object=source, batches=len(decoder.corrupt))
 
     def rest_of(self, number: int) -> Span | None:
-        """Return what was not read of the span that could not be read further; None where all was."""
+        """Return the part of span *number* that was not read; None if all of it was."""
         span = self._spans[number]
         if self._last is None or self._last.number != number:
             return span
@@ -156,7 +162,7 @@ class _Reading:
         return None if next_offset >= span.next_offset else span.cut(next_offset - span.from_offset)[1]
 
     def after(self, number: int) -> list[Span]:
-        """Return the spans that come after one."""
+        """Return the spans after span *number*."""
         return list(self._spans[number + 1 :])
 
     def _decoder_of(self, run: Run) -> SegmentDecoder:
@@ -174,9 +180,9 @@ class _Reading:
 
 def _end_of(run: Run, from_offset: int) -> int:
     """
-    Return the offset after the last sound batch of a run, or *from_offset* where that is later.
+    Return the offset after the last valid batch of a run, or *from_offset* if that is later.
 
-    Corrupt ones before it were passed over by the decoder, which goes as far as this.
+    The decoder read up to this offset, and skipped the corrupt batches before it.
     """
     at, next_offset = 0, from_offset
     while at < len(run.data):

@@ -1,27 +1,27 @@
 """
-The topics and partitions of a subscription, as the bucket knows them now.
+The topics and partitions of a subscription, as they are in the bucket now.
 
-Topic manifests are listed, the manifests of the partitions loaded, and nothing else is asked for. At a second
-look only those are loaded that have changed.
+A scan lists the topic manifests and loads the manifests of the partitions, and reads nothing else. A second
+scan loads only manifests that have changed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from tieringd.errors import ConfigError, ObjectNotFound
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition, TopicPartition
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
+    # An ordinary import would load numba and pyarrow into processes that do not need them.
     from tieringd.archive.manifest_store import StoredManifest
     from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition, TopicPartition
     from tieringd.spark.bucket import Bucket
     from tieringd.spark.source.options import Subscription
 
@@ -32,25 +32,25 @@ LOADS_AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What the bucket holds of a subscription."""
+    """The archived partitions of a subscription."""
 
     manifests: Mapping[TopicPartition, PartitionManifest]
     unarchived: frozenset[TopicPartition] = frozenset()
-    """Partitions that are known, and of which nothing was archived so far."""
+    """Known partitions of which nothing has been archived yet."""
 
     @property
     def partitions(self) -> frozenset[TopicPartition]:
-        """Return every partition that is known."""
+        """Return every known partition."""
         return self.unarchived | self.manifests.keys()
 
     @property
     def topic_ids(self) -> dict[str, str]:
-        """Return the id of each topic of which anything is archived."""
+        """Return the topic id of each topic with archived data."""
         return {name.topic: manifest.partition.topic_id for name, manifest in self.manifests.items()}
 
 
 class Topics:
-    """Look for the topics of a subscription. What was loaded is kept for the next look."""
+    """Scans the bucket for the topics of a subscription. Loaded manifests are kept for the next scan."""
 
     def __init__(self, bucket: Bucket, subscription: Subscription) -> None:
         self._bucket = bucket
@@ -60,10 +60,10 @@ class Topics:
 
     def existing(self) -> Archived:
         """
-        Return what there is now; whatever is named has to be there.
+        Return what the bucket has now. Every topic and partition that the subscription names must exist.
 
         Raises:
-            ObjectNotFound: The bucket has no such topic or partition.
+            ObjectNotFound: The bucket does not have a topic or partition that is named.
             ConfigError: Several clusters have a topic of this name.
         """
         topics, archived = self._bucket.run(self._look())
@@ -87,7 +87,7 @@ class Topics:
 
     def current(self) -> Archived:
         """
-        Return what there is now, be it nothing.
+        Return what the bucket has now, which may be nothing.
 
         Raises:
             ConfigError: Several clusters have a topic of this name.

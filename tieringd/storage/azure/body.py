@@ -1,9 +1,9 @@
 """
 The bodies of Azure uploads, checked while they are read.
 
-The service has no CRC32C, so we compare: the threads that read a file sum up its bytes, and the
-last of them leave only when the sum is the announced one. Over TLS nothing can change them
-after that. Without TLS the request carries an MD5 as well, which the service compares.
+The service has no CRC32C, so this host compares: the threads that read a file compute its CRC32C, and
+the last bytes are sent only if it is the announced one. Over TLS nothing can change the bytes after
+that. Without TLS the request carries an MD5 as well, which the service compares.
 """
 
 from __future__ import annotations
@@ -11,28 +11,25 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from tieringd.storage.base import truncated, unreadable
+from tieringd.storage.base import FileSlice, truncated, unreadable
 from tieringd.storage.body import CHUNK_BYTES, FileBody
 from tieringd.storage.threads import finished
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from aiohttp.abc import AbstractStreamWriter
-
-    from tieringd.storage.base import FileSlice
 
 
 class CheckedBody(FileBody):
     """
-    A `FileBody` that knows the CRC32C of what it sends.
+    A `FileBody` that computes the CRC32C of the bytes it sends.
 
-    *checksum_before* is that of the parts sent before this one; *expected* is the checksum up to
-    and with this part, or None when later parts follow.
+    *checksum_before* is the CRC32C of the parts sent before this one. *expected* is the CRC32C up to the
+    end of this part, or None when later parts follow.
     """
 
     def __init__(
@@ -48,17 +45,17 @@ class CheckedBody(FileBody):
         self._checksum_before = checksum_before
         self._expected = expected
         self.checksum = checksum_before
-        """The checksum of everything read so far, the parts before included."""
+        """The CRC32C of everything read so far, including the parts before."""
         self.is_rejected = False
-        """Whether the bytes have another checksum; then the last of them were never sent."""
+        """Whether the bytes have another checksum than expected. The last bytes are then never sent."""
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """Write the whole slice, and sum it up anew."""
+        """Write the whole slice, and compute its checksum anew."""
         self.checksum = self._checksum_before
         await super().write(writer)
 
     async def _send_by_kernel(self, writer: AbstractStreamWriter) -> None:
-        # The kernel's shortcut would show us no byte.
+        # `sendfile` would not show us the bytes.
         await self._send_chunks(writer, self._slice.position)
 
     def _read(self, size: int, position: int) -> bytes:
@@ -73,7 +70,7 @@ class CheckedBody(FileBody):
 
 async def md5_of(file_slice: FileSlice, *, executor: Executor) -> bytes:
     """
-    Return the MD5 of a slice, read in a thread that ends before this returns.
+    Return the MD5 of a slice. The thread that reads it ends before this returns.
 
     Raises:
         LocalFileError: The file is shorter than its slice, or cannot be read.

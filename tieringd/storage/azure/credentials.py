@@ -1,10 +1,10 @@
 """
-Who we are to Azure: a shared key, a virtual machine's managed identity, or a Kubernetes workload.
+Credentials for Azure: a shared key, a virtual machine's managed identity, or a Kubernetes workload.
 
-azure-identity speaks to the token services, keeps tokens and refreshes them before they expire.
-Here is what it leaves open: one attempt per call (`storage.resilient` retries), failures as
-errors of our tree, and a fresh token when the store rejects one that should still be good.
-No key and no token is part of a message.
+azure-identity talks to the token services, keeps tokens and refreshes them before they expire. This
+module adds three things: one attempt per call (`storage.resilient` retries), failures as errors of our
+tree, and a fresh token when the store rejects one that should still be valid. No message contains a key
+or a token.
 """
 
 from __future__ import annotations
@@ -14,31 +14,26 @@ import binascii
 import os
 import ssl
 import time
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import aiohttp
-from azure.core.credentials import AccessToken
+from azure.core.credentials import AccessToken, AccessTokenInfo, TokenRequestOptions
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
 from azure.core.pipeline.transport import AioHttpTransport
 from azure.identity.aio import ManagedIdentityCredential, WorkloadIdentityCredential
 
 from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable
 from tieringd.storage.azure.errors import retry_after_seconds
+from tieringd.storage.settings import AzureSettings
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from azure.core.credentials import AccessTokenInfo, TokenRequestOptions
-
-    from tieringd.storage.settings import AzureSettings
-
-    Library = ManagedIdentityCredential | WorkloadIdentityCredential
+Library = ManagedIdentityCredential | WorkloadIdentityCredential
 
 _FEDERATION_VARIABLES = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE")
-_TRANSIENT_STATUSES = {404, 408, 410, 429}  # What the metadata service says while it is being updated.
+_TRANSIENT_STATUSES = {404, 408, 410, 429}  # The metadata service's statuses during an update.
 _CLIENT_ERRORS = range(400, 500)
-_NEARLY_EXPIRED_SECONDS = 600  # The SDK asks anew from 300 s before the end, at a random moment.
+_NEARLY_EXPIRED_SECONDS = 600  # The SDK asks anew from 300 s before expiry, at a random moment.
 _RENEWAL_PAUSE_SECONDS = 30
 _DENIED_HINT = {
     "azure_vm_instance_metadata": "assign a managed identity to this machine, or check "
@@ -49,7 +44,7 @@ _DENIED_HINT = {
 
 def shared_key_credential(settings: AzureSettings) -> dict[str, str]:
     """
-    Return what the SDK signs with.
+    Return the credential that the SDK signs with.
 
     Raises:
         ConfigError: There is no key, or it is not base64.
@@ -79,7 +74,7 @@ async def open_identity(settings: AzureSettings, resources: AsyncExitStack) -> I
     session = await resources.enter_async_context(
         aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=2, ssl=_trust(settings)),
-            # The metadata service is on this machine's own link, where no proxy leads.
+            # The metadata service is on this machine's own link, so no proxy is used.
             trust_env=is_workload,
             auto_decompress=False,
         )
@@ -108,10 +103,11 @@ async def open_identity(settings: AzureSettings, resources: AsyncExitStack) -> I
 
 class Identity:
     """
-    A source of tokens, in the form that the SDK asks for.
+    A source of tokens, with the interface that the SDK expects.
 
-    The SDK keeps the token it got, and asks again when that is about to expire or when the store
-    has rejected it. Asked early, this drops what azure-identity remembers: the store is right.
+    The SDK keeps its token, and asks again when the token is about to expire or when the store has
+    rejected it. If the SDK asks early, the store has rejected the token, and this class drops the tokens
+    that azure-identity keeps.
     """
 
     def __init__(self, source: str, build: Callable[[], Library]) -> None:
@@ -128,11 +124,11 @@ class Identity:
         self, *scopes: str, options: TokenRequestOptions | None = None
     ) -> AccessTokenInfo:
         """
-        Return a token that is good for a while.
+        Return a token that is valid for a while.
 
         Raises:
-            StorageUnavailable: The token service does not answer, or not now.
-            StorageDenied: It refuses this identity.
+            StorageUnavailable: The token service does not answer, or fails for now.
+            StorageDenied: The token service refuses this identity.
         """
         if self._is_rejected():
             self._renewed_at = time.monotonic()
@@ -144,23 +140,23 @@ class Identity:
 
     @property
     def end(self) -> float | None:
-        """Return when the last token ends, in Unix time; None before the first."""
+        """Return when the last token expires, in Unix time; None before the first."""
         return None if self._last is None else self._last.expires_on
 
     async def held_token(self, *scopes: str) -> str:
-        """Return the token that the SDK sends now, to be sent once more; another one near its end."""
+        """Return the SDK's current token, for a second use in one request; a new one if it expires soon."""
         last = self._last
         if last is None or last.expires_on - time.time() <= _NEARLY_EXPIRED_SECONDS:
             last = await self.get_token_info(*scopes)
         return last.token
 
     async def get_token(self, *scopes: str, **_: Any) -> AccessToken:
-        """Return a token in the SDK's older form, which it checks for and does not use."""
+        """Return a token in the SDK's older form. The SDK requires this method but does not call it."""
         token = await self.get_token_info(*scopes)
         return AccessToken(token.token, token.expires_on)
 
     async def close(self) -> None:
-        """Release what the library holds."""
+        """Close the library's credential."""
         await self._library.close()
 
     async def __aenter__(self) -> Self:
@@ -170,7 +166,7 @@ class Identity:
         await self.close()
 
     def _is_rejected(self) -> bool:
-        """Say whether the SDK asks although its last token should still be good."""
+        """Return whether the SDK asks although its last token should still be valid."""
         if self._last is None or time.monotonic() - self._renewed_at < _RENEWAL_PAUSE_SECONDS:
             return False
         now = time.time()
@@ -191,7 +187,7 @@ def _require_federation() -> None:
 
 
 def _trust(settings: AzureSettings) -> ssl.SSLContext:
-    """Trust the system's authorities as well as the trust file's, which may be there for the store alone."""
+    """Trust the system's authorities and the trust file's, which may be there for the store alone."""
     context = ssl.create_default_context()
     if settings.trust_file is not None:
         context.load_verify_locations(settings.trust_file)

@@ -1,14 +1,15 @@
 """
-What an Azure Blob request's failure means to a caller: one table, used by every operation.
+What the failure of an Azure Blob request means to a caller: one table, used by every operation.
 
-Nothing of the SDK or aiohttp is visible above this page. The service names its errors in a
-header, for HEAD as well; the name decides where it is known, and the HTTP status otherwise.
+Callers of this module see nothing of the SDK or aiohttp. The service sends an error code in a header,
+for HEAD as well: a known code decides, otherwise the HTTP status.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
@@ -21,17 +22,13 @@ from tieringd.errors import (
     StorageDenied,
     StorageError,
     StorageUnavailable,
+    TieringError,
 )
 from tieringd.storage import calls
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from tieringd.errors import TieringError
-
 _LOST_CODES = {
     "BlobAlreadyExists",
-    "BlobNotFound",  # A swap of a blob that is gone: If-Match needs one.
+    "BlobNotFound",  # A conditional replacement of a blob that is gone: If-Match needs one.
     "ConditionNotMet",
     "ResourceNotFound",
     "TargetConditionNotMet",
@@ -54,12 +51,12 @@ _DENIED_CODES = {
     "UnauthorizedBlobOverwrite",
 }
 _DENIED_STATUSES = {401, 403}
-# The service answers these when it has refused to begin, or when the request as it stands cannot be done.
+# The service sends these when it refused to begin, or when it cannot do the request as it stands.
 _NOT_DONE_CODES = {
     "AccountBeingCreated",
     "IncompleteBody",
     "InvalidBlobOrBlock",
-    "InvalidBlockList",  # Another commit of the same name dropped our blocks: upload them again.
+    "InvalidBlockList",  # Another commit to the same blob dropped our blocks: upload them again.
     "ServerBusy",
 }
 _THROTTLED = 429
@@ -84,14 +81,14 @@ _CREDENTIALS_HINT = (
 
 
 class Call(calls.Call):
-    """One request; Azure says container."""
+    """One request; Azure calls a bucket a container."""
 
     noun = "container"
 
 
 @contextmanager
 def translated(call: Call) -> Iterator[None]:
-    """Raise what the block raises as errors of our tree."""
+    """Raise the errors of the block as errors of our tree."""
     try:
         yield
     except HttpResponseError as error:
@@ -129,8 +126,8 @@ def _by_class(call: Call, code: str, status: int, headers: Mapping[str, str], sa
         or status in _RETRYABLE_STATUSES
         or status >= _FAILED_FROM
     ):
-        # A busy service has refused to begin. A 503 without a code is a gateway's, which may have lost the
-        # service's answer.
+        # A busy service refused to begin. A 503 without a code comes from a gateway, which may have lost
+        # the service's response.
         is_not_done = code in _NOT_DONE_CODES or status == _THROTTLED
         return StorageUnavailable(
             text,
@@ -144,7 +141,7 @@ def _by_class(call: Call, code: str, status: int, headers: Mapping[str, str], sa
 
 
 def container_not_found(call: Call, code: str) -> BucketNotFound:
-    """Return the error that names the container and what to do about it."""
+    """Return the error that names the container and the remedies."""
     state = "is being deleted" if code == "ContainerBeingDeleted" else "does not exist"
     return BucketNotFound(
         f"{call.subject}: the container {call.bucket} {state}",
@@ -154,7 +151,7 @@ def container_not_found(call: Call, code: str) -> BucketNotFound:
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """Return the wait that an answer asks for: in milliseconds, in seconds, or as a date."""
+    """Return the seconds that a response asks to wait (in ms, in seconds, or as a date), if it does."""
     milliseconds = headers.get("x-ms-retry-after-ms") or headers.get("retry-after-ms") or ""
     if milliseconds.strip().isdigit():
         return int(milliseconds) / 1000

@@ -1,31 +1,27 @@
 """
 Blocks that the service itself copies from other blobs (Put Block From URL).
 
-The service reads the source by its URL, so the request has to say why it may. With a shared key the
-URL carries a signature for that one blob, which ends within the hour. With an identity the request
-carries its token a second time, for the source. Where neither is taken (an account may forbid
-signatures, and an emulator may not know the request), nothing is copied, and the caller is told.
+The service reads the source by its URL, so the request must prove that this is allowed. With a shared
+key the URL carries a signature for that one blob, which expires within the hour. With an identity the
+request carries its token a second time, for the source. If the service accepts neither (an account may
+forbid signatures, and an emulator may not know the request), nothing is copied, and the caller is told.
 
-A block is checked by the MD5 that the service keeps of a blob which was put in one request. It keeps
-none of one that was put in blocks: such a block is not proven.
+A block is checked by the MD5 that the service keeps of a blob that was put in one request. The service
+keeps no MD5 of a blob that was put in blocks: a copy of such a blob is not proven.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 from tieringd.errors import ChecksumRejected
 from tieringd.storage.at_once import at_once
 from tieringd.storage.azure.errors import Call, from_answer
 from tieringd.storage.azure.listing import parse_crc32c
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.storage.azure.requests import Requests
-    from tieringd.storage.base import JoinSource
+from tieringd.storage.azure.requests import Requests
+from tieringd.storage.base import JoinSource
 
 _OK = frozenset({HTTPStatus.OK})
 _ANSWERS = frozenset(
@@ -44,7 +40,7 @@ _UNREADABLE = "CannotVerifyCopySource"
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the service says of a source."""
+    """What the service reports about a source."""
 
     name: str
     version: str
@@ -52,27 +48,27 @@ class _Found:
 
 
 class BlockCopies:
-    """The copies of one container, through its requests."""
+    """Copies blobs of one container into blocks, through its requests."""
 
     def __init__(self, requests: Requests, *, container: str, key_prefix: str) -> None:
         self._requests = requests
         self._container = container
         self._prefix = key_prefix
         self.can_copy = True
-        """False once the service said that it does not know the request."""
+        """False once the service reported that it does not know the request."""
 
     async def stage(self, key: str, sources: Sequence[JoinSource], names: Sequence[str]) -> bool | None:
         """
-        Copy each source into a block of the blob *key*, under its name.
+        Copy each source into a block of the blob *key*, under its block name in *names*.
 
         Returns whether all blocks are proven; None when the service cannot copy.
 
         Raises:
             ObjectNotFound: A source is gone.
-            ChecksumRejected: A source has another size or checksum than it should.
+            ChecksumRejected: A source has another size or checksum than expected.
         """
         found = await at_once(sources, self._looked_at)
-        # The first one alone tells whether there is any use in asking for the others.
+        # The first copy alone shows whether the service can copy at all.
         if not await self._copy(key, found[0], names[0]):
             return None
         rest = list(zip(found[1:], names[1:], strict=True))

@@ -1,12 +1,12 @@
 """
-Listings of a container, page by page, with the contract's keys on top of Azure's markers.
+Listings of a container, page by page: they start after a key, on top of Azure's markers.
 
-Azure goes on from a marker of its own, never from a key. The markers that recent pages ended at
-are kept, so the next page costs one request. From any other key a listing begins anew and skips,
-5000 keys a request: that is for a restart, not for every page.
+Azure continues a listing from a marker of its own, never from a key. The markers at the ends of recent
+pages are kept, so the next page costs one request. From any other key a listing begins anew and skips,
+5000 keys per request: that happens after a restart, not for every page.
 
-The documents are parsed here and not by the SDK, which takes 140 ms of the event loop for a
-thousand entries. Directories of a hierarchical namespace are entries like others; they are left out.
+The documents are parsed here and not by the SDK, which blocks the event loop for 140 ms per thousand
+entries. The entries of directories in a hierarchical namespace are left out.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 from xml.etree import ElementTree as ET
 
 from tieringd.errors import StorageUnavailable
 from tieringd.storage.azure.errors import Call
+from tieringd.storage.azure.requests import Requests
 from tieringd.storage.base import ListPage, ObjectInfo
-
-if TYPE_CHECKING:
-    from tieringd.storage.azure.requests import Requests
 
 _OK = frozenset({200})
 _PAGE_LIMIT = 5000
@@ -34,11 +31,11 @@ _IN_THREAD_FROM_BYTES = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a listing goes on."""
+    """The position at which a listing continues."""
 
     marker: str | None
     skips: bool
-    """Whether keys come first that an earlier page had already."""
+    """Whether the listing first returns keys that an earlier page already had."""
 
 
 class Listing:
@@ -75,7 +72,7 @@ class Listing:
     async def _entries(
         self, prefix: str, marker: str | None, limit: int
     ) -> tuple[list[ObjectInfo], str | None]:
-        """Return the objects of one answer, and where the next begins."""
+        """Return the objects of one response, and the marker of the next; None at the end."""
         call = Call(f"list {prefix}*", self._container)
         query = f"?restype=container&comp=list&include=metadata&maxresults={limit}"
         for name, value in (("prefix", self._key_prefix + prefix), ("marker", marker)):
@@ -96,7 +93,7 @@ class Listing:
 
 
 def parse_crc32c(text: str | None) -> int | None:
-    """Return the checksum that we wrote; None for a blob that somebody else put there."""
+    """Return the checksum that we wrote; None for a blob that another program wrote."""
     try:
         return int(text, 16) if text else None
     except ValueError:
@@ -104,12 +101,12 @@ def parse_crc32c(text: str | None) -> int | None:
 
 
 def parse_date_ms(text: str) -> int:
-    """Return the time that an HTTP date tells."""
+    """Return the time of an HTTP date, in milliseconds since the epoch."""
     return int(parsedate_to_datetime(text).timestamp() * 1000)
 
 
 def _parsed(document: bytes, key_prefix: str) -> tuple[list[ObjectInfo], str | None]:
-    # The document is the store's own, and expat bounds what entities expand to.
+    # The document is the store's own, and expat limits the expansion of entities.
     root = ET.fromstring(document)  # noqa: S314
     blobs = root.find("Blobs")
     if blobs is None:
@@ -131,7 +128,7 @@ def _listed(blob: ET.Element, key_prefix: str) -> ObjectInfo | None:
     return ObjectInfo(
         key.removeprefix(key_prefix),
         int(properties["Content-Length"]),
-        '"' + properties["Etag"].strip('"') + '"',  # Headers have the quotes, listings have not.
+        '"' + properties["Etag"].strip('"') + '"',  # Headers have the quotes, listings do not.
         parse_crc32c(metadata.get("crc32c")),
         parse_date_ms(properties["Last-Modified"]),
     )

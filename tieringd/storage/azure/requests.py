@@ -1,20 +1,22 @@
 """
-One signed request to a container and its whole answer.
+One signed request to a container and its whole response.
 
-The SDK's client signs, dates and sends; a request of ours goes through its pipeline as it is.
-The client's own operations are not used: `upload_blob` reads a file into one bytes object,
-`download_blob` repeats and splits requests by itself, both build a client for every key, and
-listings are parsed on the loop's thread. Retries are off here: one call is one request. Only a
-token that the store rejects is replaced by a fresh one, and the request sent again.
+The SDK's client signs, dates and sends; our requests go through its pipeline unchanged. The client's own
+operations are not used: `upload_blob` reads a file into one bytes object, `download_blob` repeats and
+splits requests by itself, both build a client for every key, and listings are parsed on the loop's
+thread. Retries are off here: one call is one request. The one exception is a token that the store
+rejects: it is replaced by a fresh one, and the request is sent again.
 """
 
 from __future__ import annotations
 
 import io
 import ssl
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import aiohttp
@@ -24,25 +26,18 @@ from azure.storage.blob import BlobSasPermissions, generate_blob_sas
 from azure.storage.blob.aio import ContainerClient
 
 from tieringd.errors import ConfigError, StorageUnavailable
-from tieringd.storage.azure.credentials import open_identity, shared_key_credential
-from tieringd.storage.azure.errors import from_answer, translated
+from tieringd.storage.azure.body import CheckedBody
+from tieringd.storage.azure.credentials import Identity, open_identity, shared_key_credential
+from tieringd.storage.azure.errors import Call, from_answer, translated
 from tieringd.storage.calls import send_once
 from tieringd.storage.receive import receive
+from tieringd.storage.settings import AzureSettings
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
 from tieringd.storage.tls_transport import TlsConnector
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from contextlib import AsyncExitStack
-
-    from tieringd.storage.azure.body import CheckedBody
-    from tieringd.storage.azure.credentials import Identity
-    from tieringd.storage.azure.errors import Call
-    from tieringd.storage.settings import AzureSettings
-
 API_VERSION = "2023-11-03"
-"""Old enough for every service and appliance, and for the emulator; new enough for all that is used."""
+"""Old enough for every service, appliance and emulator; new enough for every feature used here."""
 
 _USER_AGENT = "tieringd"
 _STORAGE_SCOPE = "https://storage.azure.com/.default"
@@ -52,7 +47,7 @@ _IN_ONE_PIECE_BYTES = 1 << 20  # aiohttp writes larger bytes in one go, and warn
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the service answered, read to its end."""
+    """The service's response, read to its end."""
 
     status: int
     headers: Mapping[str, str]
@@ -60,7 +55,7 @@ class Answer:
 
 
 class Requests:
-    """The way to one container. Build it with `open`, inside the loop that uses it."""
+    """Requests to one container. Build it with `open`, inside the loop that uses it."""
 
     def __init__(
         self,
@@ -73,14 +68,14 @@ class Requests:
         self._identity = identity
         self.stall_seconds = settings.read_timeout_seconds
         self.executor = body_threads(settings.max_connections, name="tieringd-azure")
-        """Its threads move the bytes of large bodies; there are at most as many as connections."""
+        """Threads that move the bytes of large bodies; at most as many as connections."""
         resources.callback(self.executor.shutdown, wait=False)
         self._base_url = client.url
         self._account_url = f"{self._base_url.rpartition('/')[0]}/"
-        # The SDK has no public way to send a request of one's own.
+        # The SDK has no public way to send a custom request.
         self._pipeline: Any = client._pipeline  # noqa: SLF001
         self.times = StoreTimes()
-        """Hears the date of every answer."""
+        """Notes the Date header of every response."""
 
     @classmethod
     async def open(cls, settings: AzureSettings, resources: AsyncExitStack) -> Requests:
@@ -138,7 +133,7 @@ class Requests:
 
     @property
     def credentials_end(self) -> float | None:
-        """Return when the identity's token ends, in Unix time; None without one."""
+        """Return when the identity's token expires, in Unix time; None without one."""
         return None if self._identity is None else self._identity.end
 
     async def send(
@@ -154,10 +149,12 @@ class Requests:
         is_of_account: bool = False,
     ) -> Answer:
         """
-        Send a request about the blob *key*, the container or the whole account, and read its answer.
+        Send a request about the blob *key*, the container or the whole account, and read its response.
+
+        An empty *key* means the container, or with *is_of_account* the account.
 
         Raises:
-            StorageError: The answer's status is not one of *accept*; or what it stands for.
+            TieringError: No whole response came, or its status is not in *accept*.
         """
         request = HttpRequest(
             method,
@@ -170,7 +167,7 @@ class Requests:
         with translated(call):
             response = (await self._pipeline.run(request, stream=True)).http_response
             try:
-                # Before the body: its date would be old by the time that a large one has arrived.
+                # Before the body is read: while a large one arrives, the date gets old.
                 self.times.note_date(response.headers)
                 data = await receive(
                     response.internal_response, executor=self.executor, stall_seconds=self.stall_seconds
@@ -188,7 +185,7 @@ class Requests:
         """
         Return a URL by which the service itself may read the blob *key*, and headers that allow it.
 
-        The URL is a secret for as long as it is good.
+        The URL may contain a signature, and the headers a token: both are secrets while they are valid.
         """
         if self._identity is not None:
             token = await self._identity.held_token(_STORAGE_SCOPE)
@@ -212,8 +209,7 @@ def endpoint_of(settings: AzureSettings) -> str:
     """
     Return the URL at which the account speaks the Blob protocol.
 
-    An account with a hierarchical namespace speaks it too, beside the ADLS one that its `dfs`
-    name stands for.
+    An account with a hierarchical namespace speaks it too, besides the ADLS protocol of its `dfs` name.
 
     Raises:
         ConfigError: The endpoint is no URL of a host.
@@ -232,7 +228,7 @@ def endpoint_of(settings: AzureSettings) -> str:
 
 
 def is_encrypted(settings: AzureSettings) -> bool:
-    """Say whether requests travel over TLS."""
+    """Return whether requests travel over TLS."""
     return endpoint_of(settings).startswith("https://")
 
 
@@ -254,7 +250,7 @@ def _body(content: bytes | CheckedBody | None) -> Any:
 
 
 def _said(document: bytes) -> str:
-    """Return the message of an error document; signatures and headers that it may quote stay out."""
+    """Return the first line of an error document's message, without signatures and headers it may quote."""
     _, _, rest = document.partition(b"<Message>")
     message = rest.partition(b"</Message>")[0].decode(errors="replace")
     return message.splitlines()[0].rstrip(".") if message else ""

@@ -3,21 +3,21 @@ Azure Blob storage and ADLS Gen2, through azure-storage-blob.
 
 Versions are ETags. Retries are off (`storage.resilient` retries).
 
-What is verified: the service keeps no CRC32C, so it is kept in the blob's metadata, written by the
-same request as the blob, and `get` compares it with what arrives. A put compares the announced
-checksum with the bytes as they are read, and never sends the last of a file that differs: nothing
-is stored. On the way, TLS authenticates every record. Bytes in memory, and files sent without TLS,
-carry an MD5 that the service compares; its answer tells the MD5 of what arrived, and is compared as well.
-Files over TLS do not: an MD5 of every segment would cost more of the broker's processor than all the rest of
-an upload, and find nothing more.
+Verification: the service keeps no CRC32C, so it is kept in the blob's metadata, written by the same
+request as the blob, and `get` compares it with the bytes that arrive. A put compares the announced
+checksum with the bytes as they are read, and never sends the end of a file that differs: nothing is
+stored. On the way, TLS authenticates every record. Bytes in memory, and files sent without TLS, carry an
+MD5 that the service compares; its response reports the MD5 of the bytes that arrived, and is compared as
+well. Files over TLS carry no MD5: an MD5 of every segment would cost more of the broker's CPU time than
+all the rest of an upload, and would find nothing more.
 
-Large files go up as blocks, which one last request makes a blob. Blocks of an upload that failed
-have no name in any listing, and the service drops them after a week.
+Large files are sent as blocks, which one last request makes a blob. No listing shows the blocks of a
+failed upload, and the service drops them after a week.
 
-With a hierarchical namespace directories are left out of listings, and a key cannot be both an
-object and the beginning of another's path.
+With a hierarchical namespace, directories are left out of listings, and a key cannot be both an object
+and the beginning of another's path.
 
-`soft_delete` reads from the account's properties whether it keeps deleted blobs.
+`soft_delete` reads from the account's properties whether the account keeps deleted blobs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import asyncio
 import base64
 import hashlib
 import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from crc32c import crc32c as crc32c_of
@@ -39,33 +39,35 @@ from tieringd.storage.azure.body import CheckedBody, md5_of
 from tieringd.storage.azure.errors import Call
 from tieringd.storage.azure.joining import BlockCopies
 from tieringd.storage.azure.listing import Listing, parse_crc32c, parse_date_ms
-from tieringd.storage.azure.requests import Requests, is_encrypted
-from tieringd.storage.base import FileSlice, IfAbsent, Joined, ListPage, ObjectInfo
+from tieringd.storage.azure.requests import Answer, Requests, is_encrypted
+from tieringd.storage.base import (
+    Body,
+    Condition,
+    FileSlice,
+    IfAbsent,
+    Joined,
+    JoinSource,
+    ListPage,
+    ObjectInfo,
+)
 from tieringd.storage.receive import ranged
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from tieringd.storage.azure.requests import Answer
-    from tieringd.storage.base import Body, Condition, JoinSource
-    from tieringd.storage.settings import AzureSettings
-
+from tieringd.storage.settings import AzureSettings
 
 _OK = frozenset({200})
 _CREATED = frozenset({201})
 _RANGE = frozenset({200, 206, 416})
 _GONE = frozenset({202})
-_IN_THREAD_FROM_BYTES = 1 << 20  # Less is hashed sooner than a thread is told about it.
+_IN_THREAD_FROM_BYTES = 1 << 20  # Less is hashed in less time than a thread takes to start.
 
 
 def soft_delete(document: bytes) -> tuple[str, ...]:
     """
-    Return, for people, how deleted blobs are kept; nothing where they are not.
+    Return, for people, how deleted blobs are kept; empty where they are not.
 
-    *document* is the answer to Get Blob Service Properties.
+    *document* is the response to Get Blob Service Properties.
 
     Raises:
-        StorageUnavailable: It is none.
+        StorageUnavailable: The document is not XML.
     """
     try:
         properties = ET.fromstring(document.removeprefix(b"\xef\xbb\xbf"))  # noqa: S314 - TLS and our service
@@ -107,7 +109,7 @@ class AzureStore:
 
     @property
     def credentials_end(self) -> float | None:
-        """Return when the credentials end; see `ExpiringStore`."""
+        """Return when the credentials expire; see `ExpiringStore`."""
         return self._requests.credentials_end
 
     async def put(
@@ -168,7 +170,7 @@ class AzureStore:
         checksum_before: int,
         expected: int | None,
     ) -> tuple[Answer, int]:
-        """Send a file, or a block of one, and return the checksum up to its end as well."""
+        """Send a file, or a block of one. Return the response, and the checksum up to its end."""
         if not self._is_encrypted:
             md5 = await md5_of(file_slice, executor=self._requests.executor)
             headers = {**headers, "Content-MD5": _base64(md5)}
@@ -205,7 +207,7 @@ class AzureStore:
     async def _put_blocks(
         self, call: Call, file_slice: FileSlice, crc32c: int, headers: dict[str, str]
     ) -> Answer:
-        """Upload blocks one after the other, and make them a blob: the condition decides then."""
+        """Upload blocks one after the other, and make them a blob. The last request has the condition."""
         names, checksum = list[str](), 0
         upload = os.urandom(12)
         end = file_slice.position + file_slice.size_bytes
@@ -244,7 +246,7 @@ class AzureStore:
     async def join(
         self, key: str, sources: Sequence[JoinSource], *, crc32c: int, condition: Condition | None = None
     ) -> Joined | None:
-        """Store a blob of blocks that the service copies; None where it will not."""
+        """Store a blob of blocks that the service copies; None if the service refuses to."""
         if not self._copies.can_copy:
             return None
         upload = os.urandom(12)
@@ -261,7 +263,7 @@ class AzureStore:
         return Joined(info, is_proven=is_proven, host_bytes=0)
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Return an object whole, its checksum checked where the blob has one."""
+        """Return an object whole. Its checksum is verified if the blob has one."""
         call = Call("get", self._container, key)
         answer = await self._requests.send(call, "GET", self._prefix + key, accept=_OK)
         info = _info(key, answer.headers, size_bytes=len(answer.data))
@@ -301,7 +303,8 @@ class AzureStore:
         Delete objects, one request each, as many at a time as there are connections.
 
         Raises:
-            TieringError: Some objects were not deleted; the first one's error, which counts the rest.
+            TieringError: Some objects were not deleted. It is one object's error, with a count of all in
+                its hint.
         """
         left = iter(keys)
         workers = min(len(keys), self._settings.max_connections)
@@ -351,7 +354,7 @@ class AzureStore:
         return (*soft_delete(account.data), *(way for way, holds in ways.items() if holds))
 
     def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
-        """Let *listener* hear the time of the service's answers."""
+        """Tell *listener* the time of the service's responses."""
         self._requests.times.listen(listener)
 
     async def close(self) -> None:
@@ -360,7 +363,7 @@ class AzureStore:
 
 
 def _block_name(upload: bytes, number: int) -> str:
-    """Return a block's name. It is the blob's until it is committed: two uploads must not mix theirs."""
+    """Return a block's name. It is unique to the upload: two uploads of a blob must not mix their blocks."""
     return base64.urlsafe_b64encode(f"{upload.hex()}{number:06d}".encode()).decode()
 
 
@@ -376,7 +379,7 @@ async def _crc32c(data: bytes) -> int:
 
 def _require_md5(call: Call, answer: Answer, headers: Mapping[str, str]) -> None:
     """
-    Compare the MD5 that a service tells of what arrived, where it tells one, with the one that was sent.
+    Compare the MD5 that was sent with the one in the response, if both are there.
 
     Raises:
         StorageUnavailable: They differ.

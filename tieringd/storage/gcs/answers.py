@@ -1,26 +1,27 @@
 """
-What Cloud Storage answers: whole answers, and the facts about objects in them.
+Cloud Storage's responses: whole responses, and the facts about objects in them.
 
-Three shapes hold the same facts: an object's JSON document, an entry of a listing, and the
-headers of its bytes. An answer that lacks one of them comes from something that is no Cloud
-Storage server, and is never guessed at.
+Three shapes hold the same facts: an object's JSON document, an entry of a listing, and the headers of
+its bytes. A response that lacks a required fact did not come from a Cloud Storage server; the fact is
+never guessed.
 
-Failures are translated here too, by one table for every operation. Nothing of aiohttp is visible above this
-page. The HTTP status decides; the reason in Google's error document only where one status means several
-things. Answers carry no secrets, and requests are not part of any error: their headers hold the access
-token.
+Failures are translated here too, by one table for every operation. Callers of this module see nothing of
+aiohttp. The HTTP status decides; the reason in Google's error document is used only where one status
+means several things. Responses carry no secrets. Requests are not part of any error: their headers hold
+the access token.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 
@@ -33,19 +34,13 @@ from tieringd.errors import (
     StorageError,
     StorageUnavailable,
     StoreFull,
+    TieringError,
 )
 from tieringd.storage.base import ObjectInfo
-from tieringd.storage.calls import THROTTLING_STATUSES, retry_after_seconds, unanswered
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from tieringd.errors import TieringError
-    from tieringd.storage.calls import Call
-
+from tieringd.storage.calls import THROTTLING_STATUSES, Call, retry_after_seconds, unanswered
 
 OBJECT_FIELDS = "size,generation,crc32c,updated"
-"""What is asked for of an object; the rest of its document would cost more than a small object."""
+"""The requested fields of an object. Its whole document would cost more than a small object."""
 
 LISTED_FIELDS = f"nextPageToken,items(name,{OBJECT_FIELDS})"
 
@@ -56,7 +51,7 @@ _CREDENTIALS_HINT = (
     "list and delete objects in this bucket"
 )
 
-# Refused before anything was done (a 403 when it throttles). A 503 may come from behind the write.
+# The server refused these before it did anything (a 403 when it throttles). A 503 may follow a write.
 _NOT_DONE_STATUSES = {HTTPStatus.FORBIDDEN, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
 _RETRYABLE_STATUSES = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS}
 _FAILED_FROM = 500
@@ -76,12 +71,12 @@ _FINAL: dict[int, tuple[type[StorageError], str]] = {
     ),
     HTTPStatus.INSUFFICIENT_STORAGE: (StoreFull, "make room in the store"),
 }
-"""Statuses with a meaning and an advice of their own; another try would not change them."""
+"""Statuses with an error class and a hint of their own. A retry would not change them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One whole answer."""
+    """One whole response."""
 
     status: int
     headers: Mapping[str, str]
@@ -89,22 +84,22 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """Return the first reason of Google's error document, or nothing."""
+        """Return the first reason in Google's error document; empty if there is none."""
         return self._said()[0]
 
     @property
     def text(self) -> str:
-        """Return what the answer says of the failure, in one line."""
+        """Return the response's text about the failure, in one line."""
         return self._said()[1]
 
     @property
     def names_the_object(self) -> bool:
-        """Say whether a 404 is explicitly about the object."""
+        """Return whether a 404 is explicitly about the object."""
         return "no such object" in self.text.lower()
 
     @property
     def names_the_bucket(self) -> bool:
-        """Say whether a 404 is explicitly about the bucket."""
+        """Return whether a 404 is explicitly about the bucket."""
         return "bucket does not exist" in self.text.lower()
 
     def _said(self) -> tuple[str, str]:
@@ -114,17 +109,17 @@ class Answer:
             text = str(error["message"])
             reason = str(error["errors"][0]["reason"])
         except (ValueError, KeyError, TypeError, IndexError):
-            # Media requests are answered in plain text, and proxies answer what they like.
+            # Responses to media requests are plain text, and proxies send anything.
             reason = ""
         return reason, " ".join(text.split())[:_TEXT_CHARACTERS]
 
 
 def document_of(call: Call, answer: Answer) -> dict[str, Any]:
     """
-    Return an answer's JSON document.
+    Return a response's JSON document.
 
     Raises:
-        StorageUnavailable: It is none.
+        StorageUnavailable: It is not a JSON object.
     """
     try:
         document = json.loads(answer.body)
@@ -137,10 +132,10 @@ def document_of(call: Call, answer: Answer) -> dict[str, Any]:
 
 def info_of_document(call: Call, key: str, document: Mapping[str, Any]) -> ObjectInfo:
     """
-    Return what an object's document, or its entry in a listing, says.
+    Return the description of an object, from its document or from its entry in a listing.
 
     Raises:
-        StorageUnavailable: It lacks what every object has.
+        StorageUnavailable: It lacks a field that every object has.
     """
     try:
         return ObjectInfo(
@@ -156,10 +151,10 @@ def info_of_document(call: Call, key: str, document: Mapping[str, Any]) -> Objec
 
 def info_of_media(call: Call, key: str, answer: Answer) -> ObjectInfo:
     """
-    Return what the headers beside an object's bytes say.
+    Return the description of an object, from the headers of its bytes.
 
     Raises:
-        StorageUnavailable: They lack what every object has.
+        StorageUnavailable: They lack a field that every object has.
     """
     # crc32c=AAAAAA==,md5=..., in one header or in several.
     hashes = dict(
@@ -178,16 +173,16 @@ def info_of_media(call: Call, key: str, answer: Answer) -> ObjectInfo:
 
 
 def encoded_crc32c(value: int) -> str:
-    """Return a checksum as Google writes it: base64 of its four bytes, the highest first."""
+    """Return a checksum in Google's format: base64 of its four bytes, big-endian."""
     return base64.b64encode(value.to_bytes(4, "big")).decode()
 
 
 def decoded_crc32c(text: str | None) -> int | None:
     """
-    Return the value of a checksum in Google's writing.
+    Return the value of a checksum in Google's format; None for None.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not a checksum.
     """
     if text is None:
         return None
@@ -202,7 +197,7 @@ def _milliseconds(moment: datetime) -> int:
 
 
 def malformed(call: Call, what: str) -> StorageUnavailable:
-    """Return the error of a success whose answer does not say what it must."""
+    """Return the error for a successful response that lacks required content."""
     return StorageUnavailable(
         f"{call.subject}: the answer {what}",
         outcome_unknown=call.may_have_effect(),
@@ -212,7 +207,7 @@ def malformed(call: Call, what: str) -> StorageUnavailable:
 
 @contextmanager
 def translated(call: Call) -> Iterator[None]:
-    """Raise what the block raises, for want of a whole answer, as errors of our tree."""
+    """Raise the block's errors of a missing or partial response as errors of our tree."""
     try:
         yield
     except (aiohttp.ClientError, OSError) as error:
@@ -220,7 +215,7 @@ def translated(call: Call) -> Iterator[None]:
 
 
 def from_answer(call: Call, answer: Answer) -> TieringError:
-    """Return the error that an answer stands for."""
+    """Return the error that a response stands for."""
     status, text = answer.status, f"{call.subject}: {answer.status} {answer.text}".rstrip()
     if status in _LOST_STATUSES:
         return PreconditionFailed(f"{call.subject}: another writer came first", key=call.key)
@@ -250,14 +245,14 @@ def _is_worth_another_try(answer: Answer) -> bool:
 
 
 def token_refused(call: Call, answer: Answer, *, may_recover: bool) -> TieringError:
-    """Return the error of a 401, after which the token has been dropped."""
+    """Return the error for a 401; the token has been dropped."""
     if may_recover:
         return StorageUnavailable(f"{call.subject}: the access token has expired or was withdrawn")
     return from_answer(call, answer)
 
 
 def bucket_not_found(call: Call) -> BucketNotFound:
-    """Return the error that names the bucket and what to do about it."""
+    """Return the error that names the bucket and the remedies."""
     return BucketNotFound(
         f"{call.subject}: there is no bucket {call.bucket}",
         key=call.key,

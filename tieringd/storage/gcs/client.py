@@ -1,15 +1,15 @@
 """
-The way to Cloud Storage: gcloud-aio's session and token, and one function that every request takes.
+The connection to Cloud Storage: gcloud-aio's session and token, and one function for every request.
 
-Requests go through the library's session, not through its calls for single operations: those hold
-bodies in memory, give up after 30 seconds, repeat uploads, and raise errors that carry the access
-token. An answer is returned whole. Tokens travel on a session of their own, so a refresh never
-waits for a connection that uploads hold.
+Requests go through the library's session, not through its calls for single operations: those hold bodies
+in memory, give up after 30 seconds, repeat uploads, and raise errors that contain the access token. A
+response is returned whole. Tokens travel on a session of their own, so a refresh never waits for a
+connection that uploads hold.
 
-`RelatedBody` is the body of an upload: a JSON part that describes the object, and its bytes. Google calls
-it a multipart upload. It is one request, whatever its size, and the only kind that carries the checksum
-with the data and whose conditions the emulators keep as well. The bytes of a file go through `FileBody`,
-with its rules: they never become a Python object.
+`RelatedBody` is the body of an upload: a JSON part that describes the object, and its bytes. Google
+calls it a multipart upload. It is one request, whatever its size. It is the only kind of upload that
+carries the checksum with the data and whose conditions the emulators honour as well. The bytes of a file
+go through `FileBody`, with its rules: they never become a Python object.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import asyncio
 import json
 import secrets
 import ssl
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ import aiohttp
 from aiohttp.payload import Payload
 from gcloud.aio.storage import Storage
 
-from tieringd.errors import BucketNotFound, ConfigError, ObjectNotFound
+from tieringd.errors import BucketNotFound, ConfigError, LocalFileError, ObjectNotFound
 from tieringd.storage.body import CHUNK_BYTES, FileBody
 from tieringd.storage.calls import Call, send_once
 from tieringd.storage.gcs.answers import Answer, bucket_not_found, from_answer, token_refused, translated
@@ -40,17 +41,13 @@ from tieringd.storage.gcs.credentials import (
     read_service_account,
 )
 from tieringd.storage.receive import receive
+from tieringd.storage.settings import GcsSettings
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
 from tieringd.storage.tls_transport import TlsConnector
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aiohttp.abc import AbstractStreamWriter
-
-    from tieringd.errors import LocalFileError
-    from tieringd.storage.settings import GcsSettings
 
 
 _HEADERS = {"User-Agent": "tieringd", "Accept-Encoding": "identity"}
@@ -58,17 +55,17 @@ _HEADERS = {"User-Agent": "tieringd", "Accept-Encoding": "identity"}
 
 class RelatedBody(Payload):
     """
-    One upload's body. Its owner calls `stop` when the request is over, however it ended.
+    The body of one upload. Its owner calls `stop` when the request is over, however it ended.
 
-    *stall_seconds* bounds the time in which the peer takes no byte.
+    *stall_seconds* limits the time in which the peer takes no byte.
     """
 
-    _autoclose = True  # It holds nothing once `stop` has returned.
+    _autoclose = True  # `stop` has released everything.
 
     def __init__(
         self, description: Mapping[str, str], content: bytes | FileBody, *, stall_seconds: float
     ) -> None:
-        # 128 random bits: no data holds them by accident, and nobody can know them before.
+        # 128 random bits: no data holds them by accident, and they cannot be predicted.
         boundary = secrets.token_hex(16)
         super().__init__(content, content_type=f"multipart/related; boundary={boundary}")
         self._head = (
@@ -80,11 +77,11 @@ class RelatedBody(Payload):
         self._stall_seconds = stall_seconds
         self._size = len(self._head) + len(content) + len(self._tail)
         self.is_sent = False
-        """Whether the last byte may have left: until then, the store cannot hold the object."""
+        """Whether the last byte may have left. Until then the store cannot hold the object."""
 
     @property
     def failure(self) -> LocalFileError | None:
-        """Return why the file could not be read; aiohttp hides it behind an error of its own."""
+        """Return why the file could not be read. aiohttp hides this error behind its own."""
         return self._content.failure if isinstance(self._content, FileBody) else None
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:  # noqa: ARG002
@@ -113,7 +110,7 @@ class RelatedBody(Payload):
         await self._send(writer, self._tail)
 
     async def stop(self) -> None:
-        """Break off what is under way; afterwards no thread uses the file's descriptor."""
+        """Interrupt the work under way. Afterwards no thread uses the file's descriptor."""
         if isinstance(self._content, FileBody):
             await self._content.stop()
 
@@ -133,7 +130,7 @@ class GcsClient:
         self._is_anonymous = settings.is_anonymous
         self.stall_seconds = settings.read_timeout_seconds
         self.executor = body_threads(settings.max_connections, name="tieringd-gcs")
-        """Its threads move the bytes of large bodies; there are at most as many as connections."""
+        """Threads that move the bytes of large bodies; at most as many as connections."""
         resources.callback(self.executor.shutdown, wait=False)
         self._bucket = settings.bucket
         bucket = quote(settings.bucket, safe="")
@@ -144,7 +141,7 @@ class GcsClient:
         self._token = token
         self._resources = resources
         self.times = StoreTimes()
-        """Hears the date of every answer."""
+        """Notes the Date header of every response."""
 
     @classmethod
     async def open(cls, settings: GcsSettings) -> GcsClient:
@@ -161,7 +158,8 @@ class GcsClient:
             )
             token = await _token(settings, resources)
             resources.push_async_callback(token.aclose)
-            # It takes any root of the API for a development server, which gets no token, unless it is told.
+            # Without this flag the library takes any custom root of the API for a development server
+            # without tokens.
             storage = Storage(
                 token=token,
                 session=session,  # type: ignore[arg-type] # Its annotations mean requests.Session here.
@@ -173,11 +171,11 @@ class GcsClient:
 
     @property
     def credentials_end(self) -> float | None:
-        """Return until when the token is used, in Unix time; None while there is none."""
+        """Return until when the token is used, in Unix time; None without a token."""
         return None if self._is_anonymous else self._token.end
 
     def object_url(self, name: str) -> str:
-        """Return the URL of an object, by its whole name."""
+        """Return the URL of an object; *name* is its name with the prefix."""
         return f"{self.objects_url}/{quote(name, safe='')}"
 
     async def request(
@@ -192,10 +190,10 @@ class GcsClient:
         accept: frozenset[int] = frozenset(),
     ) -> Answer:
         """
-        Return the answer, if it is a success or its status is one to *accept*.
+        Return the response, if it is a success or its status is in *accept*.
 
         Raises:
-            TieringError: What any other answer, or the lack of one, stands for.
+            TieringError: The error that any other response, or a missing one, stands for.
         """
         token = None if self._is_anonymous else await self._token.get()
         authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -210,7 +208,7 @@ class GcsClient:
                 allow_redirects=False,
             )
             async with response:
-                # Before the body: its date would be old by the time that a large one has arrived.
+                # Before the body is read: while a large one arrives, the date gets old.
                 self.times.note_date(response.headers)
                 # Google sends each hash in a header of its own.
                 answer = Answer(
@@ -231,12 +229,13 @@ class GcsClient:
 
     async def require_bucket(self, call: Call) -> None:
         """
-        Ask for the bucket itself, after a 404 that may mean either.
+        Check that the bucket exists, after a 404 that may be about the bucket or the object.
 
-        A listing, because the rights that objects take do not include the bucket's own document.
+        This sends a listing request, because the permissions for objects do not include reading the
+        bucket's own document.
 
         Raises:
-            BucketNotFound: It does not exist.
+            BucketNotFound: The bucket does not exist.
         """
         try:
             await self.request(
@@ -268,7 +267,7 @@ async def _token(settings: GcsSettings, resources: AsyncExitStack) -> GcsToken:
         tls = await asyncio.to_thread(_tls, settings, besides_system=True)
         session = await resources.enter_async_context(_session(settings, account["token_uri"], tls=tls))
         return account_token(account, session)
-    # The metadata server is on this machine's own link: no proxy stands before it.
+    # The metadata server is on this machine's own link, so no proxy is used.
     session = await resources.enter_async_context(_session(settings, None))
     if source == "anonymous":
         return no_token(session)
@@ -289,7 +288,7 @@ def _session(
         ),
         headers=_HEADERS,
         cookie_jar=aiohttp.DummyCookieJar(),
-        # Found once: aiohttp would look into the environment, and for a .netrc, at every request.
+        # Found once: aiohttp would search the environment, and for a .netrc, at every request.
         proxy=None if proxied_url is None else _proxy(proxied_url),
     )
     send_once(session)

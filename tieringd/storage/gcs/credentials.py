@@ -1,13 +1,13 @@
 """
 Access tokens for Google Cloud Storage: fetched, refreshed before they expire, dropped when refused.
 
-How a token is asked for (a signed assertion, or the metadata server) is gcloud-aio's business.
-When it is asked for is ours: one refresh for all who wait, no retries of its own (the library
-repeats five times over a minute; `storage.resilient` has the deadline), and a caller that is
-cancelled does not take the refresh away from the others.
+gcloud-aio knows how to request a token (a signed assertion, or the metadata server). This module decides
+when to request one: all waiting callers share one refresh, a cancelled caller does not cancel it for the
+others, and a refresh is not retried here (the library repeats five times over a minute;
+`storage.resilient` has the deadline).
 
-No token, assertion or key ever gets into an error: what a token endpoint says is cut down to its
-code and its description, and foreign exceptions that could quote more are not chained.
+No token, assertion or key ever gets into an error: the text of a token endpoint is reduced to its code
+and its description, and foreign exceptions that could quote more are not chained.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -27,13 +27,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from gcloud.aio.auth import Token
 
-from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable
+from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable, TieringError
 from tieringd.storage.calls import TRUST_HINT, retry_after_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.errors import TieringError
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 DEFAULT_METADATA_HOST = "metadata.google.internal"
@@ -41,7 +36,7 @@ DEFAULT_METADATA_HOST = "metadata.google.internal"
 _METADATA_PATH = "/computeMetadata/v1/instance/service-accounts/default/token"
 _TIMEOUT_SECONDS = 10
 _PAUSE_SECONDS = 10.0
-"""Between attempts to refresh early: the old token still works, so nobody is in a hurry."""
+"""Minimum between attempts to refresh early. The old token still works, so there is no hurry."""
 
 _SECRET = re.compile(r"[\w./+=-]{40,}")
 _HEADER_SAFE = re.compile(r"[!-~]+")
@@ -58,9 +53,9 @@ _METADATA_HINT = "attach a service account that may use the bucket to this insta
 
 class GcsToken(Token):
     """
-    One identity's current access token. It belongs to one event loop; *session* is the caller's.
+    The current access token of one identity. It belongs to one event loop; *session* is the caller's.
 
-    `get` gives it, `accepted` and `refused` say what the store thought of it.
+    `get` returns the token. The caller reports with `accepted` or `refused` how the store received it.
     """
 
     def __init__(
@@ -80,7 +75,7 @@ class GcsToken(Token):
 
     @property
     def origin(self) -> str:
-        """Return the host that hands out the tokens."""
+        """Return the host that issues the tokens."""
         return urlsplit(str(self.token_uri)).netloc
 
     async def get(self) -> str:
@@ -88,8 +83,8 @@ class GcsToken(Token):
         Return a token that has not expired.
 
         Raises:
-            StorageUnavailable: The one who hands them out cannot be reached, or is in trouble.
-            StorageDenied: It knows no such account or key.
+            StorageUnavailable: The issuer cannot be reached, or fails.
+            StorageDenied: The issuer knows no such account or key.
         """
         while True:
             await self.ensure_token()
@@ -97,7 +92,7 @@ class GcsToken(Token):
                 return str(self.access_token)
 
     async def ensure_token(self) -> None:
-        """Wait for a token where there is none; begin to fetch the next one where it ages."""
+        """Wait for a token if there is none; begin to fetch the next one when the current one ages."""
         now = self._clock()
         if self.access_token is None or now >= self._expires_at:
             refresh = self._begin_refresh()
@@ -105,27 +100,27 @@ class GcsToken(Token):
             if refresh.cancelled():
                 raise StorageUnavailable(f"the access token from {self.origin}: the store was closed")
             if (error := refresh.exception()) is not None:
-                # What it says may quote what was sent; the error below says what may be said.
+                # The original error may quote the request; `_failure` keeps only what may be shown.
                 raise self._failure(error) from None
         elif now >= self._refresh_at:
             self._begin_refresh()
 
     @property
     def end(self) -> float | None:
-        """Return until when the token is used, in Unix time; None while there is none."""
+        """Return until when the token is used, in Unix time; None without a token."""
         return None if self.access_token is None else time.time() + self._expires_at - self._clock()
 
     def accepted(self, token: str) -> None:
-        """Note that the store took a token."""
+        """Note that the store accepted a token."""
         if token == self.access_token:
             self._is_replacement = False
 
     def refused(self, token: str) -> bool:
         """
-        Drop a token that the store refused (401), and say whether the next one may fare better.
+        Drop a token that the store refused (401). Return whether the next one may be accepted.
 
-        It may, once: a token that took a refused one's place, and was never accepted, is as good
-        as any other that will come.
+        It may, once. If the refused token itself replaced a refused one and was never accepted, any
+        later token will be refused as well.
         """
         if token == self.access_token:
             self.access_token = None
@@ -135,7 +130,7 @@ class GcsToken(Token):
         return known[1] if known is not None and known[0] == token else True
 
     async def aclose(self) -> None:
-        """Break off a refresh that is under way."""
+        """Cancel a refresh that is under way."""
         if self._refresh is not None:
             self._refresh.cancel()
             await asyncio.wait({self._refresh})
@@ -147,8 +142,8 @@ class GcsToken(Token):
         return self._refresh
 
     def _settle(self, refresh: asyncio.Task[None]) -> None:
-        # Looked at even when nobody waits. An early refresh that fails is no loss yet: the token still
-        # works, and when it does no more, the failure is its next user's.
+        # The error is retrieved even without a waiter. A failed early refresh does no harm yet: the token
+        # still works, and once it has expired, its next user gets the error of a new attempt.
         if not refresh.cancelled() and refresh.exception() is not None:
             self._refresh_at = self._clock() + _PAUSE_SECONDS
 
@@ -181,11 +176,11 @@ class GcsToken(Token):
 
 def read_service_account(path: str) -> dict[str, str]:
     """
-    Return what a service account's key file holds: it identifies the account, and is secret. Blocks.
+    Return the fields of a service account's key file. They identify the account, and are secret. Blocks.
 
     Raises:
-        ConfigError: The file cannot be read, or holds no service account. (The library would take such
-            a file for a wish to use the metadata server.)
+        ConfigError: The file cannot be read, or holds no service account. (The library would take such a
+            file for a wish to use the metadata server.)
     """
     setting = "cloud_storage_gcs_credentials_file"
     try:
@@ -209,7 +204,7 @@ def read_service_account(path: str) -> dict[str, str]:
 
 
 def account_token(account: dict[str, str], session: aiohttp.ClientSession) -> GcsToken:
-    """Return the token of a service account that `read_service_account` gave. Nothing is sent yet."""
+    """Return the token of a service account read by `read_service_account`. Nothing is sent yet."""
     return GcsToken(io.StringIO(json.dumps(account)), session)
 
 
@@ -226,17 +221,17 @@ def instance_token(session: aiohttp.ClientSession, *, metadata_host: str | None 
 
 
 def no_token(session: aiohttp.ClientSession) -> GcsToken:
-    """Return what stands for a token where none is needed; it is never asked for."""
+    """Return a placeholder where no token is needed. It is never asked for a token."""
     return _token_without_file(session)
 
 
 def _token_without_file(session: aiohttp.ClientSession) -> GcsToken:
-    # Given no file, the library looks for one in places of its own. This one says that there is none.
+    # Without a file the library searches for one in places of its own. This empty one stops the search.
     return GcsToken(io.StringIO("{}"), session)
 
 
 def _said(message: str) -> str:
-    """Return what a token endpoint says of its refusal, without anything that could be a secret."""
+    """Return the error code and description of a token endpoint's refusal, without possible secrets."""
     _, _, body = message.partition(": ")
     try:
         document = json.loads(body)

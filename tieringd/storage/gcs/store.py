@@ -2,33 +2,45 @@
 Google Cloud Storage, by its JSON API through gcloud-aio.
 
 Every upload is one multipart request that carries the CRC32C of its bytes, so Google refuses other
-bytes; from a server that does not compare, the object is taken back. Nothing is resumable, nothing
-is retried here. Versions are generations.
+bytes. If a server does not compare checksums, a wrong object is deleted again. Uploads are not
+resumable, and nothing is retried here. Versions are generations.
 
-`steps_to` plans how many objects become one, where a request takes 32 at most (compose). More are joined in
-levels: first each 32 into an object of their own, then those. The objects in between have names that follow
-from the last one's, so that joining again writes over them, and are deleted in the end. What a killed
-process left of them is named by no manifest, and is found like any such object.
+`steps_to` plans how many objects become one, because a compose request takes 32 at most. More objects
+are joined in levels: each 32 into an intermediate object, then the intermediate objects. Their names
+follow from the final object's name, so a repeated join overwrites them, and they are deleted in the end.
+No manifest references those that a killed process left behind, and they are found like any other
+unreferenced object.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crc32c import crc32c as crc32c_of
 
 from tieringd.errors import ChecksumRejected, StorageError, StorageUnavailable, TieringError
-from tieringd.storage.base import FileSlice, IfAbsent, Joined, ListPage
+from tieringd.storage.base import (
+    Body,
+    Condition,
+    FileSlice,
+    IfAbsent,
+    Joined,
+    JoinSource,
+    ListPage,
+    ObjectInfo,
+)
 from tieringd.storage.body import FileBody
 from tieringd.storage.calls import Call
 from tieringd.storage.gcs.answers import (
     LISTED_FIELDS,
     OBJECT_FIELDS,
+    Answer,
     document_of,
     encoded_crc32c,
     info_of_document,
@@ -37,37 +49,30 @@ from tieringd.storage.gcs.answers import (
 )
 from tieringd.storage.gcs.client import GcsClient, RelatedBody
 from tieringd.storage.receive import ranged
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from tieringd.storage.base import Body, Condition, JoinSource, ObjectInfo
-    from tieringd.storage.gcs.answers import Answer
-    from tieringd.storage.settings import GcsSettings
-
+from tieringd.storage.settings import GcsSettings
 
 SOURCES_MAX = 32
-"""What one compose request takes."""
+"""The most sources of one compose request."""
 
 _KEEPING_FIELDS = "versioning,softDeletePolicy,retentionPolicy,defaultEventBasedHold,objectRetention"
 _MOST_RESULTS = 1000  # In one page of a listing.
 _DELETES_AT_ONCE = 16
 _TIDY_SECONDS = 5.0
-"""A caller that cancels or has failed waits no longer for objects to go that nothing names."""
+"""The longest that a caller waits until intermediate objects, which no manifest names, are deleted."""
 _ABSENT = frozenset({HTTPStatus.NOT_FOUND})
 _PAST_THE_END = frozenset({HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE})
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One request: *keys* become the object *key*."""
+    """One compose request: the objects *keys* become the object *key*."""
 
     key: str
     keys: tuple[str, ...]
 
 
 def steps_to(key: str, sources: Sequence[str]) -> list[Step]:
-    """Return the requests that make *key* of *sources*, in order; the last one makes it."""
+    """Return the compose requests that make *key* of *sources*, in order; the last one makes *key*."""
     steps: list[Step] = []
     keys, level = tuple(sources), 0
     while len(keys) > SOURCES_MAX:
@@ -101,7 +106,7 @@ class GcsStore:
 
     @property
     def credentials_end(self) -> float | None:
-        """Return when the credentials end; see `ExpiringStore`."""
+        """Return when the credentials expire; see `ExpiringStore`."""
         return self._client.credentials_end
 
     async def put(
@@ -152,7 +157,12 @@ class GcsStore:
         return parameters
 
     async def _take_back(self, call: Call, info: ObjectInfo) -> None:
-        """Delete what a server stored that does not compare checksums itself, and say so."""
+        """
+        Delete a wrong object that the server stored without comparing checksums, and raise.
+
+        Raises:
+            ChecksumRejected: Always. The message tells whether the wrong object was deleted.
+        """
         text = f"{call.subject}: the server received other bytes than those announced"
         try:
             await self._client.request(
@@ -171,7 +181,7 @@ class GcsStore:
     async def join(
         self, key: str, sources: Sequence[JoinSource], *, crc32c: int, condition: Condition | None = None
     ) -> Joined | None:
-        """Compose an object; Google knows the checksum of what comes of it."""
+        """Compose an object of several. Google knows the checksum of the result."""
         *before, last = steps_to(key, [source.key for source in sources])
         try:
             for step in before:
@@ -210,7 +220,7 @@ class GcsStore:
         return info_of_document(call, step.key, document_of(call, answer))
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Return an object whole, its checksum checked where the server knows one."""
+        """Return an object whole. Its checksum is verified if the server knows one."""
         call = Call("get", self._bucket, key)
         answer = await self._client.request(call, "GET", self._url(key), params={"alt": "media"})
         info = info_of_media(call, key, answer)
@@ -248,7 +258,7 @@ class GcsStore:
         return info_of_document(call, key, document_of(call, answer))
 
     async def list_page(self, prefix: str, *, start_after: str | None = None, limit: int = 1000) -> ListPage:
-        """Return one page of a listing: Google's start is inclusive, and its pages may even be empty."""
+        """Return one page of a listing. Google's start is inclusive, and its pages may even be empty."""
         call = Call(f"list {prefix}*", self._bucket)
         parameters = {
             "prefix": self._prefix + prefix,
@@ -276,7 +286,7 @@ class GcsStore:
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         """
-        Delete objects, some at once. The first that fails ends the rest.
+        Delete objects, several at a time. The first failure ends the rest.
 
         Raises:
             StorageError: An object was refused; the message names it.
@@ -295,7 +305,7 @@ class GcsStore:
             await self._client.require_bucket(Call("delete", self._bucket))
 
     async def _delete_each(self, keys: Iterator[str]) -> bool:
-        """Delete keys until none is left, and say whether some answer might be about a missing bucket."""
+        """Delete keys until none is left. Return whether a 404 may have been about a missing bucket."""
         is_in_doubt = False
         for key in keys:
             call = Call("delete", self._bucket, key)
@@ -304,7 +314,7 @@ class GcsStore:
         return is_in_doubt
 
     async def kept_after_delete(self, _key: str) -> tuple[str, ...]:
-        """Return whether the bucket has versions, soft delete, a retention policy or holds."""
+        """Return whether the bucket has versions, soft delete, a retention policy, holds or locks."""
         call = Call("get bucket", self._bucket)
         answer = await self._client.request(
             call, "GET", self._client.bucket_url, params={"fields": _KEEPING_FIELDS}
@@ -324,7 +334,7 @@ class GcsStore:
         return tuple(way for way, holds in ways.items() if holds)
 
     def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
-        """Let *listener* hear the time of the service's answers."""
+        """Tell *listener* the time of the service's responses."""
         self._client.times.listen(listener)
 
     async def close(self) -> None:

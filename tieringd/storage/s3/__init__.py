@@ -1,1 +1,1 @@
-"""S3 and what speaks like it."""
+"""S3 and compatible stores."""

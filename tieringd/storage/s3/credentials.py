@@ -1,12 +1,12 @@
 """
 Credentials of a role for S3: from the instance's metadata service, or from STS.
 
-The SDK's own providers talk to the services. This page decides which single provider is asked
-(never another one instead), when it is asked again, and what its failures mean. It holds no
-keys of the configuration: those are fixed, and go to the SDK as they are.
+The SDK's own providers talk to the services. This module decides which single provider is used (never
+another one instead), when it is asked again, and what its failures mean. It holds no keys of the
+configuration: those are fixed, and go to the SDK unchanged.
 
-Three rules: many waiting requests share one refresh; credentials are refreshed ahead of their
-end without holding up a request; nothing here has a representation that shows a secret.
+Three rules: many waiting requests share one refresh; credentials are refreshed before they expire
+without holding up a request; no object here has a representation that shows a secret.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from datetime import datetime
+from typing import Any, Literal, Protocol, TypeAlias
 
 import aiohttp
 from aiobotocore.config import AioConfig
@@ -32,24 +34,20 @@ from botocore.utils import resolve_imds_endpoint_mode
 
 from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable, TieringError
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from datetime import datetime
-
 CredentialsSource: TypeAlias = Literal["config_file", "aws_instance_metadata", "sts"]
 
 _CONTAINER_VARIABLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
 _STS_VARIABLES = ("AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE")
 _SERVICE_TIMEOUT_SECONDS = 2.0
-"""The metadata services are on this machine."""
+"""Short, because the metadata services run on this machine."""
 _NEEDED_SECONDS = 600
-"""Within this time of their end credentials are refreshed before anything is signed with them."""
+"""Credentials that expire within this time are refreshed before a request is signed with them."""
 _EARLY_PAUSE_SECONDS = 30.0
-"""Between two refreshes ahead of time: a service that is away is not asked for each request."""
+"""Minimum between two early refreshes, so that a service that is down is not asked at each request."""
 _BUSY_STATUSES = {408, 429}
 _FAILED_FROM = 500
 _STS_BUSY_CODES = {"IDPCommunicationError", "RequestLimitExceeded", "Throttling", "ThrottlingException"}
-# What the SDK's providers raise: its own errors, those of HTTP and of a token's file, an answer that is no
+# Errors of the SDK's providers: its own ones, those of HTTP and of a token's file, a response that is not
 # JSON (ValueError) or lacks a field (KeyError), and RuntimeError for credentials that arrive expired.
 _PROVIDER_ERRORS = (
     BotoCoreError,
@@ -63,23 +61,27 @@ _PROVIDER_ERRORS = (
 
 
 class Source(Protocol):
-    """One place that credentials come from."""
+    """A provider of credentials."""
 
     async def load(self) -> Any:
-        """Return the SDK's self-refreshing credentials; None when the service names none."""
+        """Return the SDK's self-refreshing credentials; None when the service has none."""
 
     def explain(self, error: Exception | None) -> TieringError:
-        """Return what a failed load or refresh means to a caller."""
+        """
+        Return the error for a failed load or refresh.
+
+        *error* is None when there were no credentials, or when the original error must not be shown.
+        """
 
 
 class RoleCredentials:
     """
-    Credentials that renew themselves, as the SDK's signer asks for them.
+    Credentials that renew themselves, with the interface that the SDK's signer expects.
 
-    One instance belongs to one store and its event loop. Nothing is fetched before the first use.
+    One instance belongs to one store and its event loop. It fetches nothing before the first use.
     """
 
-    method = "role"  # The SDK asks what kind they are.
+    method = "role"  # The SDK reads the kind of credentials from this.
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -89,17 +91,17 @@ class RoleCredentials:
         self._early_from = 0.0
         self._is_proven = True
         self.generation = 0
-        """Counts how often the credentials were thrown away; a request remembers it for `renew`."""
+        """How often credentials were discarded. A request keeps the value from its start for `renew`."""
 
     async def load_credentials(self) -> RoleCredentials:
-        """Return itself: it is also what the SDK's session asks for credentials."""
+        """Return itself: the SDK's session uses it as its provider of credentials too."""
         return self
 
     async def get_account_id(self) -> None:
-        """Return None: no endpoint of S3 depends on the account."""
+        """Return None: no S3 endpoint depends on the account."""
 
     def get_deferred_property(self, _: str) -> Callable[[], Awaitable[None]]:
-        """Return the same answer for later; the SDK asks for nothing but the account."""
+        """Return `get_account_id`: the SDK defers no other property."""
         return self.get_account_id
 
     async def get_frozen_credentials(self) -> Any:
@@ -107,8 +109,8 @@ class RoleCredentials:
         Return credentials to sign with.
 
         Raises:
-            StorageUnavailable: The service that issues them is away.
-            StorageDenied: It issues none to this process.
+            StorageUnavailable: The service that issues them does not answer.
+            StorageDenied: The service issues none to this process.
         """
         if self._loaded is None or self._loaded.refresh_needed(_NEEDED_SECONDS):
             await asyncio.shield(self._fetch())
@@ -117,29 +119,29 @@ class RoleCredentials:
             if now >= self._early_from:
                 self._early_from = now + _EARLY_PAUSE_SECONDS
                 self._fetch()
-        while self._frozen is None:  # Thrown away while we waited.
+        while self._frozen is None:  # Discarded while we waited.
             await asyncio.shield(self._fetch())
         return self._frozen
 
     @property
     def end(self) -> float | None:
-        """Return when the credentials end, in Unix time; None before the first, or where they have no end."""
+        """Return when the credentials expire, in Unix time; None before the first, or without an expiry."""
         expiry: datetime | None = getattr(self._loaded, "_expiry_time", None)
         return None if expiry is None else expiry.timestamp()
 
     def note_success(self) -> None:
-        """Take note that the store accepts these credentials."""
+        """Note that the store accepted these credentials."""
         self._is_proven = True
 
     def renew(self, generation: int) -> bool:
         """
-        Throw away credentials that the store calls expired; say whether to ask the store again.
+        Discard credentials that the store calls expired. Return whether to repeat the request.
 
-        *generation* is of the time when the refused request began. The answer is no when these
+        *generation* is the value at the start of the refused request. The result is False if these
         credentials replaced refused ones and were never accepted: another set will not help.
         """
         if generation != self.generation:
-            return True  # Another request has seen to it.
+            return True  # Another request has discarded them already.
         is_worthwhile = self._is_proven
         self.generation += 1
         self._is_proven = False
@@ -147,13 +149,13 @@ class RoleCredentials:
         return is_worthwhile
 
     async def close(self) -> None:
-        """End a refresh that is under way."""
+        """Cancel a refresh that is under way."""
         if self._fetching is not None:
             self._fetching.cancel()
             await asyncio.wait({self._fetching})
 
     def _fetch(self) -> asyncio.Task[None]:
-        """Return the refresh under way, or begin one. No cancelled waiter ends it: others wait, too."""
+        """Return the refresh under way, or begin one. A cancelled waiter leaves it to the others."""
         if self._fetching is None or self._fetching.done():
             self._fetching = asyncio.create_task(self._refresh(self.generation))
             self._fetching.add_done_callback(_look_at)
@@ -166,7 +168,7 @@ class RoleCredentials:
                 raise self._source.explain(None)
             frozen = await loaded.get_frozen_credentials()
         except ResponseParserError:
-            # Its text is the whole answer, which may hold a secret: nobody sees it.
+            # Its text is the whole response, which may hold a secret, so it must not be shown.
             raise self._source.explain(None) from None
         except _PROVIDER_ERRORS as error:
             raise self._source.explain(error) from error
@@ -175,7 +177,7 @@ class RoleCredentials:
 
 
 def _look_at(task: asyncio.Task[None]) -> None:
-    """Look at the error of a refresh that nobody waits for any more; the next request meets it again."""
+    """Retrieve the error of a refresh without waiters. The next request meets the error again."""
     if not task.cancelled():
         task.exception()
 
@@ -184,9 +186,9 @@ def role_credentials(
     source: CredentialsSource, session: Any, *, region: str, trust_file: str | None
 ) -> RoleCredentials:
     """
-    Return the credentials that *source* gives. Nothing is asked yet.
+    Return the credentials of *source*. No request is sent yet.
 
-    On ECS and EKS the metadata service is the container's, where the environment names one.
+    On ECS and EKS the metadata service is the container's, if the environment names one.
 
     Raises:
         ConfigError: The environment lacks what the source needs.
@@ -206,17 +208,17 @@ def _without_traceback(record: logging.LogRecord) -> bool:
     return True
 
 
-# The SDK logs why a refresh failed; for an answer that it cannot read, that is the answer and its secrets.
+# The SDK logs why a refresh failed. For an unreadable response it logs the response with its secrets.
 logging.getLogger("aiobotocore.credentials").addFilter(_without_traceback)
 
 
 class _WatchedSession:
-    """An HTTP session that remembers how the last request went. Unlike the SDK's own it uses no proxy."""
+    """An HTTP session that keeps the status of the last response. Unlike the SDK's own it uses no proxy."""
 
     def __init__(self) -> None:
         self._http: AIOHTTPSession | None = None
         self.status: int | None = None
-        """The last answer's; None when there was no answer."""
+        """The status of the last response; None if no response came."""
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[_WatchedSession]:
@@ -231,7 +233,7 @@ class _WatchedSession:
         return response
 
     def explain(self, error: Exception | None, *, service: str, hint: str) -> TieringError:
-        """Return what the last request's fate means: the service is away, or has nothing for us."""
+        """Return the error for the last request: the service is down, or has no credentials for us."""
         cause = f" ({error})" if error is not None and self.status is None else ""
         if self.status is None:
             return StorageUnavailable(f"{service} does not answer{cause}", hint=hint)
@@ -241,12 +243,12 @@ class _WatchedSession:
 
 
 class _InstanceMetadata:
-    """The role of an EC2 instance, by version 2 of its metadata service: with a session token."""
+    """The role of an EC2 instance, from version 2 of its metadata service (with a session token)."""
 
     def __init__(self, session: Any) -> None:
         self._watched = _WatchedSession()
         self._fetcher = AioInstanceMetadataFetcher(
-            # An operator who asks for this source does not want it disabled by some environment.
+            # An operator who chooses this source does not want the environment to disable it.
             env={},
             user_agent=session.user_agent(),
             session=self._watched,
@@ -270,13 +272,13 @@ class _InstanceMetadata:
 
 
 class _ContainerMetadata:
-    """The role of a task on ECS or of a pod on EKS, by the service that its environment names."""
+    """The role of a task on ECS or of a pod on EKS, from the service that its environment names."""
 
     def __init__(self) -> None:
         self._watched = _WatchedSession()
 
     async def load(self) -> Any:
-        # Without a pause between its attempts: whoever waits has a deadline and a backoff of his own.
+        # No pause between attempts: the waiting requests have a deadline and a backoff of their own.
         fetcher = AioContainerMetadataFetcher(session=self._watched, sleep=lambda _: asyncio.sleep(0))
         return await AioContainerProvider(fetcher=fetcher).load()
 
@@ -290,7 +292,7 @@ class _ContainerMetadata:
 
 
 class _WebIdentity:
-    """A role that STS gives for the token in a file, as Kubernetes mounts one."""
+    """A role that STS grants for the token in a file, such as Kubernetes mounts."""
 
     def __init__(self, session: Any, *, region: str, trust_file: str | None) -> None:
         missing = [name for name in _STS_VARIABLES if not os.environ.get(name)]

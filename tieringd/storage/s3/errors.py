@@ -1,14 +1,15 @@
 """
-What an S3 request's failure means to a caller: one translation, used by every operation.
+What the failure of an S3 request means to a caller: one translation, used by every operation.
 
-Nothing of botocore or aiohttp is visible above this page. Servers differ in the codes they
-send, so the code decides where it is known, and the HTTP status otherwise.
+Callers of this module see nothing of botocore or aiohttp. Servers differ in the codes they send: a known
+code decides, otherwise the HTTP status.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 from botocore.exceptions import (
@@ -30,14 +31,9 @@ from tieringd.errors import (
     StorageDenied,
     StorageError,
     StorageUnavailable,
+    TieringError,
 )
-from tieringd.storage.calls import THROTTLING_STATUSES, TRUST_HINT, retry_after_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tieringd.errors import TieringError
-    from tieringd.storage.calls import Call
+from tieringd.storage.calls import THROTTLING_STATUSES, TRUST_HINT, Call, retry_after_seconds
 
 _CHECKSUM_CODES = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
 _MISSING_CODES = {"NoSuchKey", "NotFound", "404"}
@@ -51,8 +47,8 @@ _DENIED_CODES = {
 }
 _CLOCK_CODES = {"RequestExpired", "RequestTimeTooSkewed"}
 _EXPIRED_CODES = {"ExpiredToken", "RequestExpired", "TokenRefreshRequired"}
-# The server answers these when it has refused to begin or has not received the whole body.
-# An upload in parts that is gone was cleaned away by someone: the whole put begins anew.
+# The server sends these when it refused to begin or did not receive the whole body. A multipart upload
+# that is gone was cleaned up by another process: the whole put begins anew.
 _NOT_DONE_CODES = {
     "ConditionalRequestConflict",
     "IncompleteBody",
@@ -63,10 +59,11 @@ _NOT_DONE_CODES = {
     "Throttling",
 }
 _THROTTLING_CODES = {"RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException"}
-_NOT_DONE_STATUSES = {429}  # A 503 without a code is a gateway's, perhaps after the write.
+_NOT_DONE_STATUSES = {429}  # A 503 without a code comes from a gateway, perhaps after the write.
 _FAILED_CODES = {"InternalError", "OperationAborted"}
-# Two requests for one key met, and this one was refused. It says nothing of the condition: the other one may
-# have failed as well. A 409 with another code is how some servers say that the object exists.
+# Two requests for one key collided, and the server refused this one. That says nothing about the
+# condition: the other request may have failed as well. Some servers send a 409 with another code for an
+# object that exists.
 _CONFLICT = 409
 _CONFLICT_CODES = {"", "409", "ConditionalRequestConflict", "OperationAborted"}
 _RETRYABLE_STATUSES = {408, 409, 429}
@@ -81,7 +78,7 @@ _CREDENTIALS_HINT = (
 
 @contextmanager
 def translated(call: Call) -> Iterator[None]:
-    """Raise what the block raises as errors of our tree."""
+    """Raise the errors of the block as errors of our tree."""
     try:
         yield
     except ClientError as error:
@@ -128,16 +125,16 @@ def from_answer(call: Call, answer: dict[str, Any]) -> TieringError:
 
 def is_expired(error: StorageError) -> bool:
     """
-    Say whether the store refused a request because its credentials have come to their end.
+    Return whether the store refused a request because its credentials have expired.
 
-    An answer to HEAD has no code. AWS answers an expired token with 400, and hardly anything else.
+    A response to HEAD has no code. AWS sends 400 for an expired token, and for hardly anything else.
     """
     answer = getattr(error.__cause__, "response", {})
     return answer.get("Error", {}).get("Code") in _EXPIRED_CODES | {"400"}
 
 
 def bucket_not_found(call: Call) -> BucketNotFound:
-    """Return the error that names the bucket and what to do about it."""
+    """Return the error that names the bucket and the remedies."""
     return BucketNotFound(
         f"{call.subject}: there is no bucket {call.bucket}",
         key=call.key,
@@ -147,10 +144,10 @@ def bucket_not_found(call: Call) -> BucketNotFound:
 
 def require(call: Call, answer: dict[str, Any], name: str) -> Any:
     """
-    Return a field that every answer of a store has.
+    Return a field that every response of a store has.
 
     Raises:
-        StorageUnavailable: It is not there: a proxy or another server has answered in the store's place.
+        StorageUnavailable: The field is missing: a proxy or another server responded in the store's place.
     """
     if name in answer:
         return answer[name]
@@ -162,7 +159,7 @@ def require(call: Call, answer: dict[str, Any], name: str) -> Any:
 
 
 def _unanswered(call: Call, error: Exception) -> StorageUnavailable:
-    """Return the error for a request to which no whole answer came."""
+    """Return the error for a request without a whole response."""
     cause = getattr(error, "kwargs", {}).get("error", error)
     never_sent = isinstance(error, (ConnectTimeoutError, ProxyConnectionError, SSLError)) or isinstance(
         cause, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)

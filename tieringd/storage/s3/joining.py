@@ -1,38 +1,34 @@
 """
-One object made of several by the server itself: an upload whose parts are copies (UploadPartCopy).
+Objects that the server itself makes of several: an upload whose parts are copies (UploadPartCopy).
 
-Every part but the last has at least 5 MiB. So a source that is smaller, and what is missing of 5 MiB
-from the beginning of the next one, is read and sent by us; all else is copied.
+Every part but the last must have at least 5 MiB. A smaller source is read and sent by this host,
+together with the first bytes of the next source up to 5 MiB. All other bytes are copied by the server.
 
-What was copied is checked by what the server says of each part: its CRC32C, where it computes one; else
-its MD5, which is the ETag of a part as of an object that was put whole. The copy names the version that
-was looked at before. Where a server tells neither, the caller has to read the object.
+Copies are checked by what the server reports of each part: its CRC32C if the server computes one, else
+its MD5. The MD5 is the ETag of a part, as it is of an object that was put whole. The copy request names
+the version that was read before. If a server reports neither, the caller has to read the object.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from crc32c import crc32c as crc32c_of
 
 from tieringd.errors import ChecksumRejected, PreconditionFailed
 from tieringd.formats.crc32c_combine import combined_crc32c
 from tieringd.storage.at_once import at_once
+from tieringd.storage.base import JoinSource, ObjectInfo
+from tieringd.storage.calls import Call
 from tieringd.storage.s3.errors import require
-from tieringd.storage.s3.multipart import decode_crc32c, encode_crc32c, step_of
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from tieringd.storage.base import JoinSource, ObjectInfo
-    from tieringd.storage.calls import Call
-    from tieringd.storage.s3.multipart import MultipartUploads
+from tieringd.storage.s3.multipart import MultipartUploads, decode_crc32c, encode_crc32c, step_of
 
 PART_BYTES_MIN = 5 << 20
-"""Of every part but the last; Amazon's limit, which others have taken over."""
+"""The minimum for every part but the last: Amazon's limit, which other servers adopted."""
 _MD5_ETAG = re.compile(r'"?[0-9a-f]{32}"?')
 
 
@@ -46,7 +42,7 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """Say whether it is all of the source."""
+        """Return whether the piece is all of the source."""
         return self.size_bytes == self.source.size_bytes
 
 
@@ -64,13 +60,13 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A part that we read and send."""
+    """A part that this host reads and sends."""
 
     pieces: tuple[Piece, ...]
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of the part: less than two smallest ones."""
+        """Return the size of the part: less than twice `PART_BYTES_MIN`."""
         return sum(piece.size_bytes for piece in self.pieces)
 
 
@@ -78,7 +74,7 @@ Part: TypeAlias = Copy | Stream
 
 
 def parts_of(sources: Sequence[JoinSource]) -> list[Part]:
-    """Return the parts that *sources* are joined from: as much as may be is copied."""
+    """Return the parts that *sources* are joined from. As many bytes as possible are copied."""
     parts: list[Part] = []
     held: list[Piece] = []
     held_bytes = 0
@@ -87,7 +83,7 @@ def parts_of(sources: Sequence[JoinSource]) -> list[Part]:
         taken = min(source.size_bytes, PART_BYTES_MIN - held_bytes) if held else 0
         rest = source.size_bytes - taken
         if rest < PART_BYTES_MIN and not is_last:
-            # What is left cannot be a part of its own.
+            # The rest cannot be a part of its own.
             taken, rest = source.size_bytes, 0
         if taken:
             held.append(Piece(source, 0, taken))
@@ -104,17 +100,17 @@ def parts_of(sources: Sequence[JoinSource]) -> list[Part]:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A part that the server has."""
+    """A part that the server has received."""
 
     entry: dict[str, Any]
-    """What completing needs of it."""
+    """The part's fields in the completing request."""
     crc32c: int | None
-    """Of its bytes; None where nothing tells."""
+    """The CRC32C of the part's bytes; None if the server did not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartJoin:
-    """How one store joins: by its uploads in parts, and its way to look at an object and to read a range."""
+    """Joins objects of one store, by its multipart uploads, its `head` and its reads of ranges."""
 
     uploads: MultipartUploads
     place_of: Callable[[str], Mapping[str, str]]
@@ -131,7 +127,18 @@ class PartJoin:
         condition: Mapping[str, str],
         attributes: Mapping[str, str],
     ) -> tuple[dict[str, Any], bool, int]:
-        """Return the completing request's answer, whether the object is proven, and the bytes we sent."""
+        """
+        Join *sources* into the object *key*.
+
+        *crc32c* is that of the whole. The server decides about *condition* when the upload completes.
+        *attributes* tell how the object is kept.
+
+        Returns:
+            The completing request's response, whether the object is proven, and the bytes this host sent.
+
+        Raises:
+            ChecksumRejected: A source, or the whole, has another size or checksum, or a source was replaced.
+        """
         found = await at_once(sources, lambda source: self._looked_at(call, source))
         versions = {source.key: info.version for source, info in zip(sources, found, strict=True)}
         parts = parts_of(sources)
@@ -213,7 +220,12 @@ def _is_same_md5(version: str, etag: str) -> bool:
 
 
 def _require_checksum(call: Call, parts: Sequence[Part], sent: Sequence[_Sent], crc32c: int) -> bool:
-    """Refuse parts that do not add up to what was announced; return whether that could be told."""
+    """
+    Return whether all checksums of the parts are known.
+
+    Raises:
+        ChecksumRejected: They are known, and do not combine to *crc32c*.
+    """
     pieces = [
         (each.crc32c, part.size_bytes)
         for each, part in zip(sent, parts, strict=True)

@@ -1,12 +1,12 @@
 """
 Objects too large for one PUT: sent in parts, which become an object at once or not at all.
 
-Each part is a slice of the open file with a CRC32C of its own, which the server checks. Before
-the object is completed, the parts' checksums are combined: they must give the checksum that the
-caller announced for the whole. The condition of the put is decided by the completing request.
+Each part is a slice of the open file with a CRC32C of its own, which the server checks. Before the
+object is completed, the parts' checksums are combined: they must give the checksum that the caller
+announced for the whole. The server decides about the put's condition in the completing request.
 
-An upload that fails or is cancelled is aborted. What a killed process left is found by
-`discard_abandoned`: until then its parts cost money, and no listing of objects shows them.
+An upload that fails or is cancelled is aborted. `discard_abandoned` finds the uploads of killed
+processes. Until then their parts cost money, and no listing of objects shows them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import asyncio
 import base64
 import os
 import threading
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from crc32c import crc32c as crc32c_of
 
@@ -30,27 +32,22 @@ from tieringd.storage.calls import Call
 from tieringd.storage.s3.errors import require
 from tieringd.storage.threads import finished
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-    from concurrent.futures import Executor
-    from contextlib import AbstractContextManager
-
 CHECKSUM_METADATA = "tieringd-crc32c"
-"""The object's metadata that holds the checksum of the whole: the server's own is one of the parts'."""
+"""The metadata field with the checksum of the whole object: the server's own is composed of the parts'."""
 
 _MAX_PARTS = 10_000
 _READ_BYTES = 1 << 20
 _ABORT_SECONDS = 5.0
-"""A caller that cancels or has failed waits no longer; `discard_abandoned` does the rest."""
+"""The longest that a cancelled or failed caller waits for the abort; `discard_abandoned` does the rest."""
 
 
 class SendFile(Protocol):
-    """Sends a request whose body is a slice of a file."""
+    """A function that sends a request whose body is a slice of a file."""
 
     async def __call__(
         self, call: Call, file_slice: FileSlice, request: Callable[..., Awaitable[Any]], parameters: Any
     ) -> dict[str, Any]:
-        """Return the answer; raise errors of our tree."""
+        """Return the response; raise errors of our tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class MultipartUploads:
-    """The uploads in parts of one store, which lends its client, its threads and its error translation."""
+    """The multipart uploads of one store, which lends its client, its threads and its error translation."""
 
     client: Any
     bucket: str
@@ -81,9 +78,9 @@ class MultipartUploads:
         attributes: Mapping[str, str],
     ) -> dict[str, Any]:
         """
-        Store a slice in parts, and return the completing request's answer.
+        Store a slice in parts, and return the completing request's response.
 
-        *place* names bucket and key; *attributes* say how the object is kept.
+        *place* names bucket and key; *attributes* tell how the object is kept.
         """
         async with self.begun(call, place=place, crc32c=crc32c, attributes=attributes) as upload:
             parts = list(_parts_of(file_slice, self.part_bytes))
@@ -96,7 +93,7 @@ class MultipartUploads:
     async def begun(
         self, call: Call, *, place: Mapping[str, str], crc32c: int, attributes: Mapping[str, str]
     ) -> AsyncIterator[Mapping[str, str]]:
-        """Begin an upload, and give what its requests name it by. It is aborted when the block fails."""
+        """Begin an upload, and yield the parameters that identify it. It is aborted when the block fails."""
         created = await self.ask(
             step_of(call),
             self.client.create_multipart_upload,
@@ -117,7 +114,11 @@ class MultipartUploads:
     async def discard_abandoned(
         self, prefix: str, is_ours: Callable[[str], bool], *, older_than_seconds: float
     ) -> int:
-        """Abort uploads below *prefix* that are ours and of that age, by the server's clock; count them."""
+        """
+        Abort uploads below *prefix* that are ours and at least that old, by the server's clock.
+
+        Returns the number of aborted uploads.
+        """
         listing = Call(f"list unfinished uploads of {prefix}*", self.bucket)
         markers: dict[str, str] = {}
         discarded = 0
@@ -148,7 +149,7 @@ class MultipartUploads:
         )
 
     async def ask(self, call: Call, request: Callable[..., Awaitable[Any]], **parameters: Any) -> Any:
-        """Send a request and return its answer; raise errors of our tree."""
+        """Send a request and return its response; raise errors of our tree."""
         with self.asking(call):
             return await request(**parameters)
         raise AssertionError("the translation of errors swallows none")
@@ -177,7 +178,11 @@ class MultipartUploads:
         entries: list[dict[str, Any]],
         condition: Mapping[str, str],
     ) -> dict[str, Any]:
-        """Make the parts an object, and return the answer; *entries* are what it needs of each, in order."""
+        """
+        Make the parts an object, and return the response.
+
+        *entries* are the parts in order, as the completing request lists them.
+        """
         call.may_have_effect = lambda: True
         answer: dict[str, Any] = await self.ask(
             call,
@@ -200,22 +205,22 @@ class MultipartUploads:
 
 
 def encode_crc32c(value: int) -> str:
-    """Return a checksum as S3's headers carry it."""
+    """Return a checksum as S3's headers carry it: base64 of its four bytes, big-endian."""
     return base64.b64encode(value.to_bytes(4, "big")).decode()
 
 
 def decode_crc32c(text: str) -> int:
-    """Return the checksum that a header carries."""
+    """Return the checksum in a header's value."""
     return int.from_bytes(base64.b64decode(text), "big")
 
 
 def step_of(call: Call) -> Call:
-    """Return a request on the way to the object, which by itself changes nothing that others see."""
+    """Return the call of an intermediate request, which has no effect that others see."""
     return Call(call.operation, call.bucket, call.key)
 
 
 def _require_checksum(call: Call, parts: list[_Part], entries: list[dict[str, Any]], crc32c: int) -> None:
-    """Refuse parts that do not add up to what the caller announced."""
+    """Raise `ChecksumRejected` if the parts do not combine to the announced checksum."""
     whole = combined_crc32c(
         (decode_crc32c(entry["ChecksumCRC32C"]), part.file_slice.size_bytes)
         for part, entry in zip(parts, entries, strict=True)
@@ -234,7 +239,7 @@ def _parts_of(file_slice: FileSlice, part_bytes: int) -> Iterator[_Part]:
 
 
 def _read_crc32c(file_slice: FileSlice, stop: threading.Event) -> int:
-    """Return the checksum of a slice, read through one small buffer."""
+    """Return the CRC32C of a slice, read through one small buffer."""
     buffer = memoryview(bytearray(min(_READ_BYTES, file_slice.size_bytes)))
     position, end = file_slice.position, file_slice.position + file_slice.size_bytes
     checksum = 0

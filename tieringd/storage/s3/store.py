@@ -1,65 +1,66 @@
 """
-S3 and what speaks like it, through aiobotocore.
+S3 and compatible stores, through aiobotocore.
 
-One client with one connection pool. The SDK's retries are off (`storage.resilient` retries)
-and so is its own hashing: every PUT carries the CRC32C that its caller computed while reading
-the data, and the server checks it. Versions are ETags. Proxies are those of the environment.
+One client with one connection pool. The SDK's retries are off (`storage.resilient` retries) and so is
+its own hashing: every PUT carries the CRC32C that its caller computed while reading the data, and the
+server checks it. Versions are ETags. Proxies are those of the environment.
 
-`info_of` and its neighbours read what S3's answers tell of an object, in the words of the seam.
+`info_of` and its neighbours translate the fields of S3's responses to those of `storage.base`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import AsyncExitStack, contextmanager
 from email.utils import parsedate_to_datetime
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError
 from botocore.handlers import add_expect_header
-from botocore.loaders import create_loader
+from botocore.loaders import Loader, create_loader
 from crc32c import crc32c as crc32c_of
 
 from tieringd.clock import wall_clock_ms
 from tieringd.errors import BucketNotFound, ConfigError, ObjectNotFound, StorageError, StorageUnavailable
-from tieringd.storage.base import FileSlice, IfAbsent, Joined, ListPage, ObjectInfo
+from tieringd.storage.base import (
+    Body,
+    Condition,
+    FileSlice,
+    IfAbsent,
+    Joined,
+    JoinSource,
+    ListPage,
+    ObjectInfo,
+)
 from tieringd.storage.body import FileBody
 from tieringd.storage.calls import Call
 from tieringd.storage.receive import ranged, receive
-from tieringd.storage.s3.credentials import role_credentials
+from tieringd.storage.s3.credentials import RoleCredentials, role_credentials
 from tieringd.storage.s3.errors import bucket_not_found, from_answer, is_expired, require, translated
 from tieringd.storage.s3.joining import PartJoin
 from tieringd.storage.s3.multipart import CHECKSUM_METADATA, MultipartUploads, decode_crc32c, encode_crc32c
 from tieringd.storage.s3.transport import client_config
+from tieringd.storage.settings import S3Settings
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
-    from concurrent.futures import Executor
-
-    from botocore.loaders import Loader
-
-    from tieringd.storage.base import Body, Condition, JoinSource
-    from tieringd.storage.s3.credentials import RoleCredentials
-    from tieringd.storage.settings import S3Settings
-
 
 _DELETE_BATCH = 1000  # The most that one DeleteObjects takes.
 _OFFLINE_CLASSES = {"GLACIER", "DEEP_ARCHIVE"}
 
 _ANSWERED_EARLY = frozenset({"CompleteMultipartUpload", "CopyObject", "UploadPartCopy"})
-"""Operations whose answers begin, with their date, minutes before they end."""
+"""Operations whose responses begin, with their Date header, minutes before they end."""
 
 
 async def read_whole(
     call: Call, answer: dict[str, Any], *, executor: Executor, stall_seconds: float
 ) -> bytes:
-    """Read an answer's body, and refuse one that ended early."""
+    """Read a response's body; raise `StorageUnavailable` if it ended early."""
     async with answer["Body"] as stream:
         data = await receive(stream.raw_stream, executor=executor, stall_seconds=stall_seconds)
     if len(data) != answer["ContentLength"]:
@@ -70,17 +71,18 @@ async def read_whole(
 
 
 def info_of(call: Call, key: str, answer: dict[str, Any], *, size_bytes: int) -> ObjectInfo:
-    """Return what an answer to GET or HEAD tells of its object."""
+    """Return the description of an object in a response to GET or HEAD."""
     modified_ms = milliseconds(require(call, answer, "LastModified"))
     return ObjectInfo(key, size_bytes, require(call, answer, "ETag"), _crc32c(answer), modified_ms)
 
 
 def _crc32c(answer: dict[str, Any]) -> int | None:
     """
-    Return the checksum of a whole object.
+    Return the checksum of a whole object; None if unknown.
 
-    Of one sent in parts a server knows what it composed of theirs, and not every server marks it as
-    such: then the checksum counts that the whole had when its parts were found to add up to it.
+    For an object sent in parts, the server reports a checksum composed of the parts' checksums, and not
+    every server marks it as such. The metadata then holds the checksum of the whole, which the upload
+    checked against its parts.
     """
     text, kind = answer.get("ChecksumCRC32C"), answer.get("ChecksumType")
     whole = answer.get("Metadata", {}).get(CHECKSUM_METADATA)
@@ -95,7 +97,11 @@ def milliseconds(moment: Any) -> int:
 
 
 def answered_at_ms(answer: dict[str, Any]) -> int:
-    """Return the server's clock where it tells (a PUT's answer has no modification time), else ours."""
+    """
+    Return the server's time in milliseconds since 1970, or ours if the response has no Date header.
+
+    A response to a PUT has no modification time.
+    """
     date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
     return milliseconds(parsedate_to_datetime(date)) if date else wall_clock_ms()
 
@@ -133,7 +139,7 @@ class S3Store:
         resources.callback(self._executor.shutdown, wait=False)
         self._encryption = _encryption_parameters(settings)
         self._times = StoreTimes()
-        # Every answer, errors included: a server that refuses our clock says what its own shows.
+        # Every response counts, errors included: a server that refuses our clock also sends its own time.
         client.meta.events.register("after-call.s3", self._note_date)
 
     def _note_date(self, parsed: dict[str, Any], model: Any, **_: Any) -> None:
@@ -141,7 +147,7 @@ class S3Store:
             self._times.note_date(parsed.get("ResponseMetadata", {}).get("HTTPHeaders", {}))
 
     def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
-        """Let *listener* hear the time of the server's answers."""
+        """Tell *listener* the time of the server's responses."""
         self._times.listen(listener)
 
     @classmethod
@@ -185,14 +191,14 @@ class S3Store:
                     f"the S3 client for bucket {settings.bucket} cannot be built: {error}",
                     hint="check cloud_storage_api_endpoint and cloud_storage_region",
                 ) from error
-            # It costs every file-like body a round trip before the first byte.
+            # This header costs every file-like body a round trip before the first byte.
             client.meta.events.unregister("before-call.s3", add_expect_header)
             return cls(settings, client, resources.pop_all(), credentials)
         raise AssertionError("an exit stack swallows nothing")
 
     @contextmanager
     def _asking(self, call: Call) -> Iterator[None]:
-        """Raise errors of our tree; credentials that have expired are fetched anew, and that is retried."""
+        """Raise errors of our tree. Expired credentials are discarded, and the error allows a retry."""
         credentials = self._credentials
         generation = credentials.generation if credentials else 0
         try:
@@ -209,13 +215,13 @@ class S3Store:
 
     @property
     def credentials_end(self) -> float | None:
-        """Return when the credentials end; see `ExpiringStore`."""
+        """Return when the credentials expire; see `ExpiringStore`."""
         return None if self._credentials is None else self._credentials.end
 
     async def put(
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
     ) -> ObjectInfo:
-        """Store an object in one request, or in parts when it is larger than the settings allow."""
+        """Store an object in one request, or in parts from the settings' threshold on."""
         call = Call("put", self._bucket, key, is_conditional_put=condition is not None)
         place = self._place_of(key)
         limits = _condition_parameters(condition)
@@ -274,7 +280,11 @@ class S3Store:
     async def join(
         self, key: str, sources: Sequence[JoinSource], *, crc32c: int, condition: Condition | None = None
     ) -> Joined | None:
-        """Store an object whose parts the server copies; what is too small to be a part goes by us."""
+        """
+        Store an object whose parts the server copies. This host sends what is too small for a part.
+
+        Returns None if the server cannot copy parts.
+        """
         call = Call("join", self._bucket, key, is_conditional_put=condition is not None)
         join = PartJoin(
             self._uploads(),
@@ -311,8 +321,9 @@ class S3Store:
         """
         Abort uploads in parts that a killed process left below our prefix; return how many.
 
-        Their parts are charged for, and no listing of objects shows them. *is_ours* is asked for each
-        key: a bucket may be shared. Younger uploads may be at work; none lasts a day.
+        Their parts are charged for, and no listing of objects shows them. *is_ours* is called with each
+        key, because a bucket may be shared. Uploads younger than *older_than_seconds* may still be at
+        work; none takes a day.
         """
         return await self._uploads().discard_abandoned(
             self._prefix,
@@ -321,7 +332,7 @@ class S3Store:
         )
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Return an object whole, its checksum checked where the server knows one."""
+        """Return an object whole. Its checksum is verified if the server knows one."""
         call = Call("get", self._bucket, key)
         with self._asking(call):
             answer = await self._client.get_object(
@@ -370,7 +381,8 @@ class S3Store:
                     Bucket=self._bucket, Key=self._prefix + key, ChecksumMode="ENABLED"
                 )
         except ObjectNotFound:
-            # An answer to HEAD has no body, hence no code that tells a missing object from a missing bucket.
+            # A response to HEAD has no body, and so no code that distinguishes a missing object from a
+            # missing bucket.
             await self._require_bucket(call)
             raise
         return info_of(call, key, answer, size_bytes=answer["ContentLength"])
@@ -449,7 +461,7 @@ class S3Store:
         return tuple(kept)
 
     async def _asked(self, question: str) -> dict[str, Any]:
-        """Return what the server says of the bucket; nothing where it knows of no such thing."""
+        """Return the server's response about the bucket; empty where the server has no such feature."""
         call = Call(question.replace("_", " "), self._bucket)
         try:
             with self._asking(call):
@@ -469,10 +481,10 @@ class S3Store:
 
 def _check(settings: S3Settings) -> None:
     """
-    Refuse settings that no client could work with.
+    Raise an error for settings that no client could work with.
 
     Raises:
-        ConfigError: Says which, by the property's name.
+        ConfigError: Names the property.
     """
     if settings.trust_file is not None and not Path(settings.trust_file).is_file():
         raise ConfigError(f"cloud_storage_trust_file: there is no file {settings.trust_file}")
@@ -489,7 +501,7 @@ def _check(settings: S3Settings) -> None:
 
 
 def _stored(call: Call, key: str, size_bytes: int, answer: dict[str, Any], crc32c: int) -> ObjectInfo:
-    """Return what the answer to a put tells; the checksum is the server's, where it tells one."""
+    """Return the stored object's description. Its checksum is the server's, if the response has one."""
     told = answer.get("ChecksumCRC32C")
     found = crc32c if told is None else decode_crc32c(told)
     return ObjectInfo(key, size_bytes, require(call, answer, "ETag"), found, answered_at_ms(answer))
@@ -503,7 +515,7 @@ def _condition_parameters(condition: Condition | None) -> dict[str, str]:
 
 @cache
 def _loader(data_path: str | None) -> Loader:
-    """Return what reads the SDK's description of S3: a megabyte of JSON, read once in a process."""
+    """Return the loader of the SDK's description of S3: a megabyte of JSON, read once per process."""
     return create_loader(data_path)
 
 

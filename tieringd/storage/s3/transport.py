@@ -1,32 +1,30 @@
 """
-How the S3 client sends: one try for each request, no hashing of its own, idle connections closed.
+How the S3 client sends: one attempt per request, no hashing by the SDK, idle connections closed.
 
-The SDK finds proxies in the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY) by itself.
+The SDK itself finds proxies in the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY).
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
 
 from tieringd.storage.calls import send_once
+from tieringd.storage.settings import S3Settings
 from tieringd.storage.tls_transport import TlsConnector
 
-if TYPE_CHECKING:
-    from tieringd.storage.settings import S3Settings
-
-_USER_AGENT = "tieringd"  # botocore builds its own anew for each request: 15% of a small one's cost.
+_USER_AGENT = "tieringd"  # botocore builds its own for each request: 15% of a small one's cost.
 
 
 class OneTrySession(AIOHTTPSession):  # type: ignore[misc]
     """
-    An HTTP session that sends a request once.
+    An HTTP session that sends each request once.
 
-    aiohttp by itself repeats a PUT whose connection breaks before the answer. A conditional PUT
-    that won would then be answered as lost: to its own first try.
+    By default aiohttp repeats a PUT whose connection breaks before the response. A conditional PUT that
+    succeeded would then fail against its own first attempt.
 
     Its connections can be lent to threads, except those through a proxy.
     """
@@ -52,10 +50,10 @@ def client_config(settings: S3Settings) -> AioConfig:
         connector_args={"keepalive_timeout": settings.max_idle_seconds},
         http_session_cls=OneTrySession,
         retries={"total_max_attempts": 1, "mode": "standard"},
-        # The settings say where the store is; AWS_ENDPOINT_URL in some environment does not.
+        # The settings alone name the endpoint; AWS_ENDPOINT_URL of the environment is ignored.
         ignore_configured_endpoint_urls=True,
-        # Integrity is the CRC32C that each call brings. The SDK's defaults would hash every body again,
-        # with SHA-256 and on the loop's thread.
+        # Every call carries a CRC32C for integrity. The SDK's defaults would hash every body again, with
+        # SHA-256 and on the loop's thread.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         parameter_validation=False,

@@ -1,7 +1,7 @@
 """
-Export: topics of an archive as Parquet files or Iceberg tables, incremental and exactly once by offset.
+Export topics of an archive to Parquet files or Iceberg tables, incrementally and exactly once by offset.
 
-`job.export` is the job, `parquet_target.ParquetTarget` and `iceberg_target.IcebergTarget` are the places it
-exports to. A run goes in rounds: `round_planning` cuts what is left of each partition into portions,
-`work` writes each of them on an executor, and the target makes the round count, or not, as a whole.
+`job.export` is the job; `parquet_target.ParquetTarget` and `iceberg_target.IcebergTarget` are its targets. A
+run consists of rounds: `round_planning` divides the rest of each partition into portions, `work` writes each
+portion on an executor, and the target commits the round as a whole or not at all.
 """

@@ -1,17 +1,18 @@
 """
-Redpanda's layout of an Iceberg topic in its mode `key_value`: one table for each topic, raw bytes in it.
+Redpanda's layout of an Iceberg topic in its mode `key_value`: one table for each topic, with raw bytes.
 
     redpanda  struct<partition int, offset long, timestamp timestamptz,
                      headers list<struct<key string, value binary>>, key binary, timestamp_type int>
     value     binary
 
-By default a table is partitioned by `hour(redpanda.timestamp)`. All fields are optional, as Redpanda has
-them. A record without headers has none, not an empty list.
+By default a table is partitioned by `hour(redpanda.timestamp)`. All fields are optional, as in Redpanda. The
+headers of a record without headers are null, not an empty list.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +21,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import DayTransform, HourTransform, TimeTransform
 from pyiceberg.types import (
     BinaryType,
+    IcebergType,
     IntegerType,
     ListType,
     LongType,
@@ -30,11 +32,6 @@ from pyiceberg.types import (
 )
 
 from tieringd.spark.jobs.export.places import FIRST_US, HOUR_US, LAST_US
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pyiceberg.types import IcebergType
 
 IcebergPartitioning: TypeAlias = Literal["none", "day", "hour"]
 
@@ -69,11 +66,11 @@ SCHEMA: Final = Schema(
     ),
     NestedField(2, "value", BinaryType()),
 )
-"""The ids are what a catalogue gives the fields of a new table anyway."""
+"""The field ids are the ones that a catalogue assigns to a new table anyway."""
 
 
 def partition_spec(partition_by: IcebergPartitioning) -> PartitionSpec:
-    """Return how a new table is partitioned; fields have the names that Redpanda gives them."""
+    """Return the partitioning of a new table. Partition fields have Redpanda's names."""
     if partition_by == "none":
         return PartitionSpec()
     transform: TimeTransform[int] = HourTransform() if partition_by == "hour" else DayTransform()
@@ -83,7 +80,7 @@ def partition_spec(partition_by: IcebergPartitioning) -> PartitionSpec:
 
 
 def schema_differences(schema: Schema) -> Iterator[str]:
-    """Say, for each way in which rows of ours do not fit into a table's *schema*, what it is."""
+    """Yield a message for each way in which our rows do not fit into a table's *schema*."""
     ours = _fields_of(SCHEMA)
     theirs = _fields_of(schema)
     for name, field in ours.items():
@@ -100,7 +97,7 @@ def schema_differences(schema: Schema) -> Iterator[str]:
 
 
 def spec_difference(schema: Schema, spec: PartitionSpec) -> str | None:
-    """Say why files of ours cannot be partitioned by a table's *spec*; None where they can."""
+    """Return why our files cannot be partitioned by a table's *spec*; None if they can."""
     if spec.is_unpartitioned():
         return None
     source_id = schema.find_field(TIMESTAMP).field_id
@@ -114,12 +111,16 @@ def spec_difference(schema: Schema, spec: PartitionSpec) -> str | None:
 
 
 def file_schema(schema: Schema) -> Schema:
-    """Return the columns of ours under the ids that they have in a table."""
+    """Return our columns with the field ids that they have in a table's *schema*."""
     return Schema(*_ours(SCHEMA.as_struct(), schema.as_struct()).fields)
 
 
 def place_of_hour(spec: PartitionSpec) -> Callable[[int | None], int | None]:
-    """Return what gives the partition of an hour, counted from the epoch; it is null where there is none."""
+    """
+    Return a function from an hour, counted from the epoch, to the partition's value.
+
+    The value is None for records without an hour, and in an unpartitioned table.
+    """
     if spec.is_unpartitioned():
         return lambda _: None
     transform = spec.fields[0].transform.transform(TimestamptzType())
@@ -143,25 +144,25 @@ def rows_of(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def clipped(timestamps: pa.Array) -> pa.Array:
-    """Return timestamps with those that no calendar names replaced by the nearest one that it does."""
+    """Return timestamps clipped to the years 1 to 9999."""
     micros = timestamps.view(pa.int64())
     late = pc.max_element_wise(micros, FIRST_US, skip_nulls=False)
     return pc.min_element_wise(late, LAST_US, skip_nulls=False).view(timestamps.type)
 
 
 def clipped_count(timestamps: pa.Array) -> int:
-    """Return how many of them `clipped` changes."""
+    """Return how many timestamps `clipped` changes."""
     return int(pc.sum(pc.not_equal(timestamps, clipped(timestamps))).as_py() or 0)
 
 
 def _fields_of(schema: Schema) -> dict[str, NestedField]:
-    """Return every field of a schema by its full name, those inside of structs and lists as well."""
+    """Return every field of a schema by its full name, including those inside of structs and lists."""
     names = {field_id: schema.find_column_name(field_id) for field_id in schema.field_ids}
     return {name: schema.find_field(field_id) for field_id, name in names.items() if name is not None}
 
 
 def _kind(type_: IcebergType) -> str:
-    """Return a type's name; what is inside of it is compared by itself."""
+    """Return a type's name without its inner fields, which are compared separately."""
     match type_:
         case StructType():
             return "struct"
@@ -172,7 +173,7 @@ def _kind(type_: IcebergType) -> str:
 
 
 def _ours(ours: StructType, theirs: StructType) -> StructType:
-    """Return *theirs* with the fields only that *ours* has, in their order and by their ids."""
+    """Return *theirs* with only the fields of *ours*, in the order and with the ids of *theirs*."""
     inner = {field.name: field.field_type for field in ours.fields}
     return StructType(
         *(

@@ -1,18 +1,20 @@
 """
-The Iceberg table of one topic: found or made through a catalogue, and committed to once for each round.
+The Iceberg table of one topic: opened or created through a catalogue, with one commit for each round.
 
-Data files and the offsets reached are one commit: the offsets are in the properties of the snapshot, and in
-those of the table, for when snapshots expire. What a table holds is told by its newest snapshot that has
-offsets, so a table that is rolled back is exported to from where it was then. Two runs at once are kept
-apart by Iceberg's own rule: a commit is on top of the snapshot that it was made from, or fails.
+A commit has both data files and the offsets reached. The offsets are in the properties of the snapshot, and
+in those of the table for the time when snapshots have expired. The newest snapshot with offsets decides
+what the table holds, so that the export continues from there after a rollback of the table. Iceberg keeps
+concurrent runs apart: a commit fails if the table's snapshot is no longer the one that the commit was made
+from.
 
-`without_secrets` takes the values of a catalogue's secret properties out of errors: catalogues put them
-into theirs.
+`without_secrets` removes the values of a catalogue's secret properties from error texts, as catalogues put
+them there.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlsplit
@@ -27,35 +29,34 @@ from pyiceberg.table import Table
 from tieringd.errors import ConfigError, StorageUnavailable, TieringError
 from tieringd.spark.jobs.export.iceberg_layout import (
     SCHEMA,
+    IcebergPartitioning,
     partition_spec,
     schema_differences,
     spec_difference,
 )
-from tieringd.spark.jobs.export.state import parse_state
+from tieringd.spark.jobs.export.state import ExportState, parse_state
 from tieringd.spark.jobs.export.topic_target import Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile
     from pyiceberg.table.snapshots import Snapshot
 
-    from tieringd.spark.jobs.export.iceberg_layout import IcebergPartitioning
-    from tieringd.spark.jobs.export.state import ExportState
-
 
 _IS_SECRET: Final = re.compile(r"secret|token|passw|credential|connection|key|sas|auth", re.IGNORECASE)
-"""In a property's name. What is hidden without need does little harm."""
+"""Matches names of secret properties. To hide a value that is not secret does little harm."""
 
 STATE_PROPERTY: Final = "tieringd.export"
-"""Of snapshots and of the table."""
+"""The property of snapshots and of the table with the export's state."""
 SEQUENCE_PROPERTY: Final = "tieringd.export-sequence-number"
-"""Of the table: that of the snapshot which the state of the table's property belongs to, or one before it."""
+"""
+The property of the table with a snapshot's sequence number: of the snapshot that the state in the table's
+property belongs to, or of an earlier one.
+"""
 
 
 def without_secrets(text: str, properties: Mapping[str, Any]) -> str:
-    """Return *text* with asterisks for the secrets of *properties*, and of properties in them."""
+    """Return *text* with asterisks in place of the secrets of *properties* and of nested properties."""
     for secret in sorted({*_secrets(properties)}, key=len, reverse=True):
         for written in (secret, repr(secret)[1:-1], quote(secret, safe="")):
             text = text.replace(written, "***")
@@ -79,7 +80,7 @@ def _secrets(properties: Mapping[str, Any]) -> Iterator[str]:
 
 
 class IcebergTable:
-    """A table that exports of one topic are committed to."""
+    """The table to which the exports of one topic are committed."""
 
     def __init__(self, catalog: Catalog, identifier: tuple[str, ...]) -> None:
         self._catalog = catalog
@@ -88,11 +89,11 @@ class IcebergTable:
 
     def opened(self, partition_by: IcebergPartitioning) -> Table:
         """
-        Return the table as it is now; one that is missing is made.
+        Return the current table. A missing table is created.
 
         Raises:
-            ConfigError: There is one that our rows do not fit into.
-            StorageUnavailable: The catalogue does not answer, or not as expected.
+            ConfigError: Our rows do not fit into the existing table.
+            StorageUnavailable: The catalogue does not answer, or reports an error.
         """
         with self._asking("load"):
             try:
@@ -111,11 +112,11 @@ class IcebergTable:
 
     def standing(self, table: Table) -> Standing:
         """
-        Return where the export stands in *table*.
+        Return the state of the export in *table*.
 
         Raises:
-            ConfigError: It holds rows that no export of ours has put there, or was rolled back, and what
-                tells how far it was exported then has expired.
+            ConfigError: The table has rows of another origin than our exports. Or it was rolled back, and the
+                snapshots with the state of that time have expired.
         """
         lineage = _lineage(table)
         if not lineage:
@@ -134,10 +135,13 @@ class IcebergTable:
 
     def _require_not_rolled_back(self, table: Table, oldest: Snapshot) -> None:
         """
-        Return when the snapshot of the table's state may be an ancestor of the *oldest* that is remembered.
+        Check that the snapshot of the table's state may be an ancestor of *oldest*.
+
+        *oldest* is the oldest snapshot that has not expired.
 
         Raises:
-            ConfigError: It was committed after that one, or the property that tells is not what we write.
+            ConfigError: The snapshot was committed after *oldest*, or the property with its sequence number
+                is not a number.
         """
         text = table.properties.get(SEQUENCE_PROPERTY, "0")
         try:
@@ -157,13 +161,15 @@ class IcebergTable:
 
     def commit(self, table: Table, state: ExportState, files: Sequence[DataFile]) -> bool:
         """
-        Append *files* to *table*, and make *state* its state; False where another run was faster.
+        Append *files* to *table* and store *state*, in one commit; return False if another run was faster.
 
         Raises:
-            StorageUnavailable: It is not known to have taken effect, or others kept changing the table.
+            StorageUnavailable: The commit may or may not have taken effect, or others kept changing the
+                table.
         """
         properties = {STATE_PROPERTY: state.as_json()}
-        # A commit that is repeated gets a later one: never is a table taken to be older than it is.
+        # A repeated commit gets a later number than this one. So the stored number is never too high, and
+        # a table is never mistaken for one that was rolled back.
         sequence_number = str(table.metadata.next_sequence_number())
         try:
             with _Watched(self, table, state).transaction() as transaction:
@@ -180,7 +186,7 @@ class IcebergTable:
                 f"table {self.name} is being changed by others all the time; nothing was appended",
                 hint="Export again later",
             ) from error
-        # Whatever else a catalogue or its transport raises: the commit may have taken effect.
+        # After any other error of a catalogue or its transport the commit may have taken effect.
         except Exception as error:
             with self._asking("load"):
                 found = self._catalog.load_table(self._identifier)
@@ -193,7 +199,7 @@ class IcebergTable:
         return True
 
     def holds(self, table: Table, state: ExportState) -> bool:
-        """Say whether a commit of *state* is among those that led to the current snapshot of *table*."""
+        """Return whether a commit of *state* is an ancestor of the current snapshot of *table*, or is it."""
         text = state.as_json()
         return any(_state_in(snapshot) == text for snapshot in _lineage(table))
 
@@ -202,7 +208,7 @@ class IcebergTable:
         try:
             self._catalog.create_namespace_if_not_exists(namespace)
         except Exception:
-            # Another run may have been faster; what catalogues say of that is of many kinds.
+            # Another run may have been faster. Catalogues raise different errors then.
             if not self._catalog.namespace_exists(namespace):
                 raise
         try:
@@ -214,7 +220,7 @@ class IcebergTable:
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
-        """Give every error of a catalogue, of which each kind has its own, the same class."""
+        """Turn errors of the catalogue into StorageUnavailable. Each kind of catalogue has its own."""
         try:
             yield
         except TieringError:
@@ -228,7 +234,7 @@ class IcebergTable:
 
 
 def _lineage(table: Table) -> list[Snapshot]:
-    """Return the snapshots that led to the current one, newest first, as far as they are remembered."""
+    """Return the current snapshot and its ancestors, newest first, as far as they have not expired."""
     found = []
     snapshot = table.current_snapshot()
     while snapshot is not None:
@@ -243,15 +249,15 @@ def _state_in(snapshot: Snapshot) -> str | None:
 
 
 class _Overtaken(Exception):
-    """Another run has exported meanwhile."""
+    """Another run has committed an export meanwhile."""
 
 
 class _Watched(Table):
     """
-    A table that a commit of *state* is not repeated on once another run has committed to it.
+    A table on which a commit of *state* is not repeated after another run's commit.
 
-    When a commit fails since someone else was faster, pyiceberg reads the table again and appends the same
-    files on top. That is right after a compaction, and not after another export of the same records.
+    If a commit fails because the table has changed, pyiceberg reads the table again and appends the same
+    files. That is right after a compaction, and wrong after another export of the same records.
     """
 
     def __init__(self, target: IcebergTable, table: Table, state: ExportState) -> None:
@@ -263,7 +269,7 @@ class _Watched(Table):
         self._before = target.standing(table).state
 
     def refresh(self) -> Table:
-        """Read the table again, in between two tries."""
+        """Read the table again between two attempts; raise `_Overtaken` after another run's export."""
         table = super().refresh()
         if self._target.standing(table).state != self._before and not self._target.holds(table, self._state):
             raise _Overtaken

@@ -1,20 +1,21 @@
 """
 Export to Iceberg tables, one for each topic, in the layout of Redpanda's Iceberg topics.
 
-What a run writes is in the table from its commit on, and not before: files of a run that was killed are
-named by nothing.
+Files belong to the table only from the run's commit on. No snapshot references the files of a killed run.
 """
 
 from __future__ import annotations
 
 import shutil
 import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.io.pyarrow import (
     MetricModeTypes,
     MetricsMode,
@@ -24,8 +25,8 @@ from pyiceberg.io.pyarrow import (
     schema_to_pyarrow,
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
-from pyiceberg.table import TableProperties
+from pyiceberg.partitioning import PartitionFieldValue, PartitionKey, PartitionSpec
+from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.types import BinaryType, StructType
 from pyiceberg.utils.config import Config as CatalogConfig
@@ -39,29 +40,23 @@ from tieringd.spark.jobs.export.iceberg_layout import (
     rows_of,
 )
 from tieringd.spark.jobs.export.iceberg_table import IcebergTable, without_secrets
-from tieringd.spark.jobs.export.topic_target import Standing, StoredFile
+from tieringd.spark.jobs.export.plan import Portion
+from tieringd.spark.jobs.export.state import ExportState
+from tieringd.spark.jobs.export.topic_target import SinkOpener, Standing, StoredFile, Written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from pyiceberg.catalog import Catalog
     from pyiceberg.io import FileIO
-    from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
 
+    # An ordinary import would load PyYAML into processes that do not need it.
     from tieringd.config import Config
-    from tieringd.spark.jobs.export.plan import Portion
-    from tieringd.spark.jobs.export.state import ExportState
-    from tieringd.spark.jobs.export.topic_target import SinkOpener, Written
 
 COPY_BYTES: Final = 8 << 20
 _WHOLE_BOUNDS: Final = MetricsMode(MetricModeTypes.FULL)
 _KEY_BOUNDS: Final = MetricsMode(MetricModeTypes.TRUNCATE, 16)
-"""Sixteen bytes of a key, as Iceberg's own writers have it."""
+"""Bounds of keys have sixteen bytes, as with Iceberg's own writers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +64,9 @@ class IcebergTarget:
     """
     The tables `{namespace}.{topic}` of a catalogue.
 
-    *catalog* names one of pyiceberg's own configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`);
-    *properties* go over what it says there, or stand alone. *partition_by* is for tables that are made: one
-    that exists stays partitioned as it is.
+    *catalog* is a name in pyiceberg's own configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`).
+    *properties* override that configuration, or replace a missing one. *partition_by* applies to new tables;
+    an existing table keeps its partitioning.
     """
 
     catalog: str = "default"
@@ -80,21 +75,21 @@ class IcebergTarget:
     """Parts are separated by dots."""
     partition_by: IcebergPartitioning = "hour"
     dot_replacement: str | None = None
-    """What stands for a dot of the topic's name, for engines that take none; None leaves it as it is."""
+    """Replaces dots of the topic's name, for engines that do not allow them; None keeps the dots."""
 
     @contextmanager
     def opened(self, _archive: Config) -> Iterator[Callable[[str], IcebergTopic]]:
         """
-        Give what returns the place of a topic.
+        Yield a function from a topic's name to its table. The catalogue is open in the context.
 
         Raises:
-            ConfigError: The catalogue is not configured.
+            ConfigError: `partition_by` is invalid, or the catalogue cannot be opened with its configuration.
         """
         if self.partition_by not in get_args(IcebergPartitioning):
             raise ConfigError(f"partition_by: tables are by none, day or hour, not {self.partition_by}")
         try:
             catalog = load_catalog(self.catalog, **self.properties)
-        # Each kind of catalogue has its own errors, and imports a package of its own.
+        # Each kind of catalogue has its own error classes, and imports a package of its own.
         except Exception as error:
             raise ConfigError(
                 f"the Iceberg catalogue {self.catalog} cannot be opened: "
@@ -108,7 +103,7 @@ class IcebergTarget:
         try:
             configured = CatalogConfig().get_catalog_config(self.catalog) or {}
         except ValueError:
-            # They are no properties: that is what opening the catalogue has failed over.
+            # The configured properties are invalid. Opening the catalogue has failed for that reason.
             configured = {}
         return {**configured, **self.properties}
 
@@ -118,7 +113,7 @@ class IcebergTarget:
 
 
 class IcebergTopic:
-    """The table of one topic, as the driver sees it. See `TopicTarget`."""
+    """The table of one topic, on the driver. See `TopicTarget`."""
 
     hides_uncommitted = True
 
@@ -138,7 +133,7 @@ class IcebergTopic:
     def begin(
         self, standing: Standing, _state: ExportState, _portions: tuple[Portion, ...]
     ) -> Standing | None:
-        """See `TopicTarget.begin`: nothing is seen of a round before its commit."""
+        """See `TopicTarget.begin`. Nothing is stored here: a round is not visible before its commit."""
         return standing
 
     def opener(self) -> SinkOpener:
@@ -154,25 +149,26 @@ class IcebergTopic:
 
 @dataclass(frozen=True)
 class TableFiles:
-    """What an executor has to know of a table to write files for it."""
+    """The properties of a table that an executor needs to write its files."""
 
     io: FileIO
     location: str
     properties: Mapping[str, str]
     schema: Schema
-    """Of the whole table."""
+    """The schema of the whole table."""
     spec: PartitionSpec
 
     @cached_property
     def file_schema(self) -> Schema:
-        """Return the columns that files of ours have."""
+        """Return the schema of our files."""
         return file_schema(self.schema)
 
     def statistics(self, metadata: pq.FileMetaData) -> dict[str, Any]:
         """
-        Return a file's counts and bounds, as a table's metadata has them.
+        Return a file's counts and bounds, in the form of a table's metadata.
 
-        pyiceberg gives no bounds for what is inside of a struct, and everything that readers look for is.
+        pyiceberg computes no bounds for fields inside of a struct. Readers filter by such fields, so their
+        bounds are added here.
         """
         properties = dict(self.properties)
         plan = compute_statistics_plan(self.file_schema, properties)
@@ -193,12 +189,12 @@ class TableFiles:
 
 
 def files_of(table: Table) -> TableFiles:
-    """Return what executors have to know of *table*."""
+    """Return the properties of *table* that executors need."""
     return TableFiles(table.io, table.location(), table.metadata.properties, table.schema(), table.spec())
 
 
 class IcebergSink:
-    """Where the records of one portion go, on an executor. See `Sink`."""
+    """Stores the files of one portion, on an executor. See `Sink`."""
 
     def __init__(self, table: TableFiles, portion: Portion) -> None:
         self._table = table
@@ -208,7 +204,7 @@ class IcebergSink:
         self.clipped_times = 0
 
     def place_of(self, hour: int | None) -> int | None:
-        """Return the table's partition of an hour; None where there is none."""
+        """Return the table's partition of an hour; None for no hour, and in an unpartitioned table."""
         return self._place_of(hour)
 
     def arranged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -218,10 +214,10 @@ class IcebergSink:
 
     def store(self, place: int | None, path: Path, metadata: pq.FileMetaData) -> StoredFile:
         """
-        Put a file where the table has its data, under a name that no other has.
+        Store a file at the table's data location, under a unique name.
 
         Raises:
-            StorageUnavailable: The table's storage does not take it.
+            StorageUnavailable: The file cannot be written to the table's storage.
         """
         table, portion = self._table, self._portion
         values = [PartitionFieldValue(one, place) for one in table.spec.fields]

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
+from tieringd.config import Config
 from tieringd.errors import ConfigError, RetryableError, TieringError
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.export.rounds import TopicOutcome, export_topic
 from tieringd.spark.jobs.export.state import ExportRules
+from tieringd.spark.jobs.export.topic_target import TopicTarget
 from tieringd.spark.jobs.export.work import on_spark
-from tieringd.spark.jobs.progress import silent
-from tieringd.spark.jobs.report import Report, Table
+from tieringd.spark.jobs.progress import Progress, silent
+from tieringd.spark.jobs.report import Report, Table, Value
 from tieringd.spark.jobs.topic_choice import is_chosen_by, matches, require_matched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-
     from pyspark.sql import SparkSession
-
-    from tieringd.config import Config
-    from tieringd.spark.jobs.export.topic_target import TopicTarget
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Value
 
 
 AWAY_AFTER: Final = 3
-"""So many topics in a row for which a store or Spark was away end a run: the others would wait as well."""
+"""A run ends after this many topics in a row that failed because a store or Spark was unavailable."""
 _COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "records", "files", "file_bytes")
 _LOST_COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "reason")
 _REPLACED_COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "leader_epoch")
@@ -37,7 +33,7 @@ class Target(Protocol):
     """A place for the exports of several topics."""
 
     def opened(self, archive: Config, /) -> AbstractContextManager[Callable[[str], TopicTarget]]:
-        """Give what returns the place of a topic, as long as the context lasts."""
+        """Yield a function from a topic's name to its place in the target, usable in the context."""
 
 
 def export(
@@ -50,18 +46,18 @@ def export(
     progress: Progress = silent,
 ) -> Report:
     """
-    Export what of *topics* is in the archive and not yet in *target*; exactly once, by offset.
+    Export the records of *topics* that are in the archive and not yet in *target*, exactly once by offset.
 
-    They are names, or patterns with `*`, `?` and `[]`. Of several incarnations it is the latest. Called again
-    it goes on from there, whether the run before came to its end or was killed.
+    *topics* are names, or patterns with `*`, `?` and `[]`. The latest incarnation of a topic is exported. A
+    second run continues where the first one ended or was killed.
 
-    A topic that cannot be exported is a fault of the report, and does not keep the others from it.
+    A topic that cannot be exported is a fault of the report, and the other topics are exported nevertheless.
+    If nothing of any topic was exported, the first error is raised instead.
 
     Raises:
-        ConfigError: The target cannot be used this way, or holds something else.
+        ConfigError: The target cannot be used this way, or holds other data.
         ObjectNotFound: The archive has no such topic.
-        TieringError: The archive lacks what was to be exported, or cannot be read. As a `ConfigError` of
-            one topic it is raised only where nothing of any topic was exported.
+        TieringError: The archive lacks records to export, or cannot be read.
     """
     if not topics:
         raise ConfigError("topics: name at least one topic to export")
@@ -91,10 +87,10 @@ def export(
 
 def export_each(names: Sequence[str], export_one: Callable[[str], TopicOutcome]) -> list[TopicOutcome]:
     """
-    Return what came of topics, in turn, until all are exported or nothing goes on: see `AWAY_AFTER`.
+    Export topics one after another, and return their outcomes. Stops early as `AWAY_AFTER` says.
 
     Raises:
-        TieringError: What stopped the first one, where nothing was exported of any.
+        TieringError: The error of the first topic, if nothing of any topic was exported.
     """
     outcomes: list[TopicOutcome] = []
     in_a_row = 0
@@ -110,7 +106,7 @@ def export_each(names: Sequence[str], export_one: Callable[[str], TopicOutcome])
 
 
 def report_of(outcomes: Sequence[TopicOutcome], *, left: Sequence[str] = ()) -> Report:
-    """Return what there is to say of an export; the topics that are *left* were not looked at."""
+    """Return the report of an export. The topics in *left* were not tried, which is a fault."""
     written = [one for outcome in outcomes for one in outcome.written]
     figures: dict[str, Value] = {
         "topics": len(outcomes),

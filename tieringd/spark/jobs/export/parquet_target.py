@@ -1,52 +1,48 @@
 """
-Export to a directory of Parquet files, which any reader may read at any time without knowing of us.
+Export to a directory of Parquet files, which any reader may read at any time.
 
     {target}/topic={topic}/date={YYYY-MM-DD}/[hour={HH}/]part-{partition}-{from}-{next}-{topic id}.parquet
     {target}/_tieringd/{topic}.json
 
-Stores have no rename, so what a run writes can be seen at once. It is still never seen twice: a round's
-portions are pinned in the state before the first of their files is written, a file's name follows from its
-portion and the directory, and a portion has one file there. A run that finds pinned portions writes them
-again, over what may be there, before anything new is planned. Then the state moves on by compare-and-swap.
-Runs side by side write the same files, and one of them commits.
+Stores have no rename, so a run's files are visible at once. Still no record is visible twice. A round's
+portions are stored in the state before the first of their files is written. A portion has one file in each
+directory, with a name that follows from the portion. A run that finds such portions in the state writes their
+missing files before it plans new portions. Then a compare-and-swap advances the state. Concurrent runs write
+the same files, and one of them commits.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
+from tieringd.config import Config
 from tieringd.errors import ConfigError, CorruptDataError
 from tieringd.model.partition import TopicIdPartition
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.decoder import arrow_schema
 from tieringd.spark.jobs.export.places import utc
 from tieringd.spark.jobs.export.plan import Portion
-from tieringd.spark.jobs.export.state import parse_state
+from tieringd.spark.jobs.export.state import ExportState, parse_state
 from tieringd.spark.jobs.export.target_store import OWN_PREFIX, TargetStore, target_config
-from tieringd.spark.jobs.export.topic_target import Standing, StoredFile
+from tieringd.spark.jobs.export.topic_target import SinkOpener, Standing, StoredFile, Written
 from tieringd.spark.jobs.export.work import COLUMNS
 from tieringd.storage.opening import begin_file_root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
     import pyarrow as pa
     import pyarrow.parquet as pq
-
-    from tieringd.config import Config
-    from tieringd.spark.jobs.export.state import ExportState
-    from tieringd.spark.jobs.export.topic_target import SinkOpener, Written
 
 ParquetPartitioning: TypeAlias = Literal["none", "day", "hour"]
 
 STATE_VERSION: Final = 1
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
-"""What readers of such directories take for null."""
+"""The directory value that readers treat as null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ class ParquetTarget:
     """
     A directory for Parquet files: `file:///dir`, `s3://bucket/prefix`, `gs://...` or `azure://container/...`.
 
-    *config* says how to reach it, where the archive's own configuration does not.
+    *config* says how to reach the directory; None uses the archive's own configuration.
     """
 
     url: str
@@ -64,10 +60,11 @@ class ParquetTarget:
     @contextmanager
     def opened(self, archive: Config) -> Iterator[Callable[[str], ParquetTopic]]:
         """
-        Give what returns the place of a topic.
+        Yield a function from a topic's name to its directory.
 
         Raises:
-            ConfigError: The target cannot be reached this way, or does not honour conditional writes.
+            ConfigError: `partition_by` is invalid, the target cannot be reached with the configuration, or it
+                does not honour conditional writes.
         """
         if self.partition_by not in get_args(ParquetPartitioning):
             raise ConfigError(
@@ -81,13 +78,13 @@ class ParquetTarget:
 
 
 def open_store(config: Config) -> TargetStore:
-    """Return the store of *config*, open for as long as this process lives."""
+    """Return the store of *config*, which stays open until the process ends."""
     bucket = bucket_of(config)
     return TargetStore(bucket.store, bucket.run)
 
 
 class ParquetTopic:
-    """The directory of one topic, as the driver sees it. See `TopicTarget`."""
+    """The directory of one topic, on the driver. See `TopicTarget`."""
 
     hides_uncommitted = False
 
@@ -106,7 +103,8 @@ class ParquetTopic:
         See `TopicTarget.standing`.
 
         Raises:
-            ConfigError: There are files without a state, or they are in other directories than asked for.
+            ConfigError: There are files without a state, or files with another partitioning than
+                `partition_by`.
             CorruptDataError: The state cannot be read.
         """
         found = self._store.read(self._state_key)
@@ -151,7 +149,7 @@ class ParquetTopic:
 
 
 class ParquetSink:
-    """Where the records of one portion go, on an executor. See `Sink`."""
+    """Stores the files of one portion, on an executor. See `Sink`."""
 
     def __init__(
         self,
@@ -172,7 +170,7 @@ class ParquetSink:
         self.clipped_times = 0
 
     def place_of(self, hour: int | None) -> str:
-        """Return the directory of an hour, with a slash at its end."""
+        """Return the directory of an hour, with a slash at its end; None is records without an hour."""
         time = None if hour is None else utc(hour)
         parts = [self._directory]
         if self._partition_by != "none":
@@ -182,11 +180,11 @@ class ParquetSink:
         return "/".join([*parts, ""])
 
     def arranged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch: files have the columns of Spark's Kafka source."""
+        """Return the batch unchanged: files have the columns of Spark's Kafka source, without the topic."""
         return batch
 
     def store(self, place: str, path: Path, metadata: pq.FileMetaData) -> StoredFile:
-        """Put a file into its directory."""
+        """Store a file in its directory, unless the file exists there already."""
         key = place + self._name
         return StoredFile(key, metadata.num_rows, self._opened().store_file(key, path))
 
@@ -204,7 +202,7 @@ def _encode(state: ExportState, pending: tuple[Portion, ...], partition_by: Parq
 
 
 def _decode(data: bytes, version: str, *, source: str) -> tuple[Standing, Any]:
-    """Return where the export stands, and how its files are partitioned."""
+    """Return the stored standing of the export, and the partitioning of its files."""
     try:
         document = json.loads(data)
         if document["version"] != STATE_VERSION:

@@ -1,12 +1,13 @@
 """
-Which file a record belongs to: a function of the hour of its timestamp, in UTC.
+The place, such as a directory, of each record: a function of the UTC hour of its timestamp.
 
 Hours are counted from the epoch. A record without a timestamp has -1 ms, as everywhere in Kafka, and belongs
-to the last hour of 1969. One whose timestamp no microseconds can hold has none here, and no hour.
+to the last hour of 1969. A timestamp beyond the range of microseconds is null here, and has no hour.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -14,17 +15,15 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
-
     from numpy.typing import NDArray
 
 HOUR_US: Final = 3_600_000_000
 FIRST_US: Final = -62_135_596_800_000_000
-"""The first microsecond of year 1, and ..."""
+"""The first microsecond of year 1."""
 LAST_US: Final = 253_402_300_799_999_999
-"""... the last one of year 9999: what calendars, and those who read tables, can name."""
+"""The last microsecond of year 9999. Calendars and readers of tables accept nothing beyond these two."""
 NO_HOUR: Final = -(2**63)
-"""Of a record without a time."""
+"""The hour of a record whose timestamp is null."""
 
 Place = TypeVar("Place", bound="Hashable")
 
@@ -33,9 +32,9 @@ def split_by_place(
     batch: pa.RecordBatch, place_of: Callable[[int | None], Place]
 ) -> Iterator[tuple[Place, pa.RecordBatch]]:
     """
-    Yield the rows of *batch*, which has a column `timestamp`, place by place; each in the order they had.
+    Yield the rows of *batch*, which has a column `timestamp`, place by place, in their order.
 
-    *place_of* gives the place of an hour, and of records without one.
+    *place_of* returns the place of an hour; its argument is None for records without an hour.
     """
     if not batch.num_rows:
         return
@@ -63,9 +62,9 @@ def split_by_place(
 
 def hours_of(timestamps: pa.Array) -> NDArray[np.int64]:
     """
-    Return the hours of a column of microseconds, NO_HOUR where there is none.
+    Return the hours of a column of microseconds; NO_HOUR for null.
 
-    Times that no calendar names count as the nearest one that it does.
+    Timestamps are clipped to the range from FIRST_US to LAST_US before.
     """
     micros: NDArray[np.int64] = timestamps.view(pa.int64()).fill_null(NO_HOUR).to_numpy()
     hours: NDArray[np.int64] = np.clip(micros, FIRST_US, LAST_US) // HOUR_US
@@ -78,5 +77,5 @@ def _hour(number: int) -> int | None:
 
 
 def utc(hour: int) -> datetime:
-    """Return when an hour begins."""
+    """Return the begin of an hour, which is counted from the epoch."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(hours=hour)

@@ -1,26 +1,22 @@
 """
-What a run exports: ranges of offsets, cut into portions that one task writes each.
+Divide the offsets that a run exports into portions. One task writes each portion.
 
-Pure. A portion is named by its offsets alone, so it stays what it is when segments are merged, split or
-compacted between a run that was killed and the one that goes on.
+This is pure. Only offsets identify a portion. So a portion stays the same if segments are merged or compacted
+between a run that was killed and the run that continues.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.errors import TieringError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment
 
 ALLOW_GAPS: Final = "Allow gaps (`--allow-gaps`) to export the rest"
 
@@ -32,19 +28,19 @@ class Portion:
     partition: TopicIdPartition
     from_offset: int
     next_offset: int
-    """Exclusive."""
+    """The end of the offsets, exclusive."""
     size_bytes: int
-    """About what is stored of them in the archive."""
+    """The estimated size of these offsets in the archive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Offsets that were to be exported, and that the archive does not have."""
+    """Offsets to export that the archive does not have."""
 
     partition: TopicIdPartition
     from_offset: int
     next_offset: int
-    """Exclusive."""
+    """The end of the offsets, exclusive."""
     reason: str
 
     def __str__(self) -> str:
@@ -60,9 +56,10 @@ def portions_of(
     portion_bytes: int,
 ) -> Iterator[Portion]:
     """
-    Yield portions of about *portion_bytes* that together are all offsets from *from_offset* to *next_offset*.
+    Yield portions of about *portion_bytes* that cover all offsets from *from_offset* to *next_offset*.
 
-    *segments* ascend. Small ones share a portion, large ones are cut into even spans of offsets.
+    *next_offset* is exclusive. *segments* are in ascending order. Small segments share a portion. Large
+    ones are cut into equal spans of offsets.
     """
     begin, held_bytes = from_offset, 0
     for segment in segments:
@@ -85,7 +82,7 @@ def portions_of(
 
 
 def without(lost: Lost, known: Iterable[Lost]) -> list[Lost]:
-    """Return what of *lost* is in none of *known*."""
+    """Return the parts of *lost* that are in none of *known*."""
     left, begin = [], lost.from_offset
     of_partition = (one for one in known if one.partition == lost.partition)
     for one in sorted(of_partition, key=attrgetter("from_offset")):
@@ -106,10 +103,15 @@ def losses(
     next_offset: int,
 ) -> list[Lost]:
     """
-    Return what the archive, which begins at *from_offset* or before it, lacks up to *next_offset*.
+    Return the offsets up to *next_offset*, exclusive, that the archive lacks.
 
-    *exported_to* is where the export stands. It begins where the archive does: what had expired before that
-    is not missed.
+    Args:
+        partition: The partition of the losses.
+        gaps: The archive's recorded gaps.
+        exported_to: The first offset that is not exported yet. A new export begins at the archive's start, so
+            offsets that had expired before are not lost.
+        from_offset: The first offset that the archive has and that is to be exported.
+        next_offset: The end of the offsets to export.
     """
     found = []
     if exported_to < from_offset:
@@ -126,10 +128,10 @@ def require_reached(
     manifest: PartitionManifest | None, partition: TopicIdPartition, next_offset: int
 ) -> PartitionManifest:
     """
-    Return the manifest of an archive that still has an end at *next_offset*, or after it.
+    Return *manifest* if its archive still reaches *next_offset*.
 
     Raises:
-        TieringError: It ends earlier, or is gone.
+        TieringError: The archive ends earlier, or *manifest* is None.
     """
     if manifest is None or manifest.next_offset < next_offset:
         raise TieringError(

@@ -1,52 +1,51 @@
-"""The next round of a topic's export, from what the archive holds now."""
+"""Plan the next round of a topic's export, from the archive's current manifests."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tieringd.errors import ObjectNotFound, TieringError
-from tieringd.spark.jobs.export.plan import ALLOW_GAPS, losses, portions_of, require_reached
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment
+from tieringd.spark.jobs.export.plan import ALLOW_GAPS, Lost, Portion, losses, portions_of, require_reached
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
+    # An ordinary import would load prometheus_client and xxhash into processes that do not need them.
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.export.plan import Lost, Portion
     from tieringd.spark.jobs.export.state import ExportRules, ExportState
 
 T = TypeVar("T")
 
 LOOKS_MAX: Final = 5
-"""How often in a row a fresh manifest may name a spillover manifest that has gone."""
+"""Attempts with a newly loaded manifest, if the spillover manifests that it names are missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What is written and committed together, and what the archive lacks of it."""
+    """The portions that are written and committed together, and the offsets that the archive lacks."""
 
     portions: tuple[Portion, ...]
     lost: tuple[Lost, ...] = ()
     passed: Mapping[int, int] = field(default_factory=dict)
-    """For partitions that have lost all there was to export: where their export stands after that."""
+    """For partitions that lost everything there was to export: the offset at which their export continues."""
 
 
 def next_round(
     bucket: Bucket, state: ExportState, ends: Mapping[TopicIdPartition, int], rules: ExportRules
 ) -> Round:
     """
-    Return some of what is left of each partition up to its end, of about a round's size in all.
+    Return a round of about `rules.round_bytes` from the rest of all partitions, up to their *ends*.
 
     Raises:
-        TieringError: The archive is shorter than what was exported of it; or, where the rules ask for that,
-            it lacks something.
+        TieringError: The archive ends before the exported offsets, or it lacks offsets and the rules do not
+            allow that.
     """
     for partition, end in ends.items():
         if end < state.offsets[partition.partition]:
@@ -85,12 +84,12 @@ def _require_none(lost: Sequence[Lost], rules: ExportRules) -> None:
 
 def begun_round(bucket: Bucket, state: ExportState, portions: Sequence[Portion], rules: ExportRules) -> Round:
     """
-    Return the round that a run which did not end has begun with *portions*, which go on from *state*.
+    Return the round of *portions* that an earlier run began but did not commit; they continue *state*.
 
-    What the archive lacks of it was told by no run.
+    That run did not report the offsets that the archive lacks, so they are determined here.
 
     Raises:
-        TieringError: It lacks something, and the rules do not allow that.
+        TieringError: The archive lacks offsets, and the rules do not allow that.
     """
     by_partition: dict[TopicIdPartition, list[Portion]] = defaultdict(list)
     for one in portions:
@@ -118,7 +117,7 @@ def _round_of(
     rules: ExportRules,
     limit_bytes: int,
 ) -> Round:
-    """Return the next portions of one partition, until they are *limit_bytes*."""
+    """Return a round with the next portions of one partition, of about *limit_bytes*."""
 
     def cut(manifest: PartitionManifest | None) -> Round:
         return _cut(
@@ -134,7 +133,7 @@ def _round_of(
 
 
 def _look(bucket: Bucket, partition: TopicIdPartition, see: Callable[[PartitionManifest | None], T]) -> T:
-    """Return what *see* makes of a partition's manifest; of a fresh one where a part of it has gone."""
+    """Return *see* of a partition's manifest. Load it again if a spillover manifest is missing."""
     for look in range(1, LOOKS_MAX + 1):
         manifest = bucket.run(bucket.manifests.load(partition)).manifest
         try:
@@ -148,9 +147,9 @@ def _look(bucket: Bucket, partition: TopicIdPartition, see: Callable[[PartitionM
 def _gaps(
     bucket: Bucket, from_offset: int, next_offset: int, manifest: PartitionManifest | None
 ) -> list[Gap]:
-    """Return the gaps in all pieces of an archive that hold offsets from *from_offset* to *next_offset*."""
+    """Return the gaps in the manifest and spillover manifests that cover the given offsets."""
     if manifest is None:
-        # Reading the portions says so.
+        # Reading the portions will report the missing manifest.
         return []
     found: list[Gap] = []
     with closing(bucket.iterate(bucket.spillovers.pieces(manifest, from_offset=from_offset))) as pieces:

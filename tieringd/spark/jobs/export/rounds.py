@@ -1,80 +1,87 @@
 """
-The export of one topic, in rounds: plan, write, compare, commit, until the archive's end is reached.
+The export of one topic in rounds: plan, write, compare, commit, until the archive's end is reached.
 
-A round is committed as a whole, and a killed run loses the round that it was in. The end is fixed when the
-run begins, so that a topic that goes on growing does not keep it.
+A round is committed as a whole, and a killed run loses only its current round. The end is fixed when the run
+begins, so that the run ends even if the topic keeps growing.
 
-The state pins the replacements that the archive had before a round was read. They are compared with those
-that it has when all is written. Where an unclean election came in between, a round of which nothing is seen
-yet is done anew. A round whose files are seen already is committed, and the offsets are noted in the state
-and named in the report.
+The state records the archive's replacements (`Replacement`) before a round is read. After the round was
+written they are compared with the current ones. If an unclean election happened in between, a round that is
+not visible yet is repeated. A round whose files are visible already is committed, and the replaced offsets
+are noted in the state and in the report.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from tieringd.archive.catalog import ArchivedTopic
 from tieringd.clock import wall_clock_ms
 from tieringd.errors import TieringError
-from tieringd.spark.jobs.export.plan import require_reached, without
-from tieringd.spark.jobs.export.round_planning import begun_round, next_round
-from tieringd.spark.jobs.export.state import continued, holding_every_partition, pinned, replaced_since
-from tieringd.spark.jobs.export.work import Work
+from tieringd.model.manifest import PartitionManifest
+from tieringd.spark.jobs.export.plan import Lost, Portion, require_reached, without
+from tieringd.spark.jobs.export.round_planning import Round, begun_round, next_round
+from tieringd.spark.jobs.export.state import (
+    ExportRules,
+    ExportState,
+    ReplacedOffsets,
+    continued,
+    holding_every_partition,
+    pinned,
+    replaced_since,
+)
+from tieringd.spark.jobs.export.topic_target import TopicTarget, Written
+from tieringd.spark.jobs.export.work import Runner, Work
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-    from tieringd.archive.catalog import ArchivedTopic
-    from tieringd.model.manifest import PartitionManifest
+    # An ordinary import would load prometheus_client into processes that do not need it.
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.export.plan import Lost, Portion
-    from tieringd.spark.jobs.export.round_planning import Round
-    from tieringd.spark.jobs.export.state import ExportRules, ExportState, ReplacedOffsets
-    from tieringd.spark.jobs.export.topic_target import TopicTarget, Written
-    from tieringd.spark.jobs.export.work import Runner
 
 LOST_ROUNDS_MAX: Final = 10
-"""So often another run may be faster, or a leader be deposed while a round is read."""
+"""Rounds that a run may lose, because another run is faster or a leader is deposed meanwhile."""
 LOADS_AT_ONCE: Final = 16
-"""Manifests that are read again before a commit."""
+"""Manifests that are loaded at once, when they are read again before a commit."""
 
 
 @dataclass
 class TopicOutcome:
-    """What a run has done for one topic."""
+    """The outcome of a run for one topic."""
 
     topic: str
     place: str = ""
-    """Empty where the archive could not be looked at."""
+    """The place of the export, for people; empty if the archive could not be read."""
     begun_at: dict[int, int] = field(default_factory=dict)
-    """Where each partition's export stood, where it had begun."""
+    """By partition, the first offset that was not exported before the run; only of begun exports."""
     reached: dict[int, int] = field(default_factory=dict)
     written: list[Written] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
     replaced: list[ReplacedOffsets] = field(default_factory=list)
-    """Where the target may have a deposed leader's records, whichever run has found that."""
+    """
+    Offsets of which the target may have a deposed leader's records, found by this run or an earlier one.
+    """
     commits: int = 0
     faults: list[str] = field(default_factory=list)
     error: TieringError | None = None
-    """What kept the run from the archive's end; what was committed before that counts."""
+    """The error that stopped the run before the archive's end. Earlier commits are valid."""
 
     def miss(self, lost: Iterable[Lost]) -> None:
         """
-        Note what the archive lacked of a round that counts; each offset once.
+        Note the offsets that the archive lacked in a committed round, each offset once.
 
-        A round of nothing is planned again each time, and a gap may expire while its round is written.
+        The same loss may come several times: a round without portions is planned again each time, and a gap
+        may expire while its round is written.
         """
         for one in lost:
             self.lost += without(one, self.lost)
 
     def see(self, state: ExportState, noted_before: int, archived: Collection[int]) -> None:
         """
-        Take in where the export stands; of what it notes as replaced, *noted_before* were told before.
+        Note the state of the export. The first *noted_before* of its replaced offsets are known already.
 
-        A partition that was exported, and that is not among those *archived*, is a fault.
+        An exported partition that is not in *archived* is a fault.
         """
         self.reached.update(state.offsets)
         self.replaced = list(state.replaced)
@@ -89,14 +96,14 @@ class TopicOutcome:
                 self.faults.append(fault)
 
     def count(self, round_: Round, written: Sequence[Written]) -> None:
-        """Take in a round that was committed."""
+        """Note a round that was committed."""
         self.commits += 1
         self.written += written
         self.miss(round_.lost)
         self.miss(lost for one in written for lost in one.lost)
 
     def name(self, replaced: Iterable[ReplacedOffsets]) -> None:
-        """Tell of offsets that were replaced after they had been read; each of them once."""
+        """Add a fault for each range of offsets that was replaced after it was read, each once."""
         for one in replaced:
             fault = (
                 f"{self.topic}-{one.partition} {one} were replaced by another leader's records after they "
@@ -116,11 +123,11 @@ def export_topic(
     clock: Callable[[], int] = wall_clock_ms,
 ) -> TopicOutcome:
     """
-    Export what of a topic is in the archive and not yet in *target*; an error is part of the outcome.
+    Export the records of a topic that are in the archive and not yet in *target*.
 
-    It is a `ConfigError` where the target holds something else, a `RetryableError` where a store is away or
-    Spark gave up, and any other where the archive lacks what was to be exported or cannot be read, and where
-    others kept exporting the same.
+    An error is part of the outcome, and is not raised. It is a `ConfigError` if the target holds other data,
+    and a `RetryableError` if a store does not answer or Spark gave up. It is another `TieringError` if the
+    archive lacks records to export or cannot be read, or if other runs kept exporting the same topic.
     """
     outcome = TopicOutcome(archived.topic.key.topic, target.place)
     try:
@@ -141,7 +148,7 @@ def _export_rounds(
     clock: Callable[[], int],
 ) -> None:
     """
-    Export a topic, and note in *outcome* what is done as soon as it counts.
+    Export a topic, and note each round in *outcome* as soon as it is committed.
 
     Raises:
         TieringError: See `export_topic`.
@@ -159,7 +166,7 @@ def _export_rounds(
         if is_first:
             outcome.begun_at.update(found.offsets)
             is_first = False
-        # What was begun of an earlier incarnation of the topic is left as it is.
+        # Pending portions of an earlier incarnation of the topic are left as they are.
         is_begun = standing.state is not None and standing.state.topic == key
         pending = standing.pending if is_begun else ()
         state = _looked_over(found, archived.topic.partition_count, known, pending, is_begun=is_begun)
@@ -210,7 +217,7 @@ def _looked_over(
     *,
     is_begun: bool,
 ) -> ExportState:
-    """Return the state with every partition, and with what was replaced since it was pinned."""
+    """Return the state with an offset for every partition, and with offsets that were replaced since."""
     if is_begun:
         starts = {one.partition.partition: one.from_offset for one in reversed(pending)}
     else:
@@ -221,10 +228,10 @@ def _looked_over(
 
 def _read_again(bucket: Bucket, portions: Sequence[Portion]) -> list[PartitionManifest]:
     """
-    Return the manifests of the partitions of *portions*, as they are now.
+    Return the current manifests of the partitions of *portions*.
 
     Raises:
-        TieringError: The archive of one ends before its portions do, or is gone.
+        TieringError: The archive of a partition ends before its portions, or is gone.
     """
     ends = {one.partition: one.next_offset for one in portions}
     loaded = bucket.run(at_once(list(ends), bucket.manifests.load, count=LOADS_AT_ONCE))

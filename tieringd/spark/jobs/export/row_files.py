@@ -1,24 +1,22 @@
 """
-Rows into local Parquet files, one for each place that they belong to; then each file to where it is kept.
+Write rows to local Parquet files, one for each place that they belong to, and store each file.
 
-However many places there are, a portion gives one file for each, so that its files have names that follow
-from the portion and the place. Memory is bounded: rows wait for a row group to be full, the fullest file
-gives way when all together are too many, and what goes to more places than files may be open waits on disk.
+A portion gives exactly one file for each place, so that the portion and the place determine the file's name.
+Memory is bounded. Rows are held until a row group is full. When all held rows are too many, the file with the
+most writes them out. If there are more places than files may be open, rows of the other places wait on disk.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from pathlib import Path
+from typing import Final, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tieringd.spark.jobs.export.places import split_by_place
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
-    from pathlib import Path
 
 ROW_GROUP_ROWS: Final = 1 << 20
 ROW_GROUP_BYTES: Final = 128 << 20
@@ -32,7 +30,7 @@ Stored_co = TypeVar("Stored_co", covariant=True)
 
 
 class Sink(Protocol[Place, Stored_co]):
-    """Where rows go: which file of a portion each belongs to, what they look like there, and who keeps it."""
+    """Decides the file of each row of a portion and the form of the rows, and stores complete files."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -40,21 +38,21 @@ class Sink(Protocol[Place, Stored_co]):
 
     @property
     def clipped_times(self) -> int:
-        """Return how many timestamps `arranged` had to change, since no calendar names them."""
+        """Return how many timestamps `arranged` clipped to the years 1 to 9999."""
 
     def place_of(self, hour: int | None) -> Place:
-        """Return where records of an hour belong, counted from the epoch, and those without one."""
+        """Return the place of an hour, counted from the epoch; None is for records without an hour."""
 
     def arranged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch of records as rows of `schema`."""
 
     def store(self, place: Place, path: Path, metadata: pq.FileMetaData) -> Stored_co:
-        """Keep the file at *path*, which is complete, and return what is to be known of it."""
+        """Store the complete file at *path*, and return its description."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of a task's rows may be in memory, and in how many files at once."""
+    """Limits for the rows that a task holds in memory, and for its open files."""
 
     row_group_rows: int = ROW_GROUP_ROWS
     row_group_bytes: int = ROW_GROUP_BYTES
@@ -63,7 +61,7 @@ class Limits:
 
 
 class _RowFile:
-    """A Parquet file in the making."""
+    """A Parquet file that is being written."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path = path
@@ -77,7 +75,7 @@ class _RowFile:
         )
 
     def write(self, batch: pa.RecordBatch, limits: Limits) -> int:
-        """Take rows; return by how many bytes that changes what is held."""
+        """Add rows; return the change of `held_bytes`."""
         before = self.held_bytes
         self._batches.append(batch)
         self._rows += batch.num_rows
@@ -87,14 +85,14 @@ class _RowFile:
         return self.held_bytes - before
 
     def flush(self) -> None:
-        """Write what is held as a row group."""
+        """Write the held rows as a row group."""
         if self._batches:
             table = pa.Table.from_batches(self._batches, self._schema)
             self._writer.write_table(table, row_group_size=table.num_rows)
         self._batches, self._rows, self.held_bytes = [], 0, 0
 
     def close(self) -> pq.FileMetaData:
-        """Finish the file."""
+        """Finish the file, and return its metadata."""
         self.flush()
         self._writer.close()
         return self._metadata[0]
@@ -102,7 +100,7 @@ class _RowFile:
 
 @dataclass
 class _Overflow(Generic[Place]):
-    """Rows of places that have no file yet, on disk; each batch is of one place."""
+    """A file on disk with rows of places that have no Parquet file yet. Each batch is of one place."""
 
     path: Path
     schema: pa.Schema
@@ -111,7 +109,7 @@ class _Overflow(Generic[Place]):
     _batches: int = 0
 
     def write(self, place: Place, batch: pa.RecordBatch) -> None:
-        """Take rows of *place*."""
+        """Add rows of *place*."""
         if self._writer is None:
             self._writer = pa.ipc.new_file(str(self.path), self.schema)
         self._writer.write_batch(batch)
@@ -119,7 +117,7 @@ class _Overflow(Generic[Place]):
         self._batches += 1
 
     def rows(self) -> Iterator[tuple[Place, Iterator[pa.RecordBatch]]]:
-        """Yield each place with its rows, in the order in which they came."""
+        """Yield each place with its rows, in their order."""
         if self._writer is None:
             return
         self._writer.close()
@@ -130,10 +128,10 @@ class _Overflow(Generic[Place]):
 
 class RowFiles(Generic[Place, Stored]):
     """
-    The files of one portion, made in *directory*, which the caller removes.
+    The files of one portion. They are made in *directory*, which the caller removes.
 
-    `write` the records in their order, then `finish`. A crash in between leaves nothing in the sink but
-    whole files.
+    Call `write` with the records in order, then `finish`. A crash in between leaves only complete files in
+    the sink.
     """
 
     def __init__(self, sink: Sink[Place, Stored], directory: Path, limits: Limits | None = None) -> None:
@@ -146,12 +144,12 @@ class RowFiles(Generic[Place, Stored]):
         self._files = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take a batch of records."""
+        """Add a batch of records."""
         for place, rows in split_by_place(batch, self._sink.place_of):
             self._write(place, self._sink.arranged(rows))
 
     def finish(self) -> list[Stored]:
-        """Complete every file and hand it to the sink; return what the sink says of each."""
+        """Complete every file and store it in the sink; return the sink's description of each."""
         stored = [self._store(place, file) for place, file in self._open.items()]
         for place, batches in self._overflow.rows():
             file = self._new_file()

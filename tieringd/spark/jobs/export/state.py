@@ -1,32 +1,28 @@
 """
-How far an export is: the offsets that it has reached, stored in the target with the data or right after it.
+The state of an export: the offsets that it has reached, stored in the target with the data or right after it.
 
-The state belongs to one topic in one target, and to one incarnation of the topic.
+A state belongs to one topic in one target, and to one incarnation of the topic.
 
-`ExportRules` say how to export, whatever the target.
+`ExportRules` are the options of an export that are independent of the target.
 
-`replaced_since` tells which offsets of a target are of a leader that was deposed since. It is pure. An
-unclean election cuts an archive back, and the manifest keeps a `Replacement` of that for good. A state pins
-those that it knows. An unknown one, below the offsets that the state has reached, took the place of records
-that were read before. Replacements are compared as a whole: no clock has a say.
+`replaced_since` finds the offsets of a target that have records of a leader that was deposed since. It is
+pure. An unclean election cuts an archive back, and the manifest keeps a `Replacement` for it permanently.
+The state records the replacements that it knows. An unknown replacement below the state's offsets replaced
+records that were read before. Replacements are compared with all their fields, independent of any clock.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 from tieringd.errors import ConfigError, CorruptDataError
 from tieringd.formats.object_keys import TopicKey
+from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Replacement
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.spark.jobs.export.plan import Portion
-
+from tieringd.spark.jobs.export.plan import Portion
 
 Isolation: TypeAlias = Literal["read_committed", "read_uncommitted"]
 OnRecreated: TypeAlias = Literal["error", "append"]
@@ -45,9 +41,9 @@ class ReplacedOffsets:
     partition: int
     from_offset: int
     next_offset: int
-    """Exclusive."""
+    """The end of the offsets, exclusive."""
     leader_epoch: int
-    """Of the leader whose records the archive has there."""
+    """The epoch of the leader whose records the archive has there."""
 
     def __str__(self) -> str:
         return f"offsets {self.from_offset} to {self.next_offset - 1}"
@@ -55,23 +51,25 @@ class ReplacedOffsets:
 
 @dataclass(frozen=True, slots=True)
 class ExportState:
-    """What of a topic is in a target."""
+    """The state of one topic's export to a target."""
 
     topic: TopicKey
     isolation: Isolation
     offsets: Mapping[int, int] = field(default_factory=dict)
-    """For each partition of the topic the first offset that is not exported; 0 where nothing ever was."""
+    """For each partition of the topic the first offset that is not exported; 0 if nothing ever was."""
     run_id: str = ""
-    """Of the run that committed this last."""
+    """The run that made the last commit."""
     committed_at_ms: int = 0
     replacements: Mapping[int, tuple[Replacement, ...]] | None = field(default_factory=dict)
-    """For each partition those that its manifest had before the exported records were read; None where an
-    earlier release wrote the state, which did not note them."""
+    """
+    For each partition the replacements that its manifest had before the exported records were read. None in a
+    state of an earlier release, which did not record them.
+    """
     replaced: tuple[ReplacedOffsets, ...] = ()
-    """What was replaced after it was read: noted for good."""
+    """Offsets that were replaced after they were read. They are kept permanently."""
 
     def reached(self, portions: Iterable[Portion]) -> dict[int, int]:
-        """Return `offsets` as they are once *portions*, which go on from it, are in the target."""
+        """Return `offsets` after *portions*, which continue this state, are in the target."""
         reached = {one.partition.partition: one.next_offset for one in portions}
         return {
             number: max(self.offsets.get(number, 0), reached.get(number, 0))
@@ -79,11 +77,11 @@ class ExportState:
         }
 
     def advanced(self, portions: Iterable[Portion], *, run_id: str, now_ms: int) -> ExportState:
-        """Return the state once *portions*, which go on from it, are in the target."""
+        """Return the state after *portions*, which continue this state, are in the target."""
         return replace(self, offsets=self.reached(portions), run_id=run_id, committed_at_ms=now_ms)
 
     def as_json(self) -> str:
-        """Return it as one line of JSON."""
+        """Return the state as one line of JSON."""
         document = {
             "cluster": self.topic.cluster,
             "topic": self.topic.topic,
@@ -103,10 +101,10 @@ class ExportState:
 
 def parse_state(text: str, *, source: str) -> ExportState:
     """
-    Return the state that *text* holds.
+    Parse a state from JSON. *source* is where *text* was found, for the error.
 
     Raises:
-        CorruptDataError: It is not the state of an export; *source* says where it was found.
+        CorruptDataError: *text* is not the state of an export.
     """
     try:
         found = json.loads(text)
@@ -132,10 +130,11 @@ def continued(
     found: ExportState | None, topic: TopicKey, *, isolation: Isolation, recreated: OnRecreated, place: str
 ) -> ExportState:
     """
-    Return the state to go on from, given what is in the target at *place*.
+    Return the state that an export continues, given the state *found* in the target at *place*.
 
     Raises:
-        ConfigError: The target was begun otherwise, or with another incarnation of the topic.
+        ConfigError: The target was begun with another topic or isolation, or with another incarnation of the
+            topic and *recreated* is `error`.
     """
     begun = ExportState(topic, isolation)
     if found is None:
@@ -166,21 +165,21 @@ def continued(
 @dataclass(frozen=True, slots=True)
 class ExportRules:
     """
-    The options of an export.
+    The options of an export that are independent of the target.
 
     Raises:
-        ConfigError: One of them is not possible.
+        ConfigError: An option has an invalid value.
     """
 
     isolation: Isolation = "read_committed"
     fails_on_gap: bool = True
-    """Whether to stop, before anything is written, where the archive lacks what was to be exported."""
+    """Whether to stop, before a round is written, if the archive lacks offsets to export."""
     recreated: OnRecreated = "error"
-    """What to do where the target holds an earlier incarnation of the topic."""
+    """What to do if the target holds an earlier incarnation of the topic."""
     portion_bytes: int = PORTION_BYTES
-    """About how much of the archive goes into one file; what is by hour or day gets smaller ones."""
+    """Bytes of the archive for one file, about. Files that are partitioned by hour or day are smaller."""
     round_bytes: int = ROUND_BYTES
-    """About how much of the archive goes into one commit."""
+    """Bytes of the archive for one commit, about."""
 
     def __post_init__(self) -> None:
         for name in ("portion_bytes", "round_bytes"):
@@ -197,10 +196,10 @@ def replaced_since(
     state: ExportState, manifests: Iterable[PartitionManifest], reached: Mapping[int, int]
 ) -> tuple[ReplacedOffsets, ...]:
     """
-    Return which offsets below *reached* were replaced after *state* was pinned.
+    Return the offsets below *reached* that were replaced after *state* recorded its replacements.
 
     Args:
-        state: What is in the target, with the replacements that were known before its records were read.
+        state: The target's state, with the replacements that were known before its records were read.
         manifests: The partitions' manifests, read after the records.
         reached: For each partition the first offset that was not read.
     """
@@ -217,9 +216,9 @@ def pinned(
     state: ExportState, manifests: Iterable[PartitionManifest], replaced: Iterable[ReplacedOffsets] = ()
 ) -> ExportState:
     """
-    Return *state* with the replacements that *manifests* have added to it, and *replaced* noted for good.
+    Return *state* with the replacements of *manifests* and the offsets in *replaced* added.
 
-    Those that it has stay: another run may have pinned them from newer manifests.
+    Replacements in *state* stay, as another run may have recorded them from newer manifests.
     """
     pins = dict(state.replacements or {})
     for manifest in manifests:
@@ -237,8 +236,8 @@ def holding_every_partition(
     """
     Return *state* with an offset for each partition of the topic.
 
-    One that has none begins where *starts* says, and at 0 where that says nothing: no record of it was
-    archived yet. What expires of it before it is exported is missed.
+    A partition without one begins at its offset in *starts*. A partition that is not in *starts* has no
+    archived record yet, and begins at 0, so that records that expire before their export count as lost.
     """
     numbers = sorted({*range(partition_count), *state.offsets, *starts})
     offsets = {number: state.offsets.get(number, starts.get(number, 0)) for number in numbers}
@@ -247,6 +246,7 @@ def holding_every_partition(
 
 def _known(state: ExportState, manifest: PartitionManifest) -> tuple[Replacement, ...]:
     if state.replacements is None:
-        # A state of an earlier release pins nothing, and only its time tells what came before it.
+        # A state of an earlier release recorded no replacements. Only its time separates older from newer
+        # ones.
         return tuple(one for one in manifest.replacements if one.replaced_at_ms <= state.committed_at_ms)
     return state.replacements.get(manifest.partition.partition, ())

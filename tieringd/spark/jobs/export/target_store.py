@@ -1,8 +1,9 @@
-"""The object store that Parquet files are exported to, for code that does not await."""
+"""The object store that Parquet files are exported to, for synchronous code."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -10,16 +11,14 @@ from urllib.parse import urlsplit
 from crc32c import crc32c
 
 from tieringd.errors import ConfigError, ObjectNotFound, PreconditionFailed, StorageUnavailable
-from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
+from tieringd.storage.base import Body, FileSlice, IfAbsent, IfVersion, ObjectInfo, ObjectStore
 from tieringd.storage.checked_puts import create
 from tieringd.storage.file_tree import crc32c_of_file
 from tieringd.storage.opening import StoreCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
-
+    # An ordinary import would load pydantic and xxhash into processes that do not need them.
     from tieringd.config import Config
-    from tieringd.storage.base import Body, ObjectInfo, ObjectStore
 
 T = TypeVar("T")
 
@@ -28,10 +27,11 @@ _SCHEMES: Final = {"s3": "aws", "s3a": "aws", "gs": "google", "azure": "azure"}
 
 def target_config(url: str, config: Config) -> Config:
     """
-    Return how to reach *url*, with the credentials and the endpoint that *config* has for its own bucket.
+    Return a configuration for the store at *url*, with the credentials and the endpoint of *config*.
 
     Raises:
-        ConfigError: It is no URL of a store, or of another kind of store than the one of *config*.
+        ConfigError: *url* is not the URL of a store, has credentials in it, or is of another kind of store
+            than that of *config*.
     """
     parts = urlsplit(url)
     if "@" in parts.netloc:
@@ -40,7 +40,7 @@ def target_config(url: str, config: Config) -> Config:
             hint="Put them into a configuration file of the target (`--target-config`)",
         )
     if parts.query or parts.fragment:
-        # It may be a token of access, and is not told.
+        # The message does not repeat the URL, which may have an access token in it.
         raise ConfigError(
             "target: a URL with ? or # in it is no place for files",
             hint="Credentials belong in a configuration file of the target (`--target-config`)",
@@ -72,18 +72,18 @@ def target_config(url: str, config: Config) -> Config:
 
 
 OWN_PREFIX: Final = "_tieringd/"
-"""Of what is not for readers: they pass over names that begin so."""
+"""The prefix of our own objects. Readers ignore names that begin with an underscore."""
 
 
 class Runs(Protocol):
-    """Whoever does requests on the event loop that a store belongs to: `Bucket.run`."""
+    """A function that runs requests on the event loop of a store, such as `Bucket.run`."""
 
     def __call__(self, work: Coroutine[object, object, T], /) -> T:
-        """Return what *work* returns."""
+        """Run *work*, and return its result."""
 
 
 class TargetStore:
-    """What an export does with the store it writes to."""
+    """The operations of an export on the store that it writes to."""
 
     def __init__(self, store: ObjectStore, run: Runs) -> None:
         self._store = store
@@ -91,17 +91,17 @@ class TargetStore:
 
     def check(self, config: Config) -> None:
         """
-        Return when the store honours conditional writes.
+        Check that the store honours conditional writes.
 
         Raises:
-            ConfigError: It does not: two runs at once could not be kept apart.
+            ConfigError: It does not, so that concurrent runs could not be kept apart.
         """
         prefix = f"{config.cloud_storage_prefix}/{OWN_PREFIX}".strip("/")
         beside = config.model_copy(update={"cloud_storage_prefix": prefix})
         self._run(StoreCheck(beside, _Beside(self._store))())
 
     def read(self, key: str) -> tuple[bytes, str] | None:
-        """Return an object and its version; None where there is none."""
+        """Return an object's bytes and its version; None if the object does not exist."""
         try:
             data, info = self._run(self._store.get(key))
         except ObjectNotFound:
@@ -110,13 +110,17 @@ class TargetStore:
 
     def swap(self, key: str, data: bytes, version: str | None) -> str | None:
         """
-        Replace an object that still has *version*, or is absent where that is None; return the new version.
+        Replace an object if it still has *version*; with *version* None, create it if it does not exist.
 
-        None means that someone else was faster. *data* must not be what anyone else writes: it is how a
-        write whose answer was lost is known again.
+        *data* must be different from the data of any other writer. By its data, a write whose answer was lost
+        is recognised.
+
+        Returns:
+            The new version; None if another writer was faster.
 
         Raises:
-            StorageUnavailable: Nothing is known to have changed.
+            StorageUnavailable: The store does not answer, or refused the write although the object is
+                unchanged.
         """
         condition = IfAbsent() if version is None else IfVersion(version)
         try:
@@ -138,10 +142,10 @@ class TargetStore:
 
     def store_file(self, key: str, path: Path) -> int:
         """
-        Store a local file, unless there is an object with the key; return its size in bytes.
+        Store a local file, unless an object with the key exists; return the local file's size in bytes.
 
-        One that is there was made of the same offsets, earlier: the archive may have had records then that
-        have expired since. It may be committed by now, and is never replaced by a poorer one.
+        An existing object was made earlier from the same offsets, and may have records that have expired
+        since. It may be committed, and is never replaced by a file with fewer records.
         """
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -152,12 +156,16 @@ class TargetStore:
         return body.size_bytes
 
     def holds_any(self, prefix: str) -> bool:
-        """Say whether any object's key begins with *prefix*."""
+        """Return whether any object's key begins with *prefix*."""
         return bool(self._run(self._store.list_page(prefix, limit=1)).objects)
 
 
 class _Beside:
-    """A store whose keys are all beside the data: a trial that dies leaves something behind."""
+    """
+    A store that puts all keys under OWN_PREFIX, for the check of conditional writes.
+
+    A check that dies may leave objects behind, which must not be among the data.
+    """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -166,11 +174,11 @@ class _Beside:
         return getattr(self._store, name)
 
     async def put(self, key: str, body: Body, **options: Any) -> ObjectInfo:
-        """Store an object."""
+        """Store an object under OWN_PREFIX."""
         return await self._store.put(OWN_PREFIX + key, body, **options)
 
     async def delete_many(self, keys: Sequence[str]) -> None:
-        """Delete objects."""
+        """Delete objects under OWN_PREFIX."""
         await self._store.delete_many([OWN_PREFIX + key for key in keys])
 
 

@@ -1,73 +1,74 @@
 """
-What every target does for the export of one topic, and what its tasks bring back.
+The interface of every target for the export of one topic, and the results of its tasks.
 
-A run asks where the export stands, begins a round of portions, has them written, and commits the round.
-Whatever happens in between, and whoever else runs: a portion counts once.
+A run reads the export's standing, begins a round of portions, has them written, and commits the round. A
+portion counts exactly once, despite crashes and concurrent runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from tieringd.spark.jobs.export.plan import Lost, Portion
 
-    from tieringd.spark.jobs.export.plan import Lost, Portion
+if TYPE_CHECKING:
+    # An ordinary import would load pyarrow and xxhash into processes that do not need them.
     from tieringd.spark.jobs.export.row_files import Sink
     from tieringd.spark.jobs.export.state import ExportState
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file that a task has put into the target."""
+    """A file that a task has stored in the target."""
 
     location: str
     records: int
     size_bytes: int
     entry: Any = None
-    """What the target needs to know of it for the commit."""
+    """The target's own description of the file, for the commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a task has written of its portion."""
+    """The result of a task: the files of its portion."""
 
     portion: Portion
     files: tuple[StoredFile, ...]
     clipped_times: int = 0
-    """Timestamps that no calendar names, stored as the nearest one that it does."""
+    """Timestamps that were clipped to the years 1 to 9999."""
     lost: tuple[Lost, ...] = ()
-    """What the archive has let go since the portion was planned."""
+    """Offsets of the portion that the archive does not have."""
 
     @property
     def records(self) -> int:
-        """Return how many records it holds."""
+        """Return the number of records in the files."""
         return sum(file.records for file in self.files)
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of its files."""
+        """Return the total size of the files."""
         return sum(file.size_bytes for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where an export stands."""
+    """The stored progress of an export."""
 
     state: ExportState | None
-    """None where nothing was ever exported."""
+    """None if nothing was ever exported."""
     pending: tuple[Portion, ...] = ()
-    """What a run that did not end has begun, and what has to be done first."""
+    """Portions that an earlier run began and did not commit. They have to be written first."""
     version: Any = None
-    """What the target knows this state by."""
+    """The target's own version of this state, for the next change."""
 
 
 class SinkOpener(Protocol):
     """Opens a task's sink, on an executor."""
 
     def __call__(self, portion: Portion, /) -> Sink[Any, StoredFile]:
-        """Return where the records of *portion* go."""
+        """Return the sink for the records of *portion*."""
 
 
 class TopicTarget(Protocol):
@@ -75,29 +76,29 @@ class TopicTarget(Protocol):
 
     @property
     def hides_uncommitted(self) -> bool:
-        """Say whether nothing is seen of a round before its commit: it may be dropped and done anew."""
+        """Return whether a round is invisible before its commit, so that it may be dropped and repeated."""
 
     @property
     def place(self) -> str:
-        """Return where it is, for people."""
+        """Return the place as text for people."""
 
     def standing(self) -> Standing:
-        """Return where the export stands now."""
+        """Return the current standing of the export."""
 
     def begin(self, standing: Standing, state: ExportState, portions: tuple[Portion, ...]) -> Standing | None:
         """
-        Note that *portions* are about to be written, which go on from *state*; None where that changed.
+        Note that *portions*, which continue *state*, will be written; return the new standing.
 
-        Nothing of them is written before.
+        No file of *portions* is written before this. The result is None if another run changed the standing.
         """
 
     def opener(self) -> SinkOpener:
-        """Return what opens the sinks of the tasks; it is sent to executors."""
+        """Return the function that opens the sinks of the tasks. It is sent to executors."""
 
     def commit(self, begun: Standing, state: ExportState, written: Sequence[Written]) -> bool:
         """
-        Make *written* count, and *state* the state; False where another run was faster.
+        Commit *written* and *state*; return False if another run was faster.
 
         Raises:
-            RetryableError: Whether it took effect is not known; the next run finds out.
+            RetryableError: The commit may or may not have taken effect; the next run finds out.
         """

@@ -1,56 +1,53 @@
 """
-What one task does: it reads a portion from the archive, and writes its files into the target.
+The work of one task: read a portion from the archive, and write its files to the target.
 
-Records come from the reader of the Spark source. Merges and compaction under it are its business.
+Records come from the reader of the Spark source, which handles merges and compactions that happen meanwhile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from tieringd.errors import RetryableError, TieringError
-from tieringd.spark.jobs.export.plan import ALLOW_GAPS, Lost, require_reached
+from tieringd.spark.jobs.export.plan import ALLOW_GAPS, Lost, Portion, require_reached
 from tieringd.spark.jobs.export.row_files import RowFiles
-from tieringd.spark.jobs.export.topic_target import StoredFile, Written
-from tieringd.spark.jobs.progress import watched
+from tieringd.spark.jobs.export.state import Isolation
+from tieringd.spark.jobs.export.topic_target import SinkOpener, StoredFile, Written
+from tieringd.spark.jobs.progress import Progress, watched
 from tieringd.spark.jobs.spark_errors import SPARK_ERRORS
 from tieringd.spark.jobs.tasks import cause_of
+from tieringd.spark.source.data_loss import Loss
 from tieringd.spark.source.segment_spans import OffsetRange, find_spans
 from tieringd.spark.source.task_reader import ReadingRules, TaskReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    # An ordinary import would load prometheus_client into processes that do not need it.
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.export.plan import Portion
-    from tieringd.spark.jobs.export.state import Isolation
-    from tieringd.spark.jobs.export.topic_target import SinkOpener
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.source.data_loss import Loss
 
 COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp", "timestampType", "headers")
-"""Those of a record, without the topic's name."""
+"""The columns of a record, without the topic's name."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class Runner(Protocol):
-    """Whoever does a round's tasks, all of them or none."""
+    """A function that runs a round's tasks. It returns all results, or raises."""
 
     def __call__(self, work: Work, portions: Sequence[Portion], /) -> list[Written]:
-        """Return what *work* gives for each portion, in their order."""
+        """Run *work* for each portion, and return the results in order."""
 
 
 @dataclass(slots=True)
 class Losses:
-    """What the archive lacks of a portion. See `OnLoss`."""
+    """Collects the offsets of a portion that the archive lacks. See `OnLoss`."""
 
     portion: Portion
     fails_on_gap: bool
@@ -61,7 +58,7 @@ class Losses:
         Note a loss.
 
         Raises:
-            TieringError: The rules do not allow any.
+            TieringError: The rules do not allow losses.
         """
         lost = Lost(self.portion.partition, loss.base_offset, loss.last_offset + 1, loss.reason)
         if self.fails_on_gap:
@@ -71,7 +68,7 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A task for any portion of a topic; it is sent to executors."""
+    """The function of a topic's tasks, called with a portion. It is sent to executors."""
 
     archive: Callable[[], Bucket]
     open_sink: SinkOpener
@@ -80,10 +77,10 @@ class Work:
 
     def __call__(self, portion: Portion) -> Written:
         """
-        Write a portion.
+        Write a portion's files, and return them.
 
         Raises:
-            TieringError: It cannot be read, or not be written. What was written of it does no harm.
+            TieringError: The portion cannot be read or written. Files that were written do no harm.
         """
         sink = self.open_sink(portion)
         losses = Losses(portion, self.fails_on_gap)
@@ -99,8 +96,9 @@ class Work:
         Yield the records of a portion under `COLUMNS`, ascending by offset.
 
         Raises:
-            TieringError: The archive no longer reaches so far; or it lacks offsets, and may not.
-            CorruptDataError: Stored bytes are wrong; the error names the object and position.
+            TieringError: The archive no longer reaches the portion's end, or it lacks offsets and the rules
+                do not allow that.
+            CorruptDataError: Stored bytes are damaged; the error names the object and the position.
         """
         bucket, partition = self.archive(), portion.partition
         found = bucket.run(bucket.manifests.load(partition)).manifest
@@ -114,14 +112,18 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """An error of a task that another try of the task would meet again."""
+    """An error of a task that would occur again in another attempt."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Reported:
-    """Work that brings a final error back as a value: Spark would only try it again, and say it badly."""
+    """
+    Work that returns a permanent error as a value.
+
+    If it were raised, Spark would try the task again, and obscure the message.
+    """
 
     work: Work
 
@@ -135,7 +137,7 @@ class _Reported:
 
 
 def on_spark(spark: SparkSession, what: str, progress: Progress) -> Runner:
-    """Return what does tasks on Spark's executors, one for each portion, and tells *progress* of them."""
+    """Return a runner on Spark's executors, with one task for each portion, that reports to *progress*."""
 
     def run(work: Work, portions: Sequence[Portion]) -> list[Written]:
         try:
