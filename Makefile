@@ -8,8 +8,10 @@ WORKERS ?= 2
 BIN := .venv/bin
 # With it set, as in many images, each process that the tests start compiles all of tieringd anew.
 unexport PYTHONDONTWRITEBYTECODE
+# The order of sets is a part of a simulated history: with another seed of hashes it is another history.
+export PYTHONHASHSEED := 0
 
-.PHONY: help install install-dev kafka azurite promtool dashboards class-data demo components test durations quick affected sim hypothesis soak nightly coverage-map figures check format bench clean
+.PHONY: help install install-dev kafka azurite promtool dashboards class-data demo components test durations quick affected sim mutants hypothesis soak nightly coverage-map figures check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -73,7 +75,10 @@ affected: .venv/.installed-dev ## Run the tests that a change can touch, and say
 	$(BIN)/python -m tests.support.affected $(if $(BASE),--base $(BASE)) -- --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 sim: .venv/.installed-dev ## Run more simulated histories (SEEDS=2000)
-	TIERINGD_SEEDS=$(or $(SEEDS),2000) $(BIN)/pytest --timeout 7200 tests/simulation
+	TIERINGD_SEEDS=$(or $(SEEDS),2000) $(BIN)/pytest --timeout 7200 --numprocesses $(WORKERS) tests/simulation
+
+mutants: .venv/.installed-dev ## Take each guard out in turn, and see that the simulation notices (ARGS="--only NAME")
+	$(BIN)/python -m tests.mutants.run --write --jobs $(WORKERS) $(ARGS)
 
 hypothesis: .venv/.installed-dev ## Run the tests of Hypothesis with twenty times as many examples
 	TIERINGD_PROFILE=nightly $(BIN)/pytest -m hypothesis --timeout 7200 --numprocesses $(WORKERS) --dist loadgroup \
@@ -85,8 +90,8 @@ soak: .venv/.installed-dev azurite ## Run a daemon before a failing store for a 
 coverage-map: components kafka azurite promtool ## Record what each test file runs, for make affected (TESTS=tests/unit: some)
 	$(BIN)/python -m tests.support.coverage_map --workers $(WORKERS) $(TESTS)
 
-nightly: components kafka azurite promtool ## The long runs, one after the other: seeds, examples, soak, coverage map (SEEDS=5000 MINUTES=10)
-	$(MAKE) --keep-going --jobs 1 sim hypothesis soak coverage-map SEEDS=$(or $(SEEDS),5000) MINUTES=$(or $(MINUTES),10)
+nightly: components kafka azurite promtool ## The long runs, one after the other: seeds, mutants, examples, soak, coverage map (SEEDS=5000 MINUTES=10)
+	$(MAKE) --keep-going --jobs 1 sim mutants hypothesis soak coverage-map SEEDS=$(or $(SEEDS),5000) MINUTES=$(or $(MINUTES),10)
 
 check: .venv/.installed-dev ## Format, lint, types, layers, test docstrings
 	$(BIN)/ruff format --check .

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tests.fakes.log_writer import LogWriter
     from tieringd.archive.manifest_store import StoredManifest
     from tieringd.broker.base import Broker
+    from tieringd.broker.layout import Layout
     from tieringd.broker.pins import PinDirectory
     from tieringd.config import Config
     from tieringd.model.manifest import PartitionManifest
@@ -97,12 +98,14 @@ def tiered_config(
     retention_ms: int | None = None,
     retention_bytes: int | None = None,
     is_strict: bool = True,
+    more: str = "",
 ) -> Config:
     """
     Return a configuration that archives all topics and keeps *target_bytes* of each partition locally.
 
     *retention_ms* and *retention_bytes* are total retention. Unless *is_strict*, local targets of topics
     that use Redpanda's names are only advisory. Objects are deleted one second after their segment expired.
+    *more* are further lines of YAML.
     """
     return parse_config(
         f"""\
@@ -123,7 +126,7 @@ log_retention_ms: {retention_ms or "null"}
 retention_bytes: {retention_bytes or "null"}
 cloud_storage_housekeeping_interval_ms: {interval_ms}
 archive_delete_delay_ms: 1s
-""",
+{more}""",
         source="test",
         environ={},
     )
@@ -135,6 +138,7 @@ def archive_in(
     writer_id: str = "a1",
     now_ms: Callable[[], int] | None = None,
     clock: ArchiveClock | None = None,
+    layout: Layout | None = None,
 ) -> Archive:
     """
     Return the services of one daemon process, or of one reader.
@@ -145,7 +149,7 @@ def archive_in(
         store,
         check_store=_fit,
         gate=UploadGate(UploadPace(4, None), timers=_LoopTimers()),
-        layout=KafkaLayout(),
+        layout=layout or KafkaLayout(),
         writer_id=writer_id,
         clock=clock or archive_clock(now_ms or Clock(), store),
     )

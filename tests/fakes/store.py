@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from tieringd.errors import StorageUnavailable
+from tieringd.errors import PreconditionFailed, StorageUnavailable
 from tieringd.storage.base import FileSlice
 from tieringd.storage.store_times import StoreTimes
 
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
     from tieringd.storage.base import Body, Condition, Joined, JoinSource, ListPage, ObjectInfo, ObjectStore
 
 
+LATE_SECONDS = 2.0
+"""How long after it was sent a late write takes effect."""
+
+
 def store_unavailable(operation: str, outcome_unknown: bool = False) -> StorageUnavailable:  # noqa: FBT001, FBT002 - the wire calls it
     return StorageUnavailable(f"{operation}: the store does not answer", outcome_unknown=outcome_unknown)
 
@@ -24,15 +30,28 @@ class DistantStore:
     """
     One daemon's access to a bucket that several may use.
 
-    *on_put* is called with the key of each stored object, even if the daemon gets no answer.
+    *on_put* is called with the key of each stored object, even if the daemon gets no answer. *refuses* is
+    called for each conditional write and returns its fate: `before` (refused, and not stored), `after`
+    (stored, and refused all the same, as where a proxy sends a request twice), `late` (stored some time after
+    the sender is gone, and never answered), or an empty text. With *deletes_late* a deletion that is given up
+    may happen later.
     """
 
     def __init__(
-        self, store: ObjectStore, wire: Wire, *, on_put: Callable[[str], Awaitable[None] | None] | None = None
+        self,
+        store: ObjectStore,
+        wire: Wire,
+        *,
+        on_put: Callable[[str], Awaitable[None] | None] | None = None,
+        refuses: Callable[[], str] = str,
+        deletes_late: bool = False,
     ) -> None:
         self._store = store
         self._wire = wire
         self._on_put = on_put
+        self._refuses = refuses
+        self._deletes_late = deletes_late
+        self._late: asyncio.Task[None] | None = None
         self._times = StoreTimes()
         self.has_own_clock = getattr(store, "has_own_clock", False)
 
@@ -50,9 +69,18 @@ class DistantStore:
         """Store an object. An object whose request was given up may still be stored later."""
 
         async def effect(data: Body = body) -> ObjectInfo:
+            refusal = self._refuses() if condition is not None else ""
+            if refusal == "before":
+                raise PreconditionFailed(f"put {key}: 409, another write is under way", key=key)
+            if refusal == "late":
+                late = self._put_late(key, data, crc32c, condition)
+                self._late = asyncio.get_running_loop().create_task(late)
+                await asyncio.Event().wait()
             info = await self._store.put(key, data, crc32c=crc32c, condition=condition)
             if self._on_put is not None:
                 self._on_put(key)
+            if refusal:
+                raise PreconditionFailed(f"put {key}: 412, the object has another version", key=key)
             return info
 
         def detach() -> Callable[[], Awaitable[ObjectInfo]]:
@@ -62,6 +90,14 @@ class DistantStore:
         info: ObjectInfo = await self._wire.carry("put", effect, lost=store_unavailable, detach=detach)
         self._tell_time()
         return info
+
+    async def _put_late(self, key: str, data: bytes, crc32c: int, condition: Condition | None) -> None:
+        """Store an object some time after its sender was heard last."""
+        await asyncio.sleep(LATE_SECONDS)
+        with suppress(PreconditionFailed):
+            await self._store.put(key, data, crc32c=crc32c, condition=condition)
+            if self._on_put is not None:
+                self._on_put(key)
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return a whole object."""
@@ -85,7 +121,15 @@ class DistantStore:
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         """Delete objects."""
-        await self._carry("delete_many", lambda: self._store.delete_many(keys))
+
+        async def effect() -> None:
+            await self._store.delete_many(keys)
+
+        detach = (lambda: effect) if self._deletes_late else None
+        await self._wire.carry(
+            "delete_many", effect, lost=lambda name, _: store_unavailable(name), detach=detach
+        )
+        self._tell_time()
 
     async def join(
         self, key: str, sources: Sequence[JoinSource], *, crc32c: int, condition: Condition | None = None

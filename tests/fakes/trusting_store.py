@@ -12,14 +12,22 @@ from tieringd.storage.base import FileSlice
 from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tieringd.storage.base import Body, Condition, ObjectInfo
 
 
 class TrustingStore(MemoryStore):
     """Stores the bytes that arrive. With *tells*, answers have the checksum of these bytes."""
 
-    def __init__(self, *, tells: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        tells: bool = False,
+        may_damage: Callable[[str], bool] = lambda key: not key.startswith("tieringd-probe/"),
+    ) -> None:
         super().__init__()
+        self.may_damage = may_damage
         self._tells = tells
         self.flips = 0
         """The number of next objects that get a flipped bit on the way."""
@@ -30,7 +38,7 @@ class TrustingStore(MemoryStore):
     ) -> ObjectInfo:
         """Store an object without comparing its checksum."""
         data = os.pread(body.fd, body.size_bytes, body.position) if isinstance(body, FileSlice) else body
-        if self.flips and not key.startswith("tieringd-probe/"):
+        if self.flips and self.may_damage(key):
             self.flips -= 1
             self.damaged.append(key)
             data = data[:-1] + bytes([data[-1] ^ 1])

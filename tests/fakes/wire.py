@@ -69,6 +69,11 @@ class UnreliableWire(Wire):
         """End an outage."""
         self.is_down = False
 
+    def end_faults(self) -> None:
+        """End an outage, and lose nothing from here on."""
+        self.restore()
+        self.become_reliable()
+
     def become_reliable(self) -> None:
         """Lose nothing from now on. Late effects that are under way still happen."""
         self._fault_rate = 0.0

@@ -15,20 +15,28 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tests.builders import DEFAULT_TIME_MS
-from tests.fakes.archive import archive_in, values_in
+from tests.fakes.archive import archive_in, tiered_config, values_in
 from tests.fakes.log_writer import CLUSTER, TOPIC_ID
+from tests.fakes.store import DistantStore
+from tests.simulation.cluster_broker import ClusterBroker
 from tests.simulation.cluster_promises import ClusterPromises, cut_by_gaps, values_at
 from tests.simulation.node import ROUND_SECONDS, Node
 from tests.simulation.replica import Replica
 from tests.simulation.replication import Replication
+from tests.simulation.scrubbing import expect_clean
+from tieringd.broker.layout import KafkaLayout
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import Archiving
 from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
+    from tests.simulation.faults import ClusterWire
+    from tieringd.broker.layout import Layout
+    from tieringd.config import Config
+    from tieringd.housekeeping.job import HousekeepingJob
     from tieringd.model.partition import TopicPartition
 
 EVENTS = 70
@@ -45,13 +53,14 @@ class Cluster:
         self.random = Random(seed)
         self.store = MemoryStore()
         self._root = root
+        self.tries_checksums = False
         self.has_pins = seed % 4 != 0
         self.max_interval_ms = IDLE_INTERVAL_SECONDS * 1000 if seed % 2 else None
         self.target_bytes = self.random.choice([-1, 1, 400])
         self.elects_uncleanly = seed % 3 == 1
         self._deletes_by_itself = self.random.random() < 0.6
         self.partitions = [self._partition(number, brokers) for number in range(partitions)]
-        self.promises = ClusterPromises(self.store, self.partitions)
+        self.promises = self._promises()
         self.nodes: list[Node] = []
         self._lives = 0
         self._held: set[TopicPartition] = set()
@@ -59,6 +68,9 @@ class Cluster:
         self._broken: list[AssertionError] = []
         self._ended: list[Node] = []
         self.events: list[str] = []
+
+    def _promises(self) -> ClusterPromises:
+        return ClusterPromises(self.store, self.partitions)
 
     def directories(self, broker: int) -> tuple[Path, Path]:
         """Return a broker's log directory and the directory of its pins."""
@@ -74,6 +86,32 @@ class Cluster:
         for broker in range(brokers):
             partition.hear(broker)
         return partition
+
+    def config(self, log_dir: Path) -> Config:
+        """Return what the daemon beside the broker with this log directory is configured with."""
+        return tiered_config(log_dir, target_bytes=self.target_bytes, interval_ms=int(ROUND_SECONDS * 1000))
+
+    def store_over(self, wire: ClusterWire, number: int) -> DistantStore:
+        """Return the bucket as the daemon beside broker *number* reaches it."""
+        return DistantStore(self.store, wire, on_put=lambda key: self.on_put(number, key))
+
+    def broker_over(self, wire: ClusterWire, number: int) -> ClusterBroker:
+        """Return broker *number* as the daemon beside it reaches it."""
+        return ClusterBroker(
+            number,
+            self.partitions,
+            wire,
+            on_trim=self.on_trim,
+            elects_uncleanly=self.elects_uncleanly,
+        )
+
+    def layout(self) -> Layout:
+        """Return how a daemon reads the files of its broker."""
+        return KafkaLayout()
+
+    def jobs(self, *_: object) -> Sequence[HousekeepingJob]:
+        """Return the jobs of housekeeping that run in a daemon: none."""
+        return ()
 
     def now_ms(self) -> int:
         """Return the wall-clock time of this world."""
@@ -117,8 +155,9 @@ class Cluster:
         for node in self.nodes:
             await node.kill()
 
-    async def _one_event(self) -> None:
-        chances = {
+    def _chances(self) -> dict[Callable[[Replication], Awaitable[None] | None], int]:
+        """Return how likely each event is."""
+        return {
             self._append: 20,
             self._transact: 8,
             self._roll: 18,
@@ -134,6 +173,9 @@ class Cluster:
             self._freeze: 3,
             self._pause: 2,
         }
+
+    async def _one_event(self) -> None:
+        chances = self._chances()
         (event,) = self.random.choices(list(chances), list(chances.values()))
         self.events.append(event.__name__)
         done = event(self.random.choice(self.partitions))
@@ -349,6 +391,5 @@ class Cluster:
             assert found.items() <= wanted.items(), partition.name
             missing = wanted.keys() - found.keys()
             assert missing <= (cut_by_gaps(partition.log, manifest) if read_committed else set()), missing
-        report = await archive.verifier.verify(manifest, deep=True)
-        assert not report.faults, report.faults
+        await expect_clean(archive, manifest.partition)
         self.promises.expect_all_on_disk(partition, manifest)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from tieringd.formats.manifest_codec import decode_manifest
+from tests.simulation.stored_manifests import StoredManifests
 from tieringd.formats.object_keys import data_key, index_key, manifest_key
 from tieringd.formats.record_batch import parse_header
 
@@ -32,6 +32,7 @@ class ClusterPromises:
 
     def __init__(self, store: MemoryStore, partitions: list[Replication]) -> None:
         self._store = store
+        self._manifests = StoredManifests(store)
         self._partitions = partitions
         self._seen: dict[str, PartitionManifest] = {}
         self._stored: dict[str, int] = {}
@@ -92,8 +93,7 @@ class ClusterPromises:
 
     def manifest_of(self, partition: Replication) -> PartitionManifest | None:
         """Return the manifest that the bucket holds; it has to be a sound one."""
-        data = self._object(manifest_key(partition.log.identified))
-        return None if data is None else decode_manifest(data)
+        return self._manifests.get(manifest_key(partition.log.identified))
 
     def _check_objects(self, manifest: PartitionManifest) -> None:
         """Everything that is listed is there. That it is what was written was looked at when it came."""
@@ -119,16 +119,28 @@ class ClusterPromises:
                 known = [one for one in known if one.base_offset < cut.base_offset]
                 gaps = tuple(one for one in gaps if one.base_offset < cut.base_offset)
         self._note_unjudged(partition, manifest, earlier)
-        segments = list(manifest.segments)
-        assert segments[: len(known)] == known, f"{name}: history changed"
+        gaps = tuple(one for one in gaps if one.next_offset > manifest.start_offset)
         assert manifest.gaps[: len(gaps)] == gaps, f"{name}: history changed"
-        for segment in segments[len(known) :]:
+        for segment in self._check_history(partition, manifest, earlier, known):
             self._check_segment(partition, manifest, segment)
             if manifest.leader_epoch == partition.leader_epoch:
                 wanted = partition.log.bytes_between(segment.base_offset, segment.next_offset)
                 assert self._data(manifest, segment) == wanted, f"{name}: {segment} is not the leader's"
         for gap in manifest.gaps[len(gaps) :]:
             self._check_gap(broker, partition, manifest, gap)
+
+    def _check_history(
+        self,
+        partition: Replication,
+        manifest: PartitionManifest,
+        earlier: PartitionManifest | None,
+        known: list[RemoteSegment],
+    ) -> list[RemoteSegment]:
+        """See that *known* is all there as it was; return the segments that are new."""
+        del earlier
+        segments = list(manifest.segments)
+        assert segments[: len(known)] == known, f"{partition.name}: history changed"
+        return segments[len(known) :]
 
     def _note_unjudged(
         self, partition: Replication, manifest: PartitionManifest, earlier: PartitionManifest | None
@@ -154,7 +166,16 @@ class ClusterPromises:
         """Return the offsets of what the leader could not compare, and those of it that are another's."""
         unjudged: set[int] = set()
         others: set[int] = set()
-        for segment in self._unjudged.get(str(partition.name), set()) & set(manifest.segments):
+        known = self._unjudged.get(str(partition.name), set())
+        for segment in manifest.segments:
+            # One may be merged of several by now.
+            is_known = any(
+                segment.base_offset <= one.base_offset and one.next_offset <= segment.next_offset
+                for one in known
+                if one == segment or one.size_bytes < segment.size_bytes
+            )
+            if not is_known:
+                continue
             offsets = range(segment.base_offset, segment.next_offset)
             unjudged.update(offsets)
             wanted = partition.log.bytes_between(segment.base_offset, segment.next_offset)
@@ -175,6 +196,8 @@ class ClusterPromises:
             header = parse_header(data, position)
             batch = data[position : position + header.size_bytes]
             assert header.base_offset == expected, f"{segment} lacks {expected}"
+            is_newer = header.leader_epoch > segment.leader_epoch
+            assert not is_newer, f"{segment} has a batch of epoch {header.leader_epoch}"
             assert batch in partition.log._journal[expected], f"{segment}: {expected} was never written so"
             position, expected = position + len(batch), header.last_offset + 1
         assert expected == segment.next_offset, f"{segment} ends at {expected}"
@@ -185,7 +208,8 @@ class ClusterPromises:
             # What a deposed leader had is not known any more.
             return
         replica, name = partition.log, str(partition.name)
-        offsets = set(range(gap.base_offset, gap.next_offset))
+        # What users had deleted nobody holds for them.
+        offsets = set(range(max(gap.base_offset, partition.user_start), gap.next_offset))
         held = offsets & replica.held_offsets()
         assert not held, f"{name}: {gap} is recorded, and {min(held)} is on the leader's disk"
         for one in replica.deletions:
@@ -249,7 +273,8 @@ class ClusterPromises:
 
     def expect_all_on_disk(self, partition: Replication, manifest: PartitionManifest) -> None:
         """What is acknowledged and not in the archive is in the leader's log."""
-        missing = set(range(manifest.next_offset, partition.log.next_offset)) - partition.log.held_offsets()
+        begin = max(manifest.next_offset, partition.user_start)
+        missing = set(range(begin, partition.log.next_offset)) - partition.log.held_offsets()
         assert not missing, f"{partition.name}: {min(missing)} is nowhere"
 
     def _data(self, manifest: PartitionManifest, segment: RemoteSegment) -> bytes:

@@ -31,6 +31,9 @@ class ClusterWire(UnreliableWire):
         self._running = asyncio.Event()
         self._running.set()
         self.hangs = False
+        self.stops_at: tuple[str, bool] | None = None
+        """The operation at which the daemon stops next, and whether that is after its effect."""
+        self.on_stop: Callable[[], None] = lambda: None
         self.disturbed_at = asyncio.get_running_loop().time()
         """When a request last failed, or took long."""
         self._under_way: list[float] = []
@@ -81,10 +84,12 @@ class ClusterWire(UnreliableWire):
         self._under_way.append(began_at)
         has_answer = False
         try:
+            self._stop_if((operation, False))
             await self._running.wait()
             if self.hangs and self._random.random() < 0.6:
                 await self._hang(detach)
             result = await super().carry(operation, effect, lost=lost, detach=detach)
+            self._stop_if((operation, True))
             await self._running.wait()
             has_answer = True
         finally:
@@ -92,6 +97,11 @@ class ClusterWire(UnreliableWire):
             if not has_answer or loop.time() > began_at + _QUICK_SECONDS:
                 self.disturbed_at = loop.time()
         return result
+
+    def _stop_if(self, point: tuple[str, bool]) -> None:
+        if point == self.stops_at:
+            self.stops_at = None
+            self.on_stop()
 
     async def _hang(self, detach: Callable[[], Callable[[], Awaitable[Any]]] | None) -> None:
         """Keep the caller waiting; a request that it gives up may take effect long after all the same."""

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tests.fakes.archive import archive_in, reconciler_of, tiered_config
+from tests.fakes.archive import archive_in, reconciler_of
 from tests.fakes.host import FakeHost
-from tests.fakes.store import DistantStore
-from tests.simulation.cluster_broker import ClusterBroker
 from tests.simulation.faults import ClusterWire
 from tieringd.archiving.reconciler import PIN_UNKNOWN_AFTER_SECONDS
 from tieringd.archiving.upload_controller import UploadController
 from tieringd.broker.pins import PinDirectory
+from tieringd.errors import TieringError
 from tieringd.metrics import Metrics
 from tieringd.policies.upload_control import ControllerLimits, PaceLimits
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from tests.simulation.cluster import Cluster
+    from tieringd.housekeeping.job import HousekeepingJob
 
 ROUND_SECONDS = 3.0
+JOB_SECONDS = 7.0
 _PIN_PATIENCE_SECONDS = PIN_UNKNOWN_AFTER_SECONDS + 4 * ROUND_SECONDS
 _LIMITS = StoreLimits(
     initial_backoff_seconds=0.1,
@@ -39,21 +43,16 @@ class Node:
         self.store_wire = ClusterWire(cluster.random, fault_rate=fault_rate)
         self.broker_wire = ClusterWire(cluster.random, fault_rate=fault_rate / 2)
         store = ResilientStore(
-            DistantStore(cluster.store, self.store_wire, on_put=lambda key: cluster.on_put(number, key)),
+            cluster.store_over(self.store_wire, number),
             _LIMITS,
             random=Random(cluster.random.random()),
+            tries_checksums=cluster.tries_checksums,
         )
         log_dir, pin_root = cluster.directories(number)
         self.reconciler = reconciler_of(
-            tiered_config(log_dir, target_bytes=cluster.target_bytes, interval_ms=int(ROUND_SECONDS * 1000)),
-            archive := archive_in(store, writer_id=writer_id, now_ms=cluster.now_ms),
-            ClusterBroker(
-                number,
-                cluster.partitions,
-                self.broker_wire,
-                on_trim=cluster.on_trim,
-                elects_uncleanly=cluster.elects_uncleanly,
-            ),
+            config := cluster.config(log_dir),
+            archive := archive_in(store, writer_id=writer_id, now_ms=cluster.now_ms, layout=cluster.layout()),
+            cluster.broker_over(self.broker_wire, number),
             now_ms=cluster.now_ms,
             pins={str(log_dir): PinDirectory(str(pin_root))} if cluster.has_pins else None,
             max_interval_ms=cluster.max_interval_ms,
@@ -67,6 +66,8 @@ class Node:
             counters=FakeHost(others=1.0).counters,
             metrics=Metrics(),
         )
+        self._jobs = cluster.jobs(config, archive, self.reconciler, writer_id)
+        self._asides: set[asyncio.Task[Any]] = set()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     @property
@@ -80,19 +81,43 @@ class Node:
         rested_at = max(wire.disturbed_at, moment)
         return not wire.is_disturbed and asyncio.get_running_loop().time() > rested_at + _PIN_PATIENCE_SECONDS
 
+    def has_rested_since(self, moment: float) -> bool:
+        """Say whether nothing kept the daemon from its work since *moment*, for long enough to do it all."""
+        rested_at = max(moment, *(wire.disturbed_at for wire in self.wires))
+        is_disturbed = any(wire.is_disturbed for wire in self.wires)
+        return not is_disturbed and asyncio.get_running_loop().time() > rested_at + 10 * ROUND_SECONDS
+
     @property
     def faults(self) -> dict[str, str]:
         """Return what holds each of its partitions back."""
         statuses = self.reconciler.statuses().items()
         return {str(one.partition): f"{each.fault}{each.waits_because}" for one, each in statuses}
 
+    def aside(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do something in this process beside its loops, for as long as it lives."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._asides.add(task)
+        task.add_done_callback(self._asides.discard)
+
     async def kill(self) -> None:
         """End it wherever it is."""
         self._task.cancel()
-        await asyncio.wait({self._task})
+        for task in self._asides:
+            task.cancel()
+        await asyncio.wait({self._task, *self._asides})
         assert self._task.cancelled(), self._task.exception()
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.reconciler.run())
             tasks.create_task(self._controller.run(interval_seconds=10))
+            for job in self._jobs:
+                tasks.create_task(_turn_on(job))
+
+
+async def _turn_on(job: HousekeepingJob) -> None:
+    """Let a job of housekeeping do its turns, as its service does."""
+    while True:
+        await asyncio.sleep(JOB_SECONDS)
+        with suppress(TieringError):
+            await job.turn(requests_max=50)

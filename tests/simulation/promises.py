@@ -7,13 +7,14 @@ there cannot hide itself; the formats are shared, and have tests of their own.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from tieringd.formats.manifest_codec import decode_manifest
+from tests.simulation.stored_manifests import StoredManifests
 from tieringd.formats.object_keys import data_key, index_key, manifest_key
 from tieringd.formats.sidecar import decode_sidecar
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from tieringd.storage.memory import MemoryStore
 
 
+TURNS_MAX = 3
+"""A daemon takes over one commit of another, and one of its own may arrive late."""
+
+
 class Promises:
     """What must hold at every moment of *writers*' logs and of their archive in *store*."""
 
@@ -35,9 +40,16 @@ class Promises:
         writers: list[LogWriter],
         *,
         may_expire: Callable[[LogWriter, RemoteSegment], bool] = lambda *_: False,
+        delete_delay_seconds: float = 0.0,
     ) -> None:
         """Take what is looked at; *may_expire* says what total retention lets go of."""
+        self._delete_delay_seconds = delete_delay_seconds
+        self._gone_at: dict[str, float] = {}
+        """When each data object left the manifest."""
+        self._turns: dict[tuple[str, int], list[str]] = {}
+        """Who committed under a partition's leader epoch, one after the other."""
         self._store = store
+        self._manifests = StoredManifests(store)
         self._may_expire = may_expire
         self._writers = writers
         self._seen: dict[str, PartitionManifest] = {}
@@ -46,6 +58,7 @@ class Promises:
     def check(self) -> None:
         """Look at everything once."""
         self.checks += 1
+        self._check_delay()
         for writer in self._writers:
             manifest = self.manifest_of(writer)
             if manifest is not None:
@@ -54,8 +67,7 @@ class Promises:
 
     def manifest_of(self, writer: LogWriter) -> PartitionManifest | None:
         """Return the manifest that the bucket holds; it has to be a sound one."""
-        data = self._object(manifest_key(writer.identified))
-        return None if data is None else decode_manifest(data)
+        return self._manifests.get(manifest_key(writer.identified))
 
     def _check_manifest(self, writer: LogWriter, manifest: PartitionManifest) -> None:
         name = str(writer.name)
@@ -73,6 +85,7 @@ class Promises:
                 assert manifest.gaps[: len(gaps)] == gaps, f"{name}: history changed"
                 assert manifest.leader_epoch >= earlier.leader_epoch, f"{name}: a deposed leader wrote"
             self._seen[name] = manifest
+            self._check_writers(name, manifest)
         for segment in manifest.segments:
             data = self._object(data_key(manifest.partition, segment))
             assert data is not None, f"{name}: the object of {segment} is not in the bucket"
@@ -94,11 +107,29 @@ class Promises:
             assert segment.last_offset < manifest.start_offset, f"{writer.name}: a part of {segment} is gone"
         retired = {_undated(segment) for one in manifest.retired for segment in one.segments}
         known = [segment for one in earlier.retired for segment in one.segments]
+        for segment in gone:
+            self._gone_at.setdefault(data_key(manifest.partition, segment), self._now_seconds())
         for segment in [*known, *gone]:
             is_there = self._object(data_key(manifest.partition, segment)) is not None
             is_known = _undated(segment) in retired
             assert is_known or not is_there, f"{writer.name}: nobody will delete {segment}"
         return kept
+
+    def _check_writers(self, name: str, manifest: PartitionManifest) -> None:
+        """Of two daemons under one leader epoch one stops: they do not take turns for ever."""
+        turns = self._turns.setdefault((name, manifest.leader_epoch), [])
+        if turns[-1:] != [manifest.writer_id]:
+            turns.append(manifest.writer_id)
+        assert turns.count(manifest.writer_id) <= TURNS_MAX, f"{name}: daemons take turns: {turns}"
+
+    def _check_delay(self) -> None:
+        """An object outlives what named it by the delete delay: readers may have the manifest of before."""
+        for key in [one for one in self._gone_at if self._object(one) is None]:
+            seconds = self._now_seconds() - self._gone_at.pop(key)
+            assert seconds >= self._delete_delay_seconds, f"{key} was deleted after {seconds} s"
+
+    def _now_seconds(self) -> float:
+        return asyncio.get_running_loop().time() if self._delete_delay_seconds else 0.0
 
     def _check_kept(self, writer: LogWriter, manifest: PartitionManifest, kept: list[RemoteSegment]) -> None:
         """What was held is held as it was, or as a part of a merge, and then its objects go later."""

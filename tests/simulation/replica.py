@@ -8,18 +8,20 @@ was deleted stays in memory, so that a check can ask later what the log held.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.fakes.log_writer import LogWriter, _Segment, _Written
+from tieringd.broker.log_dir import EPOCH_CHECKPOINT
 from tieringd.formats.log_names import FileKind, encode_file_name
 from tieringd.formats.record_batch import parse_header
 from tieringd.policies.epoch_history import without_below
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from random import Random
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,31 @@ class Replica(LogWriter):
         self._journal = journal
         self.high_watermark = 0
         self.deletions: list[Deletion] = []
+        self.notes_epochs_after: Random | None = None
+        """Says how much later a new leader's epoch is in the file of epochs, up to its first record."""
+        self.counts_strays = True
+        """Whether what is set aside counts as held, if it is of this log. Not where its note may be lost."""
         self._closed_at: dict[int, float] = {}
+
+    def begin_epoch(self, leader_epoch: int) -> None:
+        """Note a new leader epoch, at once or, as far as the file is concerned, a little later."""
+        super().begin_epoch(leader_epoch)
+        if self.notes_epochs_after is not None:
+            seconds = self.notes_epochs_after.uniform(0, 6)
+            asyncio.get_running_loop().call_later(seconds, self._write_epochs)
+            self._write_epochs_before(leader_epoch)
+
+    def _write_epochs_before(self, leader_epoch: int) -> None:
+        known, self.epochs = self.epochs, [one for one in self.epochs if one[0] < leader_epoch]
+        super()._write_epochs()
+        self.epochs = known
+
+    def _add(self, written: _Written) -> int:
+        # The epoch is in the history before the first record under it.
+        if self.notes_epochs_after is not None:
+            self._write_epochs()
+        self._journal.setdefault(written.base_offset, set()).add(written.data)
+        return super()._add(written)
 
     def roll(self) -> int:
         """Close the active segment, and note when."""
@@ -89,9 +115,30 @@ class Replica(LogWriter):
         return {
             offset
             for base_offset, next_offset in self._pinned("*.stray")
-            if next_offset in unseen
+            if next_offset in unseen or not self.counts_strays
             for offset in range(base_offset, next_offset)
         }
+
+    def rewrite_file(self, base_offset: int) -> None:
+        """Write a segment's file anew, as it was written first."""
+        self.log_path(base_offset).write_bytes(self.data_of(base_offset))
+        self._touch(self.log_path(base_offset))
+
+    def lose_pins(self, random: Random) -> None:
+        """Lose what of the pins was not forced onto the disk: some of them, and the note or a part of it."""
+        lost = [path for path in sorted(self._pins.glob("*")) if random.random() < 0.5]
+        for path in lost:
+            if path.name == EPOCH_CHECKPOINT and random.random() < 0.5:
+                path.write_bytes(path.read_bytes()[: random.randrange(20)])
+            else:
+                path.unlink()
+        for base_offset, next_offset in ((int(a), int(b)) for a, b in _bounds(lost)):
+            self.deletions = [
+                replace(one, is_safe=False)
+                if one.base_offset < next_offset and base_offset < one.next_offset
+                else one
+                for one in self.deletions
+            ]
 
     def _pinned(self, pattern: str) -> list[tuple[int, int]]:
         """Return the bounds of the pinned segments that are of this log, and not of what it was before."""
@@ -200,9 +247,9 @@ class Replica(LogWriter):
             self.epochs.append((leader_epoch, batch.base_offset))
             self._write_epochs()
 
-    def _add(self, written: _Written) -> int:
-        self._journal.setdefault(written.base_offset, set()).add(written.data)
-        return super()._add(written)
+
+def _bounds(paths: Iterable[Path]) -> list[list[str]]:
+    return [path.stem.split("-")[:2] for path in paths if path.suffix in {".log", ".stray"}]
 
 
 def _divergence(ours: Iterable[_Written], theirs: Iterable[_Written]) -> int:

@@ -29,6 +29,8 @@ class Replication:
         self.in_sync = set(range(len(replicas)))
         self.stable_to: defaultdict[int, int] = defaultdict(int)
         """Up to where each epoch's leader ever said that its log was stable."""
+        self.user_start = 0
+        """Up to where users had records deleted."""
         self._fetched: dict[int, int] = {}
 
     @property

@@ -7,6 +7,11 @@ import os
 CHUNKS = 10
 
 
+def replay(seed: int) -> str:
+    """Return the environment in which a seed has the same history again: sets have an order of their own."""
+    return f"PYTHONHASHSEED={os.environ.get('PYTHONHASHSEED', '<as it was>')} TIERINGD_SEED={seed}"
+
+
 def seeds_of(chunk: int, *, usual: int, share: float) -> range:
     """
     Return the seeds of one of the chunks of a world that has *usual* seeds.

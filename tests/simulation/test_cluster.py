@@ -6,19 +6,19 @@ import pytest
 
 from tests.fakes.virtual_loop import run_virtual
 from tests.simulation.cluster import Cluster
-from tests.simulation.seeds import CHUNKS, seeds_of
+from tests.simulation.seeds import CHUNKS, replay, seeds_of
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_promises_hold_in_every_history_of_a_cluster(tmp_path, chunk, quiet):
     """Whoever leads, whatever fails, dies or is stopped, each acknowledged record is read once in the end."""
-    for seed in seeds_of(chunk, usual=80, share=0.4):
+    for seed in seeds_of(chunk, usual=50, share=0.25):
         root = tmp_path / str(seed)
         cluster = Cluster(seed, root)
         try:
             run_virtual(cluster.run(), seed=seed)
         except BaseException:
-            print(f"seed {seed} fails after {len(cluster.events)} events; TIERINGD_SEED={seed} runs it alone")  # noqa: T201 - pytest shows it with the failure
+            print(f"seed {seed} fails after {len(cluster.events)} events; {replay(seed)} runs it alone")  # noqa: T201 - pytest shows it with the failure
             raise
         # The daemons meet only what they were built for.
         assert not [each for each in quiet if each["event"].startswith("archiver failed")], seed

@@ -7,7 +7,7 @@ import pytest
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.virtual_loop import run_virtual
-from tests.simulation.seeds import CHUNKS, seeds_of
+from tests.simulation.seeds import CHUNKS, replay, seeds_of
 from tests.simulation.world import World
 from tieringd.broker.directory import DirectoryBroker
 
@@ -15,14 +15,14 @@ from tieringd.broker.directory import DirectoryBroker
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_promises_hold_in_every_history(tmp_path, chunk, quiet):
     """Whatever fails, crashes or comes twice, nothing is lost, and all is archived in the end."""
-    for seed in seeds_of(chunk, usual=120, share=0.6):
+    for seed in seeds_of(chunk, usual=90, share=0.45):
         log_dir = tmp_path / str(seed)
         log_dir.mkdir()
         world = World(seed, log_dir)
         try:
             run_virtual(world.run(), seed=seed)
         except BaseException:
-            print(f"seed {seed} fails after {len(world.events)} events; TIERINGD_SEED={seed} runs it alone")  # noqa: T201 - pytest shows it with the failure
+            print(f"seed {seed} fails after {len(world.events)} events; {replay(seed)} runs it alone")  # noqa: T201 - pytest shows it with the failure
             raise
         # The daemons meet only what they were built for.
         assert not [each for each in quiet if each["event"].startswith("archiver failed")], seed

@@ -71,18 +71,18 @@ class GapRecorder:
         self._missed: tuple[int, MissingRange] | None = None
         """The missing range that an earlier observation showed, with the number of that observation."""
 
-    async def record_missing(
-        self, stored: StoredManifest, plan: UploadPlan, seen: Observation
-    ) -> tuple[StoredManifest, int, bool]:
+    def missing(self, plan: UploadPlan, seen: Observation) -> tuple[Gap | None, bool]:
         """
-        Record offsets that left the disk before they were copied, once a second observation lacks them.
+        Return the gap of offsets that left the disk before they were copied, if two observations lack them.
 
-        Returns the stored manifest, the number of gaps recorded, and whether the plan may be acted on.
+        The gap is committed together with the segment that follows it, not before: the leader epochs of that
+        segment say which log the gap is of. Another leader's log may have these offsets, or no batch that
+        begins where the gap ends. Also returns whether the plan may be acted on.
         """
         missing = plan.missing
         if missing is None or not plan.slices:
             self._missed = None
-            return stored, 0, missing is None
+            return None, missing is None
         if self._missed is None or not _covers(self._missed[1], missing):
             self._missed = (seen.look, missing)
             self._log.warning(
@@ -91,24 +91,31 @@ class GapRecorder:
                 local_first_offset=missing.last_offset + 1,
                 path=seen.log.partition.path,
             )
-            return stored, 0, False
+            return None, False
         if self._missed[0] == seen.look:
-            return stored, 0, False
+            return None, False
         reason = "the broker removed these offsets before they were copied"
-        return await self.record(stored, missing.base_offset, missing.last_offset, reason), 1, True
+        return Gap(missing.base_offset, missing.last_offset, reason, self._now_ms()), True
 
     async def record(
-        self, stored: StoredManifest, base_offset: int, last_offset: int, reason: str
+        self, stored: StoredManifest, base_offset: int, last_offset: int, reason: str, *, after: Gap | None
     ) -> StoredManifest:
         """
-        Record one gap at the archive's end.
+        Record one gap at the archive's end. *after* is an earlier gap that is not committed yet, if any.
 
         Raises:
             FencedError: Another writer owns the manifest now.
             StorageUnavailable: The commit failed. The next step reads the manifest again.
         """
+        manifest = stored.existing if after is None else stored.existing.with_gap(after)
         gap = Gap(base_offset, last_offset, reason, self._now_ms())
-        return await self._claim.commit(stored, stored.existing.with_gap(gap))
+        return await self._claim.commit(stored, manifest.with_gap(gap))
+
+
+def _first_of(seen: Observation) -> int:
+    """Return the first offset that the log has, by its files or by what the broker says of them."""
+    first_offset, log_start_offset = seen.uploadable.first_offset, seen.bounds.log_start_offset
+    return log_start_offset if first_offset is None else min(first_offset, log_start_offset)
 
 
 def _covers(earlier: MissingRange, missing: MissingRange) -> bool:
@@ -393,6 +400,7 @@ class Archiver:
         stored = await self._claim.current(
             lambda: self._begin(seen), log_start_offset=seen.bounds.log_start_offset
         )
+        stored = await self._begin_lower(stored, seen)
         self._report_coverage(stored.existing, seen)
         stored, waits_because = await self._lineage.keep(stored, seen, new_holes=self._holes.new)
         if waits_because:
@@ -409,11 +417,10 @@ class Archiver:
         self._quarantine.lift(seen.uploadable)
         slices = self._quarantine.passes(plan.slices)
 
-        stored, gaps, plan_holds = await self._gaps.record_missing(stored, plan, seen)
-        uploaded, failure = 0, None
+        gap, plan_holds = self._gaps.missing(plan, seen)
+        uploaded, gaps, failure = 0, 0, None
         if plan_holds:
-            stored, uploaded, skipped, failure = await self._upload(stored, slices, seen)
-            gaps += skipped
+            stored, uploaded, gaps, failure = await self._upload(stored, gap, slices, seen)
         trimmed = expired = 0
         if not self._quarantine.fault and (failure is None or isinstance(failure, _STORE_ERRORS)):
             # Durable segments may be trimmed even when the upload failed at the store: a full or
@@ -484,9 +491,33 @@ class Archiver:
         )
 
     def _begin(self, seen: Observation) -> PartitionManifest:
-        first_offset = seen.uploadable.first_offset
-        start_offset = seen.bounds.log_start_offset if first_offset is None else first_offset
+        # Files that only this observation lacks are found by the next one; files that are gone become a gap.
+        start_offset = _first_of(seen)
         return PartitionManifest.begin(self._partition, start_offset=start_offset, now_ms=self._clock())
+
+    async def _begin_lower(self, stored: StoredManifest, seen: Observation) -> StoredManifest:
+        """
+        Let an archive that never held anything begin where the log does now, if that is lower.
+
+        It began by another leader's log, and where that one began there may be no batch boundary in this one.
+        """
+        start_offset, manifest = _first_of(seen), stored.existing
+        if start_offset >= manifest.start_offset or not manifest.is_unused or not seen.log.segments:
+            return stored
+        self._log.info(
+            "the archive holds nothing yet, and begins lower now",
+            start_offset=start_offset,
+            start_offset_before=manifest.start_offset,
+        )
+        return await self._claim.commit(
+            stored,
+            replace(
+                manifest,
+                start_offset=start_offset,
+                next_offset=start_offset,
+                trimmed_offset=max(start_offset, seen.bounds.log_start_offset),
+            ),
+        )
 
     def _report_coverage(self, manifest: PartitionManifest, seen: Observation) -> None:
         """Log once how archive and local log relate, as after a pause or a change of leader."""
@@ -513,44 +544,53 @@ class Archiver:
         )
 
     async def _upload(
-        self, stored: StoredManifest, slices: Sequence[SegmentSlice], seen: Observation
+        self, stored: StoredManifest, gap: Gap | None, slices: Sequence[SegmentSlice], seen: Observation
     ) -> tuple[StoredManifest, int, int, TieringError | None]:
         """
-        Copy *slices* concurrently and commit the longest prefix that succeeded.
+        Copy *slices* concurrently and commit the longest prefix that succeeded, with *gap* before it.
 
-        Returns the stored manifest, the number of slices committed, the number of gaps recorded for
-        segments that can never be copied, and the failure that ended the prefix.
+        Returns the stored manifest, the number of slices committed, the number of gaps recorded, including
+        those for segments that can never be copied, and the failure that ended the prefix.
         """
+        begin = stored.existing if gap is None else stored.existing.with_gap(gap)
+        gaps = 0
         outcome = await self._uploader.upload(
             seen.uploadable,
             slices,
-            next_offset=stored.existing.next_offset,
+            next_offset=begin.next_offset,
             urgency=self._urgency(stored.existing, seen),
             final_holes=self._holes.confirmed,
         )
         if outcome.admitted:
-            appended = self._appended(stored.existing, outcome.admitted, seen)
+            appended = self._appended(begin, outcome.admitted, seen)
             appended_bytes = sum(copy.remote.size_bytes for copy in outcome.admitted)
             stored = await self._hint.commit_with_hint(stored, appended, seen, appended_bytes=appended_bytes)
             for copy in outcome.admitted:
                 if copy.part.is_whole:
                     self._trimmer.note_proved(copy.remote.base_offset, copy.part.segment.identity)
-        stored, gaps, failure = await self._after_failure(stored, outcome)
-        return stored, len(outcome.admitted), gaps, failure
+            gap, gaps = None, int(gap is not None)
+        stored, skipped, failure = await self._after_failure(stored, gap, outcome, seen)
+        return stored, len(outcome.admitted), gaps + skipped, failure
 
     async def _after_failure(
-        self, stored: StoredManifest, outcome: UploadOutcome
+        self, stored: StoredManifest, gap: Gap | None, outcome: UploadOutcome, seen: Observation
     ) -> tuple[StoredManifest, int, TieringError | None]:
-        """Record a gap for, or quarantine, a segment that can never be copied; return any other failure."""
+        """
+        Record a gap for, or quarantine, a segment that can never be copied; return any other failure.
+
+        *gap* is one that is not committed yet, and comes before that segment.
+        """
         failed, failure = outcome.failed, outcome.failure
         if failed is None:
             return stored, 0, None
         if isinstance(failure, OldMagicError):
             reason = "message format v0/v1 is not archived"
-            stored = await self._gaps.record(stored, failed.base_offset, failed.next_offset - 1, reason)
-            return stored, 1, None
+            stored = await self._gaps.record(
+                stored, failed.base_offset, failed.next_offset - 1, reason, after=gap
+            )
+            return stored, 1 if gap is None else 2, None
         if isinstance(failure, CorruptDataError):
-            self._quarantine.enter(failed.segment, failure)
+            self._quarantine.enter(failed.segment, failure, seen.uploadable)
             return stored, 0, None
         return stored, 0, failure
 

@@ -33,7 +33,9 @@ log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Held:
     base_offset: int
-    identity: tuple[int, int, int]
+    """Of the segment that cannot be copied."""
+    files: frozenset[tuple[int, tuple[int, int, int]]]
+    """That segment and the one that has the damage, each with its base offset and identity."""
     fault: str
 
 
@@ -51,9 +53,15 @@ class Quarantine:
         """Return why the partition is held back; empty when it is not."""
         return self._held.fault if self._held else ""
 
-    def enter(self, segment: LocalSegment, error: CorruptDataError) -> None:
-        """Hold the partition back at *segment*."""
-        self._held = _Held(segment.base_offset, segment.identity, str(error))
+    def enter(self, segment: LocalSegment, error: CorruptDataError, local_log: LocalLog) -> None:
+        """
+        Hold the partition back at *segment*.
+
+        The damage that *error* tells of may be in a later file of *local_log*, in which a transaction ends.
+        """
+        damaged = (one for one in local_log.segments if one.path == error.source)
+        files = frozenset((one.base_offset, one.identity) for one in (segment, *damaged))
+        self._held = _Held(segment.base_offset, files, str(error))
         self._metrics.upload_failures.labels(self._topic, type(error).__name__).inc()
         self._log.error(
             "segment is corrupt: the partition is neither uploaded nor trimmed from here on",
@@ -63,12 +71,10 @@ class Quarantine:
         )
 
     def lift(self, local_log: LocalLog) -> None:
-        """End the quarantine when the segment is gone or its bytes may have changed."""
+        """End the quarantine when one of its files is gone or its bytes may have changed."""
         held = self._held
-        if held is not None and not any(
-            (segment.base_offset, segment.identity) == (held.base_offset, held.identity)
-            for segment in local_log.segments
-        ):
+        found = {(segment.base_offset, segment.identity) for segment in local_log.segments} if held else ()
+        if held is not None and not held.files.issubset(found):
             self._log.info(
                 "quarantined segment has changed; looking at it again", base_offset=held.base_offset
             )

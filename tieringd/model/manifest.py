@@ -118,6 +118,12 @@ class PartitionManifest:
         return self.next_offset - 1 if self.next_offset > self.start_offset else None
 
     @property
+    def is_unused(self) -> bool:
+        """Say whether nothing was ever stored or recorded as lost here."""
+        has_held = self.segments or self.gaps or self.retired or self.spillover or self.replacements
+        return not has_held and self.expired_at_ms is None and self.next_offset == self.start_offset
+
+    @property
     def live_offset(self) -> int:
         """Return the first offset that `segments` and `gaps` cover. Earlier offsets are spilled."""
         spillover = self.spillover

@@ -9,8 +9,10 @@ import pytest
 from tests.builders import OLD_MESSAGE_V0, OLD_MESSAGE_V1
 from tests.fakes.archive import archiver_of, observed
 from tests.fakes.manifests import bases, stored_manifest
+from tieringd.archive.manifest_store import StoredManifest
 from tieringd.archiving.archiver import StepResult
 from tieringd.errors import CorruptDataError
+from tieringd.model.manifest import PartitionManifest
 
 
 @pytest.fixture
@@ -103,6 +105,55 @@ async def test_gap_is_recorded_after_two_looks(writer, archiver, store, metrics)
     assert "removed" in gap.reason
     assert value_of(metrics, "tieringd_archive_gaps_total", topic="orders") == 1
     assert value_of(metrics, "tieringd_archive_gap_offsets", topic="orders", partition="0") == kept - lost
+
+
+async def test_archive_does_not_begin_after_what_one_look_missed(writer, archiver, store):
+    """The broker says where its log begins: files that the first look missed are uploaded by the next."""
+    writer.closed_segment()
+    writer.closed_segment()
+    seen = observed(writer)
+    torn = replace(seen, log=replace(seen.log, segments=seen.log.segments[1:]))
+
+    assert (await archiver.step(torn)).uploaded == 0
+    assert (await archiver.step(observed(writer))).uploaded == 2
+    manifest = stored_manifest(store, writer)
+    assert (manifest.start_offset, manifest.gaps, manifest.next_offset) == (0, (), writer.bases[-1])
+
+
+async def test_archive_that_holds_nothing_begins_where_the_log_does(writer, archive, broker, store):
+    """Another leader's log may begin lower, with no batch boundary where the empty archive began."""
+    empty = PartitionManifest.begin(writer.identified, start_offset=2)
+    await archive.manifests.commit(StoredManifest(None, None), empty, leader_epoch=0)
+    writer.closed_segment(b"a", b"b", b"c")
+
+    result = await archiver_of(writer, archive, broker).step(observed(writer))
+
+    assert (result.uploaded, result.fault) == (1, "")
+    manifest = stored_manifest(store, writer)
+    assert (manifest.start_offset, manifest.next_offset, manifest.gaps) == (0, 3, ())
+
+
+async def test_gap_is_committed_with_what_follows_it(writer, archiver, store):
+    """Where what follows a gap cannot be uploaded there is no gap: a later leader may have it."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    lost = writer.closed_segment()
+    kept = writer.closed_segment()
+    writer.drop_head()
+    writer.drop_head()
+    writer.flip_byte(kept)
+    for _ in range(3):
+        await archiver.step(observed(writer))
+    assert archiver.quarantine_fault
+    assert stored_manifest(store, writer).gaps == ()
+    assert stored_manifest(store, writer).next_offset == lost
+
+    writer.flip_byte(kept)
+    result = await archiver.step(observed(writer))
+    assert (result.gaps, result.uploaded) == (1, 1)
+    manifest = stored_manifest(store, writer)
+    assert [(one.base_offset, one.next_offset) for one in manifest.gaps] == [(lost, kept)]
+    assert bases(store, writer) == [0, kept]
 
 
 async def test_gap_that_moved_is_looked_at_twice_again(writer, archiver, store):

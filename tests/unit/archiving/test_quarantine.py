@@ -29,7 +29,7 @@ def quarantine(metrics):
 @pytest.fixture
 def held(quarantine):
     """Give a quarantine at the second of four segments."""
-    quarantine.enter(LOG.segments[1], FAULT)
+    quarantine.enter(LOG.segments[1], FAULT, LOG)
     return quarantine
 
 
@@ -62,16 +62,29 @@ def test_quarantine_holds_any_part_of_the_corrupt_segment(held):
     assert held.passes([SegmentSlice(LOG.segments[0], 5, 10)]) == [SegmentSlice(LOG.segments[0], 5, 10)]
 
 
+@pytest.mark.parametrize("changes", [{"inode": 99}, {"modified_ns": 99}])
+def test_quarantine_ends_when_the_file_with_the_damage_is_another_one(quarantine, changes):
+    """A transaction's marker may be in a later file: that one is made anew, and the held one is as it was."""
+    there = CorruptDataError("the records end inside a number", source=LOG.segments[2].path)
+    quarantine.enter(LOG.segments[0], there, LOG)
+    assert quarantine.passes(SLICES) == []
+    quarantine.lift(LOG)
+    assert quarantine.fault
+    quarantine.lift(changed(2, **changes))
+    assert not quarantine.fault
+    assert quarantine.passes(SLICES) == SLICES
+
+
 def test_quarantine_at_the_first_segment_passes_nothing(quarantine):
     """A partition that is corrupt from its first byte on is held back as a whole."""
-    quarantine.enter(LOG.segments[0], FAULT)
+    quarantine.enter(LOG.segments[0], FAULT, LOG)
     assert quarantine.passes(SLICES) == []
 
 
 def test_quarantine_says_why_and_is_counted(quarantine, metrics):
     """The fault with its place is what an operator sees, in the log once and in the status all the time."""
     with capture_logs() as lines:
-        quarantine.enter(LOG.segments[1], FAULT)
+        quarantine.enter(LOG.segments[1], FAULT, LOG)
     assert quarantine.fault == str(FAULT)
     (line,) = lines
     assert (line["log_level"], line["base_offset"], line["path"]) == ("error", 10, LOG.segments[1].path)
@@ -82,7 +95,7 @@ def test_quarantine_says_why_and_is_counted(quarantine, metrics):
 
 def test_quarantine_is_counted_under_its_own_kind_of_fault(quarantine, metrics):
     """A subclass of corruption keeps its name in the metric."""
-    quarantine.enter(LOG.segments[1], OldMagicError("message format v0"))
+    quarantine.enter(LOG.segments[1], OldMagicError("message format v0"), LOG)
     labels = {"topic": "orders", "error": "OldMagicError"}
     assert metrics.registry.get_sample_value("tieringd_upload_failures_total", labels) == 1
 
@@ -134,6 +147,6 @@ def test_quarantine_needs_the_place_and_the_bytes(held):
 def test_quarantine_is_entered_anew_at_another_segment(held):
     """The last fault met is the one that holds."""
     other = CorruptDataError("zero tail")
-    held.enter(LOG.segments[2], other)
+    held.enter(LOG.segments[2], other, LOG)
     assert held.fault == str(other)
     assert held.passes(SLICES) == SLICES[:2]

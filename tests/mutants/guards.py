@@ -1,0 +1,475 @@
+"""
+The guards of the code, and what each of them is replaced by to see whether the simulation notices.
+
+A guard is a few lines of `tieringd` on which a promise rests. Its text is here exactly as it stands there,
+and has to be found in its file exactly once: a change to a guard is a change to this table too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class GuardNotFoundError(Exception):
+    """The text of a guard is not in its file, or is there more than once."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One text of a file, and what takes its place."""
+
+    file: str
+    """From the repository's root."""
+    text: str
+    replacement: str
+
+    def applied(self, source: str) -> str:
+        """
+        Return *source* with the replacement in the place of the text.
+
+        Raises:
+            GuardNotFoundError: The text is not there exactly once.
+        """
+        found = source.count(self.text)
+        if found != 1:
+            raise GuardNotFoundError(f"guard not found in {self.file}: {self.text!r} is there {found} times")
+        return source.replace(self.text, self.replacement)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A guard, and the way to take it out."""
+
+    name: str
+    promise: str
+    """What holds because of it."""
+    edits: tuple[Edit, ...]
+    """More than one where a second check would do the work of the first."""
+    worlds: tuple[str, ...] = ("storm", "cluster", "broker")
+    """The simulated worlds that may notice, the likeliest first."""
+
+
+def guard(
+    name: str,
+    file: str,
+    text: str,
+    replacement: str,
+    promise: str,
+    *others: Edit,
+    worlds: tuple[str, ...] = ("storm", "cluster", "broker"),
+) -> Guard:
+    """Return a guard that is in one place, or first in this one."""
+    return Guard(name, promise, (Edit(file, text, replacement), *others), worlds)
+
+
+_ARCHIVING = "tieringd/archiving"
+_POLICIES = "tieringd/policies"
+STORM = ("storm",)
+BROKER = ("broker", "storm", "cluster")
+
+GUARDS: tuple[Guard, ...] = (
+    # Leadership, and who may write.
+    guard(
+        "commit-version",
+        "tieringd/archive/manifest_store.py",
+        "            info = await self._store.put(\n"
+        "                manifest_key(signed.partition), data, crc32c=crc32c(data), condition=condition\n"
+        "            )",
+        "            del condition\n"
+        "            info = await self._store.put(manifest_key(signed.partition), data, crc32c=crc32c(data))",
+        "A commit replaces only the version that it was made from",
+    ),
+    guard(
+        "claim-at-once",
+        f"{_ARCHIVING}/claim.py",
+        "if found is None or found.leader_epoch < leader_epoch:",
+        "if found is None:",
+        "A new leader claims the manifest before it looks at anything else",
+    ),
+    guard(
+        "older-epoch-is-fenced",
+        f"{_ARCHIVING}/claim.py",
+        "if found is not None and found.leader_epoch > leader_epoch:",
+        "if False:",
+        "A leader of an older epoch stops when a newer one owns the manifest",
+        Edit(
+            "tieringd/archive/manifest_store.py",
+            "if stored.manifest is not None and stored.manifest.leader_epoch > leader_epoch:",
+            "if False:",
+        ),
+        Edit(f"{_POLICIES}/lineage.py", "if manifest.leader_epoch > leader_epoch:", "if False:"),
+    ),
+    guard(
+        "rival-at-the-second-commit",
+        f"{_ARCHIVING}/claim.py",
+        "if self._rival_commit not in {None, commit}:",
+        "if True:",
+        "A late commit of a process that has ended fences nobody",
+        worlds=STORM,
+    ),
+    guard(
+        "rival-is-fenced",
+        f"{_ARCHIVING}/claim.py",
+        "if self._rival_commit not in {None, commit}:",
+        "if False:",
+        "Two daemons beside one broker do not both go on",
+        worlds=BROKER,
+    ),
+    guard(
+        "own-commit-is-known",
+        "tieringd/archive/manifest_store.py",
+        "        if found.manifest == signed:\n            return found\n"
+        "        if found.version == stored.version:\n"
+        "            raise StorageUnavailable(",
+        "        if found.version == stored.version:\n            raise StorageUnavailable(",
+        "A commit whose answer was lost is recognised, and stands",
+        Edit(
+            "tieringd/archive/manifest_store.py",
+            "if found.manifest is not None and found.manifest.writer_id == self._writer_id:",
+            "if False:",
+        ),
+        worlds=STORM,
+    ),
+    guard(
+        "refusal-of-unchanged-version",
+        "tieringd/archive/manifest_store.py",
+        "        if found.version == stored.version:\n            raise StorageUnavailable(",
+        "        if False:\n            raise StorageUnavailable(",
+        "A store that refuses a commit although nothing changed fences nobody",
+        Edit(
+            "tieringd/archive/manifest_store.py",
+            "if found.manifest is not None and found.manifest.writer_id == self._writer_id:",
+            "if False:",
+        ),
+        worlds=STORM,
+    ),
+    # What may be appended.
+    guard(
+        "lineage",
+        f"{_POLICIES}/lineage.py",
+        "    newest = manifest.epochs[-1][0]\n    reopened =",
+        "    divergence, newest = tail_end, manifest.epochs[-1][0]\n    reopened =",
+        "What the leader's log does not hold is cut off the archive before it grows",
+    ),
+    guard(
+        "reopened-transaction",
+        f"{_POLICIES}/lineage.py",
+        "    if not manifest.crossing or not log.epochs:\n        return None\n    newest",
+        "    if True:\n        return None\n    newest",
+        "A transaction whose marker was cut off is archived anew",
+    ),
+    guard(
+        "undecided-from",
+        f"{_ARCHIVING}/lineage_keeper.py",
+        "return judge(undecided_from=min(still_open.values(), default=None))",
+        "return plan",
+        "A transaction that is open at a divergence is archived anew as a whole",
+    ),
+    guard(
+        "only-in-the-archive",
+        f"{_ARCHIVING}/lineage_keeper.py",
+        "if replacement.only_archived is not None:",
+        "if False:",
+        "Good records that only the archive has are never cut off",
+    ),
+    guard(
+        "history-too-early",
+        f"{_POLICIES}/lineage.py",
+        'too_early = why_too_early(log, leader_epoch) if log.epochs else ""',
+        'too_early = ""',
+        "A log is judged only once its history has the leader's epoch",
+        Edit(
+            f"{_ARCHIVING}/lineage_keeper.py",
+            "            if too_early:\n                return stored, too_early",
+            "            del too_early",
+        ),
+    ),
+    guard(
+        "newer-epoch-never-committed",
+        f"{_ARCHIVING}/segment_copier.py",
+        "    if request.local_log.epochs and newest > leader_epoch:",
+        "    if False:",
+        "A segment with a batch of a newer epoch is never committed under an older one",
+        Edit(
+            f"{_ARCHIVING}/observer.py",
+            "    if log.epochs and log.epochs[-1][0] > leader_epoch:",
+            "    if False:",
+        ),
+    ),
+    guard(
+        "below-the-last-stable-offset",
+        f"{_POLICIES}/upload.py",
+        "if segment.next_offset > bounds.last_stable_offset:",
+        "if False:",
+        "Nothing is archived at or above the last stable offset",
+    ),
+    guard(
+        "batch-checksum",
+        "tieringd/formats/segment_scan.py",
+        "if checksum(view[position + CRC_STARTS_AT : end]) != crc:",
+        "if False:",
+        "A damaged batch is never archived",
+        worlds=BROKER,
+    ),
+    # Gaps and holes.
+    guard(
+        "gap-needs-two-looks",
+        f"{_ARCHIVING}/archiver.py",
+        "        if self._missed is None or not _covers(self._missed[1], missing):",
+        "        if False:",
+        "A gap is recorded only when two looks have missed the offsets",
+        Edit(
+            f"{_ARCHIVING}/archiver.py",
+            "        if self._missed[0] == seen.look:",
+            "        if False:",
+        ),
+    ),
+    guard(
+        "gap-looks-have-numbers",
+        f"{_ARCHIVING}/archiver.py",
+        "        if self._missed[0] == seen.look:",
+        "        if False:",
+        "One look never counts as two for a gap",
+    ),
+    guard(
+        "hole-looks-have-numbers",
+        f"{_ARCHIVING}/archiver.py",
+        "return frozenset(hole for hole, first in self._first_seen.items() if first != self._look)",
+        "return frozenset(self._first_seen)",
+        "A transaction counts as aborted for a hole only when two looks have found it",
+    ),
+    guard(
+        "no-cut-with-new-holes",
+        f"{_ARCHIVING}/lineage_keeper.py",
+        "        if new_holes:",
+        "        if False:",
+        "Nothing is cut off while one look alone has found a hole in the log",
+    ),
+    # Trims.
+    guard(
+        "is-current-before-trim",
+        f"{_ARCHIVING}/trimmer.py",
+        "if not proved or not await self._is_current():",
+        "if not proved:",
+        "A deposed leader trims nothing that its successor has cut off",
+        Edit(
+            f"{_ARCHIVING}/trimmer.py",
+            "if not await self._record(before_offset, is_stored_end=is_stored_end):",
+            "if False:",
+        ),
+        worlds=STORM,
+    ),
+    guard(
+        "is-current-before-expired-trim",
+        f"{_ARCHIVING}/trimmer.py",
+        "        if not await self._is_current():\n            return 0\n        closed",
+        "        closed",
+        "A deposed leader trims nothing by an archive start of before",
+    ),
+    guard(
+        "checksum-before-trim",
+        f"{_ARCHIVING}/trimmer.py",
+        "if self._proved.get(local.base_offset) != local.identity:",
+        "if False:",
+        "Only a file with the archive's bytes is trimmed",
+    ),
+    guard(
+        "proof-is-of-this-file",
+        f"{_ARCHIVING}/trimmer.py",
+        "if self._proved.get(local.base_offset) != local.identity:",
+        "if local.base_offset not in self._proved:",
+        "A checksum counts only for the file that it was taken of",
+    ),
+    guard(
+        "size-before-trim",
+        f"{_POLICIES}/durability.py",
+        "if not log.is_reframed and is_comparable(segment, pieces) and stored_bytes != segment.size_bytes:",
+        "if False:",
+        "A segment of another size than in the archive is not durable",
+        Edit(
+            f"{_ARCHIVING}/trimmer.py",
+            "if self._proved.get(local.base_offset) != local.identity:",
+            "if False:",
+        ),
+    ),
+    guard(
+        "trim-only-what-is-durable",
+        f"{_POLICIES}/durability.py",
+        "    if covered_to < segment.next_offset:\n        return",
+        "    if not pieces:\n        return",
+        "Nothing past the archive's end is trimmed",
+        Edit(
+            f"{_ARCHIVING}/trimmer.py",
+            "if self._proved.get(local.base_offset) != local.identity:",
+            "if False:",
+        ),
+    ),
+    guard(
+        "trim-waits-for-replicas",
+        f"{_ARCHIVING}/trimmer.py",
+        "needs_every_replica=seen.topic.may_elect_uncleanly and not is_urgent,",
+        "needs_every_replica=False,",
+        "What a replica that is not in sync could replace is not trimmed",
+    ),
+    guard(
+        "trim-is-recorded",
+        f"{_ARCHIVING}/trimmer.py",
+        "if not await self._record(before_offset, is_stored_end=is_stored_end):",
+        "if False:",
+        "A trim of ours is never taken for a user's DeleteRecords",
+    ),
+    # Pins.
+    guard(
+        "pin-until-durable",
+        f"{_POLICIES}/pinning.py",
+        "        if segment.next_offset is not None and segment.next_offset > durable_to\n",
+        "        if segment.next_offset is not None and segment.next_offset < durable_to\n",
+        "What is closed and not durable is pinned",
+    ),
+    guard(
+        "pin-of-another-log",
+        f"{_POLICIES}/pinning.py",
+        "        if pin.segment.base_offset < first_offset and _end(pin.segment) > same_to\n",
+        "        if False\n",
+        "A pin of another lineage is never uploaded",
+    ),
+    guard(
+        "pin-of-a-replaced-file",
+        f"{_POLICIES}/pinning.py",
+        "        if is_durable or is_replaced:",
+        "        if is_durable:",
+        "A pin goes when the log has other bytes in its place",
+    ),
+    guard(
+        "pins-by-a-fresh-look",
+        f"{_ARCHIVING}/pinner.py",
+        "        if clock() > look.good_until:",
+        "        if False:",
+        "A process that was stopped releases no pin by an old look",
+    ),
+    guard(
+        "durable-by-lineage",
+        f"{_POLICIES}/lineage.py",
+        "    return _lineage_end(manifest, log)\n\n\ndef _lineage_end",
+        "    return manifest.next_offset\n\n\ndef _lineage_end",
+        "A pin is held while the archive has other records than the log",
+        Edit(
+            f"{_POLICIES}/lineage.py",
+            "        return min(end, _lineage_end(manifest, log))",
+            "        return manifest.next_offset",
+        ),
+    ),
+    # Retention and time.
+    guard(
+        "retention-needs-two-looks",
+        f"{_ARCHIVING}/archive_retention.py",
+        "            up_to=first.start_offset if first else manifest.start_offset,\n",
+        "",
+        "Retention lets go only of what two looks agree on",
+        worlds=BROKER,
+    ),
+    guard(
+        "ages-with-a-doubted-clock",
+        f"{_POLICIES}/retention_time.py",
+        "return NOTHING_IS_OLD_MS if self.doubt_after(committed_at_ms) else self.now_ms",
+        "return self.now_ms",
+        "Nothing goes by age while a clock is in doubt",
+        worlds=BROKER,
+    ),
+    guard(
+        "proof-of-upload-time",
+        f"{_POLICIES}/retention_time.py",
+        "    newest_ms = _newest_record_ms(segment)\n"
+        "    if is_impossible(segment.uploaded_at_ms, now_ms=now_ms):\n"
+        "        return True",
+        "    newest_ms = _newest_record_ms(segment)\n    if True:\n        return False",
+        "An upload time that a wrong clock noted is looked up before anything goes by it",
+        worlds=BROKER,
+    ),
+    guard(
+        "delete-delay",
+        f"{_ARCHIVING}/archive_retention.py",
+        "for one in takewhile(lambda one: one.retired_at_ms + delay_ms <= ages_ms, _free(manifest))",
+        "for one in _free(manifest)",
+        "Objects outlive what named them by the delete delay",
+        worlds=BROKER,
+    ),
+    # Objects of the store.
+    guard(
+        "read-back",
+        "tieringd/storage/checked_puts.py",
+        "        if not self.reads_back:\n            return True",
+        "        if True:\n            return True",
+        "What a store that takes checksums on trust has stored is read back",
+        Edit(
+            "tieringd/storage/checked_puts.py",
+            "if info.crc32c is not None and info.crc32c != crc32c:",
+            "if False:",
+        ),
+        worlds=STORM,
+    ),
+    guard(
+        "merge-of-what-is-there",
+        "tieringd/housekeeping/merging.py",
+        "        return found == merge.parts",
+        "        return True",
+        "A merge is committed only in the place of just the segments that it was made of",
+        worlds=STORM,
+    ),
+    guard(
+        "named-objects-stay",
+        "tieringd/policies/scrub.py",
+        "    if is_named(owner, one.key):\n        return Keep.NAMED",
+        "    if False:\n        return Keep.NAMED",
+        "A scrub takes no object that a manifest names",
+        worlds=STORM,
+    ),
+    guard(
+        "trim-names-its-epoch",
+        "tests/simulation/cluster_broker.py",
+        "if (leader, leader_epoch) != (self._number, leadership.leader_epoch):",
+        "if leader != self._number:",
+        "A trim is carried out only under the leader epoch that it was decided under (`broker/kafka.py`; the "
+        "simulated broker stands in for it)",
+        worlds=STORM,
+    ),
+    guard(
+        "topic-manifest-before-trim",
+        f"{_ARCHIVING}/observer.py",
+        "            if recorded is None and not config.never_trimmed_because:",
+        "            if False:",
+        "Nothing is trimmed before its topic manifest is in the bucket",
+        worlds=STORM,
+    ),
+    guard(
+        "gap-with-what-follows",
+        f"{_ARCHIVING}/archiver.py",
+        "        begin = stored.existing if gap is None else stored.existing.with_gap(gap)\n"
+        "        gaps = 0\n",
+        "        if gap is not None:\n"
+        "            stored, gap = await self._claim.commit(stored, stored.existing.with_gap(gap)), None\n"
+        "        begin = stored.existing\n"
+        "        gaps = 0\n",
+        "A gap is committed together with what follows it",
+        worlds=STORM,
+    ),
+    guard(
+        "begin-by-the-broker",
+        f"{_ARCHIVING}/archiver.py",
+        "return log_start_offset if first_offset is None else min(first_offset, log_start_offset)",
+        "return log_start_offset if first_offset is None else first_offset",
+        "An archive begins where the broker's log does, not where one look finds its first file",
+        worlds=STORM,
+    ),
+    guard(
+        "quarantine-watches-the-damage",
+        f"{_ARCHIVING}/uploader.py",
+        "damaged = (one for one in local_log.segments if one.path == error.source)",
+        "damaged = ()",
+        "A partition that a damaged file holds back goes on once that file is mended",
+        worlds=BROKER,
+    ),
+)
