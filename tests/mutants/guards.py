@@ -284,18 +284,6 @@ GUARDS: tuple[Guard, ...] = (
         "A checksum counts only for the file that it was taken of",
     ),
     guard(
-        "size-before-trim",
-        f"{_POLICIES}/durability.py",
-        "if not log.is_reframed and is_comparable(segment, pieces) and stored_bytes != segment.size_bytes:",
-        "if False:",
-        "A segment of another size than in the archive is not durable",
-        Edit(
-            f"{_ARCHIVING}/trimmer.py",
-            "if self._proved.get(local.base_offset) != local.identity:",
-            "if False:",
-        ),
-    ),
-    guard(
         "trim-only-what-is-durable",
         f"{_POLICIES}/durability.py",
         "    if covered_to < segment.next_offset:\n        return",

@@ -16,7 +16,7 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copy2, copytree
@@ -154,7 +154,7 @@ def main() -> int:
     results: list[Caught] = []
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = [pool.submit(tried, one, seeds=options.seeds, known=known.get(one.name)) for one in chosen]
-        for run in runs:
+        for run in as_completed(runs):
             one = run.result()
             results.append(one)
             if options.write:
@@ -164,6 +164,7 @@ def main() -> int:
             said = f"{said}: {one.reason[:110]!r}" if one.reason else said
             said = f"{said} ({one.histories} histories, {one.cpu_seconds} s)"
             print(f"{one.guard.name}: {said}", flush=True)  # noqa: T201 - the run tells how it goes
+    results.sort(key=lambda one: GUARDS.index(one.guard))
     missed = [one.guard.name for one in results if not one.is_caught]
     said = f"{len(results) - len(missed)} of {len(results)} guards caught"
     print(f"{said}; missed: {', '.join(missed) or 'none'}")  # noqa: T201 - likewise

@@ -81,11 +81,11 @@ class Node:
         rested_at = max(wire.disturbed_at, moment)
         return not wire.is_disturbed and asyncio.get_running_loop().time() > rested_at + _PIN_PATIENCE_SECONDS
 
-    def has_rested_since(self, moment: float) -> bool:
-        """Say whether nothing kept the daemon from its work since *moment*, for long enough to do it all."""
+    def has_rested_since(self, moment: float, *, seconds: float = 10 * ROUND_SECONDS) -> bool:
+        """Say whether nothing kept the daemon from its work for *seconds* at least, all after *moment*."""
         rested_at = max(moment, *(wire.disturbed_at for wire in self.wires))
         is_disturbed = any(wire.is_disturbed for wire in self.wires)
-        return not is_disturbed and asyncio.get_running_loop().time() > rested_at + 10 * ROUND_SECONDS
+        return not is_disturbed and asyncio.get_running_loop().time() > rested_at + seconds
 
     @property
     def faults(self) -> dict[str, str]:

@@ -204,7 +204,7 @@ archive_quarantine_ms: 60s
             self._stop_at: 10,
             self._lag: 6 if self.elects_uncleanly else 0,
             self._delete_records: 4 if self._users_delete else 0,
-            self._go_bad: 4 if self._disks_go_bad else 0,
+            self._go_bad: 8 if self._disks_go_bad else 0,
             # Where a replica that lags may lead, a trim for room takes a risk that is documented.
             self._cross: 6 if self.elects_uncleanly else 0,
             self._need_room: 0 if self.elects_uncleanly else 3,
@@ -378,7 +378,7 @@ archive_quarantine_ms: 60s
             self._note_broken(lambda: self.promises.check_rested_trim(broker, partition, before_offset))
         for base, end, _ in replica.closed_segments():
             since = self.damaged.get((broker, base))
-            if since is not None and end <= before_offset and node.has_rested_since(since):
+            if since is not None and end <= before_offset and node.has_rested_since(since, seconds=8):
                 path = replica.log_path(base)
                 if path.read_bytes() != replica.bytes_between(base, end):
                     self._broken.append(AssertionError(f"{path} has other bytes, and is trimmed"))
