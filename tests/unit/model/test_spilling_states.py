@@ -141,10 +141,10 @@ class SpillingMachine(RuleBasedStateMachine):
         if self.is_spilled and not any(one.next_offset <= cut for one in self.manifest.segments):
             with pytest.raises(ValueError, match="cannot be cut back"):
                 self.manifest.cut_back(cut, leader_epoch=0, now_ms=5)
+            # Back to the newest part that has a segment below the cut; all of them where none has.
             parts = self.parts()
-            # At least the newest: a gap may lie between it and the cut.
-            needed = [part for part in parts if part.next_offset >= cut] or parts[-1:]
-            self.manifest = with_parts(self.manifest, needed)
+            kept = [number for number, part in enumerate(parts) if part.segments[0].next_offset <= cut]
+            self.manifest = with_parts(self.manifest, parts[max(kept, default=0) :])
         self.manifest = self.manifest.cut_back(cut, leader_epoch=0, now_ms=5)
         self.segments = [one for one in self.segments if one.last_offset < cut]
         self.gaps = [one for one in self.gaps if one.last_offset < cut]
