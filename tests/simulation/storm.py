@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from random import Random
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from tests.fakes.archive import tiered_config
 from tests.fakes.store import DistantStore
@@ -27,6 +28,7 @@ from tests.simulation.torn_layout import TornLayout
 from tieringd.daemon.housekeeping import merge_job
 from tieringd.daemon.scrubbing import scrub_job
 from tieringd.metrics import Metrics
+from tieringd.model import manifest as manifests
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -75,7 +77,7 @@ class Storm(Cluster):
             for replica in partition.replicas:
                 replica.counts_strays = False
         self.promises = self._promises()
-        self._torn_rate = shape.choice([0.0, 0.1])
+        self._torn_rate = shape.choice([0.0, 0.25])
         self._notes_late = shape.random() < 0.3
         for replica in self.partitions[0].replicas if self._notes_late else ():
             replica.notes_epochs_after = self.stream("notes")
@@ -88,6 +90,12 @@ class Storm(Cluster):
     def stream(self, name: str) -> Random:
         """Return the stream of randomness of this name."""
         return Random(f"{name} {self._seed}")
+
+    async def run(self) -> None:
+        """Run the history, with limits that are reached within it."""
+        remembered = self.stream("limits").choice([1, 2, manifests.SEGMENTS_REMEMBERED])
+        with patch.object(manifests, "SEGMENTS_REMEMBERED", remembered):
+            await super().run()
 
     def _promises(self) -> ClusterPromises:
         return StormPromises(self.store, self.partitions)
@@ -314,7 +322,7 @@ archive_quarantine_ms: 60s
             partition.drop_out(broker)
         if 3 in log.open_producers:
             random.choice([log.commit, log.abort])(3)
-        for _ in range(random.randint(0, 2)):
+        for _ in range(random.randint(0, 4)):
             self._append_with(partition, random)
             if random.random() < 0.6:
                 log.roll()
