@@ -309,6 +309,14 @@ GUARDS: tuple[Guard, ...] = (
         "if False:",
         "A trim of ours is never taken for a user's DeleteRecords",
     ),
+    guard(
+        "trim-shows-all-that-goes",
+        f"{_ARCHIVING}/trimmer.py",
+        "        if _lacks_head(seen):\n            return 0\n",
+        "",
+        "A look that lacks the log's first files trims nothing",
+        worlds=STORM,
+    ),
     # Pins.
     guard(
         "pin-until-durable",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from random import Random
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from tests.fakes.archive import tiered_config
 from tests.fakes.store import DistantStore
@@ -27,6 +28,7 @@ from tests.simulation.torn_layout import TornLayout
 from tieringd.daemon.housekeeping import merge_job
 from tieringd.daemon.scrubbing import scrub_job
 from tieringd.metrics import Metrics
+from tieringd.model import manifest as manifests
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -58,7 +60,8 @@ class Storm(Cluster):
         self._disks_go_bad = shape.random() < 0.4
         super().__init__(seed, root, brokers=shape.choice([2, 2, 3]), partitions=1)
         self.elects_uncleanly = shape.random() < 0.6
-        self.target_bytes = shape.choice([1, 1, 300, -1])
+        # Where disks go bad, files that are archived stay for a while: those are the ones at risk.
+        self.target_bytes = 300 if self._disks_go_bad else shape.choice([1, 1, 300, -1])
         self._refusal_rate = shape.choice([0.0, 0.0, 0.1, 0.4])
         self._stops = self.stream("stops")
         self._refusals = self.stream("refusals")
@@ -67,15 +70,17 @@ class Storm(Cluster):
         self._power = self.stream("power")
         self._trusts = shape.random() < 0.3
         if self._trusts:
+            # What was read back is not written over by a late request that is damaged as well.
             self.store = TrustingStore(
-                tells=shape.random() < 0.5, may_damage=lambda key: key.endswith((".log", ".log.index"))
+                tells=shape.random() < 0.5,
+                may_damage=lambda key: key.endswith((".log", ".index")) and key not in self.store._objects,
             )
             self.tries_checksums = True
         for partition in self.partitions:
             for replica in partition.replicas:
                 replica.counts_strays = False
         self.promises = self._promises()
-        self._torn_rate = shape.choice([0.0, 0.1])
+        self._torn_rate = shape.choice([0.0, 0.25])
         self._notes_late = shape.random() < 0.3
         for replica in self.partitions[0].replicas if self._notes_late else ():
             replica.notes_epochs_after = self.stream("notes")
@@ -88,6 +93,12 @@ class Storm(Cluster):
     def stream(self, name: str) -> Random:
         """Return the stream of randomness of this name."""
         return Random(f"{name} {self._seed}")
+
+    async def run(self) -> None:
+        """Run the history, with limits that are reached within it."""
+        remembered = self.stream("limits").choice([1, 2, manifests.SEGMENTS_REMEMBERED])
+        with patch.object(manifests, "SEGMENTS_REMEMBERED", remembered):
+            await super().run()
 
     def _promises(self) -> ClusterPromises:
         return StormPromises(self.store, self.partitions)
@@ -314,7 +325,7 @@ archive_quarantine_ms: 60s
             partition.drop_out(broker)
         if 3 in log.open_producers:
             random.choice([log.commit, log.abort])(3)
-        for _ in range(random.randint(0, 2)):
+        for _ in range(random.randint(0, 4)):
             self._append_with(partition, random)
             if random.random() < 0.6:
                 log.roll()
@@ -378,7 +389,7 @@ archive_quarantine_ms: 60s
             self._note_broken(lambda: self.promises.check_rested_trim(broker, partition, before_offset))
         for base, end, _ in replica.closed_segments():
             since = self.damaged.get((broker, base))
-            if since is not None and end <= before_offset and node.has_rested_since(since, seconds=8):
+            if since is not None and end <= before_offset and node.has_rested_since(since, seconds=4):
                 path = replica.log_path(base)
                 if path.read_bytes() != replica.bytes_between(base, end):
                     self._broken.append(AssertionError(f"{path} has other bytes, and is trimmed"))

@@ -15,27 +15,30 @@ if TYPE_CHECKING:
     from tieringd.model.offset_translation import OffsetTranslation
 
 
+WHOLE_LOOKS = 6
+
+
 class TornLayout(KafkaLayout):
     """
     Files are read one after the other, and what moves meanwhile may be missed once.
 
-    Of two looks in a row at most one is torn, as nothing moves for so long.
+    The looks that follow a torn one are whole: nothing moves all the time.
     """
 
     def __init__(self, random: Random, *, rate: float) -> None:
         super().__init__()
         self._random = random
         self._rate = rate
-        self._torn: set[str] = set()
+        self._whole_looks: dict[str, int] = {}
+        """How many looks at a partition are whole from now on."""
 
     def read_log(self, partition: LocalPartition, known: Sequence[OffsetTranslation] = ()) -> LocalLog:
         """Return the log, or all but its first closed segments."""
         found = super().read_log(partition, known)
-        if partition.path in self._torn or self._random.random() >= self._rate:
-            self._torn.discard(partition.path)
-            return found
+        whole = self._whole_looks.get(partition.path, 0)
+        self._whole_looks[partition.path] = max(0, whole - 1)
         count = len(found.closed_segments)
-        if not count:
+        if whole or not count or self._random.random() >= self._rate:
             return found
-        self._torn.add(partition.path)
+        self._whole_looks[partition.path] = WHOLE_LOOKS
         return replace(found, segments=found.segments[self._random.randint(1, count) :])

@@ -190,6 +190,8 @@ class Trimmer:
         self._forget_gone(seen)
         if self._steady_ms() < self._denied_until_ms or self._is_older_than_last_trim(seen):
             return 0
+        if _lacks_head(seen):
+            return 0
         wishes = TrimWishes(
             hint=manifest.allowed_local_start_offset,
             awaits_hint=seen.topic.hint_shape.has_hint,
@@ -343,6 +345,17 @@ class Trimmer:
 
     def _count_failure(self, error: TieringError) -> None:
         self._metrics.trim_failures.labels(self._partition.topic, type(error).__name__).inc()
+
+
+def _lacks_head(seen: Observation) -> bool:
+    """
+    Return whether the log begins, by its files, after the offset at which it begins by the broker.
+
+    Then *seen* does not show what a trim would delete first, so nothing says that it is durable.
+    """
+    first_offset = seen.log.first_offset
+    is_later = first_offset is not None and first_offset > seen.bounds.log_start_offset
+    return is_later and not seen.log.is_reframed
 
 
 def _checksum_difference(candidate: TrimCandidate, found: Sequence[int]) -> str:

@@ -55,6 +55,19 @@ def trimmer(writer, broker, archive, metrics, clock):
     )
 
 
+async def test_files_that_a_look_lacks_are_not_trimmed_with_the_rest(writer, archive, trimmer, broker):
+    """A trim deletes all before its offset: also what this look has missed, durable or not."""
+    writer.closed_segment()
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    seen = observed(writer, target_bytes=0)
+    torn = replace(seen, log=replace(seen.log, segments=seen.log.segments[1:]))
+
+    assert await trimmer.trim(manifest, torn) == 0
+    assert broker.trims == []
+    assert await trimmer.trim(manifest, seen) == 2
+
+
 async def test_durable_segments_past_the_target_are_trimmed(writer, archive, trimmer, broker, metrics):
     """What the target does not keep goes from the disk, in one request, and is counted."""
     bases = [writer.closed_segment() for _ in range(3)]
