@@ -123,7 +123,8 @@ def table(results: list[Caught]) -> list[str]:
     lines = ["| Guard | What holds because of it | Where | Caught by seed |", "|---|---|---|---|"]
     for one in results:
         places = ", ".join(f"`{name}`" for name in dict.fromkeys(edit.file for edit in one.guard.edits))
-        by = f"{one.world} {one.seed}" if one.is_caught else f"not in {one.histories} histories"
+        missed = f"not in {one.histories} histories" if one.histories else "not tried yet"
+        by = f"{one.world} {one.seed}" if one.is_caught else missed
         lines.append(f"| `{one.guard.name}` | {one.guard.promise} | {places} | {by} |")
     return lines
 

@@ -389,7 +389,7 @@ archive_quarantine_ms: 60s
             self._note_broken(lambda: self.promises.check_rested_trim(broker, partition, before_offset))
         for base, end, _ in replica.closed_segments():
             since = self.damaged.get((broker, base))
-            if since is not None and end <= before_offset and node.has_rested_since(since, seconds=4):
+            if since is not None and end <= before_offset and node.has_rested_since(since, seconds=8):
                 path = replica.log_path(base)
                 if path.read_bytes() != replica.bytes_between(base, end):
                     self._broken.append(AssertionError(f"{path} has other bytes, and is trimmed"))
