@@ -7,6 +7,7 @@ The topic is trimmed, so that most of what a client asks for would come from the
 from __future__ import annotations
 
 import asyncio
+import gc
 from base64 import urlsafe_b64decode
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -68,6 +69,18 @@ class Guarded:
 
     def login(self, user: str, mechanism: str = "PLAIN", **changes: str) -> Login:
         return Login(user, mechanism, self.certificate, **changes)
+
+
+# aiokafka abandons a connection whose broker refuses it, and the collector tells of it in any later test. The
+# gateway and the broker are other processes, so nothing of ours is hidden.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def collected():
+    """Collect abandoned connections in the test that made them."""
+    yield
+    gc.collect()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -56,11 +56,6 @@ _PROPERTIES = {
     # A killed broker may come back once its session is over.
     "broker.session.timeout.ms": "4000",
     "broker.heartbeat.interval.ms": "500",
-    # Brokers of tests are idle most of the time, and several run at once: threads and records that do
-    # nothing cost as much processor time as the tests of some groups.
-    "metadata.max.idle.interval.ms": "5000",
-    "num.network.threads": "1",
-    "num.io.threads": "3",
     "log.message.timestamp.after.max.ms": "9223372036854775807",
 }
 
