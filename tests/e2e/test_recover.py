@@ -418,10 +418,11 @@ async def ids_to_come(kafka):
         await producer.start()
         given.append(producer._txn_manager.producer_id)
         await producer.stop()
-    # A broker takes a block of a thousand when it starts, and when it has given out its last one.
+    # A broker takes a block of a thousand when it starts, and when it has given out its last one. On a busy
+    # machine it asks for one more than once, and gives none of the first.
     block = 1_000
     first = (max(given) // block + 1) * block
-    begins = [*given, *range(first, first + 6 * block, block)]
+    begins = [*given, *range(first, first + 15 * block, block)]
     return {begin + number for begin in begins for number in range(40)}
 
 
@@ -501,4 +502,4 @@ async def test_new_producers_with_the_ids_of_old_ones_lose_nothing_on_any_replic
         await admin.until_led_by(topic, 3)
         await new.write()
         await holds_all()
-    assert ids.issuperset(new.ids)
+    assert sorted(set(new.ids) - ids) == []
