@@ -61,7 +61,7 @@ class Panel:
     unit: str
     queries: Sequence[Query]
     meaning: str = ""
-    """What a person should make of it; shown behind the panel's title."""
+    """How to read the panel; Grafana shows it behind the title."""
     is_number: bool = False
 
 
