@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fakes.fixtures import broker, metrics, store
 from tests.fakes.log_lines import listening
+
+__all__ = ["broker", "metrics", "store"]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from tests.fakes.archive import archive_in, reconciler_of, tiered_config
-from tests.fakes.broker import FakeBroker, broker_unavailable
+from tests.fakes.broker import broker_unavailable
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.store import store_unavailable
 from tests.fakes.uploads import settle
@@ -21,7 +21,6 @@ from tieringd.config.model import AdminConfig
 from tieringd.daemon.admin import AdminPage, serving
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import topic_key
-from tieringd.metrics import Metrics
 from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
 from tieringd.policies.upload_control import UploadPace
 from tieringd.storage.memory import MemoryStore
@@ -45,21 +44,6 @@ def writer(tmp_path):
     writer.closed_segment()
     writer.append(b"d", b"e")
     return writer
-
-
-@pytest.fixture
-def broker(writer):
-    return FakeBroker(writer)
-
-
-@pytest.fixture
-def metrics():
-    return Metrics()
-
-
-@pytest.fixture
-def store():
-    return MemoryStore()
 
 
 @pytest.fixture
