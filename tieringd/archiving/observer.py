@@ -51,7 +51,7 @@ from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 
-_NOT_ON_RECORD = "its topic manifest is not in the bucket yet, and a restore finds topics by that"
+_NOT_ON_RECORD = "no topic manifest in the bucket counts it yet, and a restore finds partitions by that"
 """Why nothing of a topic is trimmed yet."""
 
 
@@ -315,6 +315,7 @@ class Observer:
                 problems[local_log.partition.path] = overtaken or str(found)
                 unclear.add(name)
             elif self._registry.is_known:
+                topic = self._trimmed_when_on_record(topic, cluster, local_log.partition)
                 earlier = self._observed_under(name, cluster, replica)
                 if earlier is None or not _shows(earlier[1], local_log, found, topic, pins):
                     earlier = (
@@ -326,8 +327,7 @@ class Observer:
             held_back.append(Followed(_identify(cluster, local_log.partition), local_log, pins))
         self._remember(observed)
         self._report(problems, scan)
-        archived_topics = {one.topic_partition.topic for one in archived}
-        in_cluster = sum(view.partition_counts[name] for name in archived_topics)
+        in_cluster = sum(view.partition_counts[one] for one in {name for name, _ in topic_ids})
         self._metrics.followed_partitions.set(len(followed))
         self._metrics.upload_share.set(len(led) / in_cluster if in_cluster else 0.0)
         self._metrics.paused_topics.set(len(paused))
@@ -423,8 +423,6 @@ class Observer:
         for name in names:
             recorded = self._registry.manifest(TopicKey(cluster, name, keys[name]))
             config = self._config.topic(name, from_broker.get(name, {}), recorded)
-            if recorded is None and not config.never_trimmed_because:
-                config = replace(config, never_trimmed_because=_NOT_ON_RECORD)
             configs[name] = config
         # An unchanged configuration stays the same object, because it is compared for each of its partitions.
         before, self._topics = self._topics, {}
@@ -436,6 +434,18 @@ class Observer:
             log.warning("topic configuration ignored in part", fault=fault)
         self._topic_problems = faults
         return self._topics
+
+    def _trimmed_when_on_record(
+        self, topic: TopicConfig, cluster: str, partition: LocalPartition
+    ) -> TopicConfig:
+        """Return *topic*, with no trim of *partition* until the topic manifest in the bucket counts it."""
+        # A topic manifest can be there and count fewer partitions: another broker wrote it for its own, or
+        # it only records what the topic began with.
+        known = self._registry.manifest(topic_key(_identify(cluster, partition)))
+        is_counted = known is not None and known.partition_count > partition.topic_partition.partition
+        if is_counted or topic.never_trimmed_because:
+            return topic
+        return replace(topic, never_trimmed_because=_NOT_ON_RECORD)
 
     def _read_files(
         self, partitions: Sequence[LocalPartition], problems: dict[str, str]

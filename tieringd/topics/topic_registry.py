@@ -92,7 +92,7 @@ class TopicRegistry:
 
     async def ensure(self, partitions: Iterable[TopicIdPartition]) -> bool:
         """
-        Ensure that each topic's manifest exists and counts *partitions*. Return whether one was missing.
+        Ensure that each topic's manifest exists and counts *partitions*. Return whether one did not.
 
         Raises:
             StorageUnavailable: Try again in the next round.
@@ -102,14 +102,14 @@ class TopicRegistry:
         for one in partitions:
             identity = (one.cluster, one.topic, one.topic_id)
             counts[identity] = max(counts.get(identity, 0), one.partition + 1)
-        was_missing = False
+        is_changed = False
         for identity, count in counts.items():
             key = TopicKey(*identity)
             known = self._known.get(key)
             if known is None or known.partition_count < count:
                 self._known[key] = await self._manifests.ensure_topic(key, partition_count=count)
-                was_missing |= known is None
-        return was_missing
+                is_changed = True
+        return is_changed
 
     async def record_defaults(self, key: TopicKey, defaults: TieringDefaults) -> None:
         """

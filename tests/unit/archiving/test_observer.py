@@ -549,11 +549,23 @@ async def test_translation_of_a_partition_that_is_gone_is_forgotten(watch):
     assert watch.observer._translations == {}
 
 
+def trimmed(wanted) -> set[str]:
+    """Return the names of the partitions that the topic configuration lets be trimmed."""
+    return {
+        str(leadership.partition.topic_partition)
+        for leadership, seen in wanted.items()
+        if not seen.topic.never_trimmed_because
+    }
+
+
 async def test_topic_that_a_restore_could_not_find_is_not_trimmed(watch, writers):
     """A restore finds topics by their manifests: until one is stored, nothing of the topic is trimmed."""
-    (before, *_) = (await watch.look()).wanted.values()
+    before = (await watch.look()).wanted
+    await watch.registry.ensure([writers[0].identified])
+    between = (await watch.look()).wanted
     await watch.registry.ensure([one.identified for one in writers])
-    (after, *_) = (await watch.look()).wanted.values()
+    after = (await watch.look()).wanted
 
-    assert "topic manifest is not in the bucket yet" in before.topic.never_trimmed_because
-    assert after.topic.never_trimmed_because == ""
+    assert trimmed(before) == set()
+    assert trimmed(between) == {"orders-0"}
+    assert trimmed(after) == {"orders-0", "orders-1", "orders-2"}
