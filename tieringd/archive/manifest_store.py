@@ -17,7 +17,7 @@ version that `closed` returns.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 from crc32c import crc32c
@@ -55,6 +55,10 @@ It uploads something before each.
 """
 
 
+_MODIFIED_WITHIN_MS = 1000
+"""Stores that report when an object was stored cut the time off at the second."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredManifest:
     """A manifest as the bucket holds it, and the version that a compare-and-swap names."""
@@ -64,6 +68,8 @@ class StoredManifest:
     version: str | None
     size_bytes: int = 0
     """Size of the stored document."""
+    in_effect_ms: int = field(default=0, compare=False)
+    """A time, in milliseconds since the epoch, by which readers could read this manifest."""
 
     @property
     def existing(self) -> PartitionManifest:
@@ -107,7 +113,8 @@ class ManifestStore:
             raise CorruptDataError(
                 f"the manifest of {manifest.partition} lies where {partition}'s should", source=key
             )
-        return StoredManifest(manifest, info.version, len(data))
+        in_effect_ms = min(info.modified_ms + _MODIFIED_WITHIN_MS, self._now_ms())
+        return StoredManifest(manifest, info.version, len(data), in_effect_ms)
 
     async def refreshed(self, partition: TopicIdPartition, known: StoredManifest) -> StoredManifest:
         """
@@ -157,7 +164,7 @@ class ManifestStore:
             if not error.outcome_unknown:
                 raise
             return await self._after_unknown_outcome(stored, signed, error)
-        return StoredManifest(signed, info.version, len(data))
+        return StoredManifest(signed, info.version, len(data), self._now_ms())
 
     async def edit(
         self,
@@ -211,7 +218,7 @@ class ManifestStore:
                 if found.manifest == signed:
                     return found
                 raise
-            return StoredManifest(signed, info.version, len(data))
+            return StoredManifest(signed, info.version, len(data), self._now_ms())
         raise StorageUnavailable(f"the manifest of {partition} is being changed by its archiver all the time")
 
     def is_rival(self, manifest: PartitionManifest) -> bool:

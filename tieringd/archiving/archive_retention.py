@@ -4,7 +4,8 @@ Archive retention: deletes one partition's stored segments that are past total r
 Segments whose records a user deleted on the broker go the same way (`policies.total_retention`). First a
 commit takes them out of the manifest, and from then on they do not exist for readers. Their objects are
 deleted after a delay, for readers that began before. Each step is a commit under the archiver's leader
-epoch; a crash between them leaves a manifest that lists what is still to be deleted.
+epoch; a crash between them leaves a manifest that lists what is still to be deleted. A commit is dated
+before it is sent, and may take effect much later, so the delay counts from when it is in effect.
 
 Segments that a compaction replaced are held for longer: until no election can cut off the winners of the
 records that it dropped.
@@ -44,6 +45,7 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment, SegmentIdentity
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import spillover_deleted, spillover_expired
+from tieringd.model.spillover import ExpiredSpillover, Spillover
 from tieringd.policies.local_retention import plan_trim, trim_due_ms
 from tieringd.policies.record_removal import LogLook, plan_release
 from tieringd.policies.retention_time import (
@@ -209,6 +211,36 @@ class _Look:
     at_ms: int
 
 
+class _GoneSince:
+    """
+    Since when readers cannot meet retired segments in a manifest any more.
+
+    The manifest has the time at which the commit was dated. The commit took effect later, and not later than
+    the first manifest that a read or an answered commit showed to have it. That time is only in memory: a
+    process that begins anew starts from when the manifest that it reads was stored.
+    """
+
+    def __init__(self) -> None:
+        self._noted: tuple[tuple[Retired, ...], Spillover | None] = (), None
+        self._since_ms: dict[tuple[int, int], int] = {}
+
+    def note(self, stored: StoredManifest) -> None:
+        """Take in a manifest that is in effect."""
+        retired, spillover = stored.existing.retired, stored.existing.spillover
+        if self._noted[0] is retired and self._noted[1] is spillover:
+            return
+        self._noted = retired, spillover
+        known, self._since_ms = self._since_ms, {}
+        ones: tuple[Retired | ExpiredSpillover, ...] = (*retired, *_spilled(stored.existing))
+        for one in ones:
+            key = _key(one)
+            self._since_ms[key] = known.get(key, max(one.retired_at_ms, stored.in_effect_ms))
+
+    def ms(self, one: Retired | ExpiredSpillover) -> int:
+        """Return the time in milliseconds since the epoch; when the commit was dated, if not noted yet."""
+        return self._since_ms.get(_key(one), one.retired_at_ms)
+
+
 class ArchiveRetention:
     """
     Keep one partition's archive within its total retention.
@@ -244,6 +276,7 @@ class ArchiveRetention:
         """The number of the observation that `_log_looks` ends with."""
         self._awaits_look = False
         """Whether the last observation alone would release held segments."""
+        self._gone_since = _GoneSince()
 
     async def step(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
         """
@@ -268,6 +301,7 @@ class ArchiveRetention:
     async def _step(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
         delay_ms = seen.topic.retention_pace.delete_delay_ms
         stored = await self._release(stored, seen)
+        self._gone_since.note(stored)
         stored, deleted = await self._delete_spilled(stored, delay_ms=delay_ms)
         if not deleted:
             stored, deleted = await self._delete_retired(stored, delay_ms=delay_ms)
@@ -279,13 +313,11 @@ class ArchiveRetention:
     def due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
         """Return the time from which a step has work, if nothing but the time changes."""
         pace = seen.topic.retention_pace
-        times = [one.retired_at_ms for one in islice(_free(manifest), 1)]
-        if manifest.spillover is not None:
-            times += [one.retired_at_ms for one in manifest.spillover.retired[:1]]
-        retired_at_ms = min(times, default=math.inf)
+        first: list[Retired | ExpiredSpillover] = [*islice(_free(manifest), 1), *_spilled(manifest)[:1]]
+        gone_since_ms = min(map(self._gone_since.ms, first), default=math.inf)
         if self._awaits_look:
             return -math.inf
-        return min(retired_at_ms + pace.delete_delay_ms, self._look_due_ms(manifest, seen))
+        return min(gone_since_ms + pace.delete_delay_ms, self._look_due_ms(manifest, seen))
 
     def _look_due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
         """Return the time from which `_is_due` holds and an evaluation may find something."""
@@ -445,9 +477,7 @@ class ArchiveRetention:
         """Delete the objects of spilled segments that expired long enough ago; return how many segments."""
         manifest, spillover = stored.existing, stored.existing.spillover
         limit_ms = self._clock.ages_ms(manifest.committed_at_ms) - delay_ms
-        marks = list(
-            takewhile(lambda one: one.retired_at_ms <= limit_ms, spillover.retired if spillover else ())
-        )
+        marks = list(takewhile(lambda one: self._gone_since.ms(one) <= limit_ms, _spilled(manifest)))
         if spillover is None or not marks or not await self._claim.is_current():
             return stored, 0
         due: list[RemoteSegment] = []
@@ -485,7 +515,7 @@ class ArchiveRetention:
         # the first ones.
         due = [
             one.segments
-            for one in takewhile(lambda one: one.retired_at_ms + delay_ms <= ages_ms, _free(manifest))
+            for one in takewhile(lambda one: self._gone_since.ms(one) + delay_ms <= ages_ms, _free(manifest))
         ]
         # A leader that does not know yet that it was deposed leaves this to its successor. Nothing is lost
         # if this process is stopped right here: an object name holds the epoch and the process that
@@ -521,6 +551,17 @@ def _without(
 def _free(manifest: PartitionManifest) -> Iterator[Retired]:
     """Yield the retired entries of *manifest* that are not held, in manifest order."""
     return (one for one in manifest.retired if not one.is_held)
+
+
+def _spilled(manifest: PartitionManifest) -> tuple[ExpiredSpillover, ...]:
+    """Return the marks of spilled segments that expired, in manifest order."""
+    return manifest.spillover.retired if manifest.spillover else ()
+
+
+def _key(one: Retired | ExpiredSpillover) -> tuple[int, int]:
+    """Return what stays the same of *one* while the first of its segments are deleted."""
+    next_offset = one.next_offset if isinstance(one, ExpiredSpillover) else one.segments[-1].next_offset
+    return one.retired_at_ms, next_offset
 
 
 def _smaller(one: int | None, other: int | None) -> int | None:

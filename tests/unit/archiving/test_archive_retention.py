@@ -17,6 +17,7 @@ from tieringd.archiving.archive_retention import DELETED_AT_ONCE_MAX
 from tieringd.errors import FencedError, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key, manifest_key
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
+from tieringd.storage.base import ObjectInfo
 from tieringd.storage.memory import MemoryStore
 
 MINUTE_MS, DAY_MS = 60_000, 86_400_000
@@ -24,6 +25,12 @@ PACE = RetentionPace(interval_ms=MINUTE_MS, delete_delay_ms=10 * MINUTE_MS)
 ALL = TotalRetention(limit_ms=0, limit_bytes=None)
 """Keeps nothing that was uploaded."""
 UNLIMITED = TotalRetention(limit_ms=None, limit_bytes=None)
+
+
+@pytest.fixture
+def store(clock):
+    """Give a store that dates objects by the clock of the test."""
+    return MemoryStore(now_ms=clock)
 
 
 @pytest.fixture
@@ -220,6 +227,47 @@ class StubbornStore(MemoryStore):
         await super().delete_many(keys)
 
 
+class SlowStore(MemoryStore):
+    """Lets its clock pass before a put takes effect."""
+
+    delay_ms = 0
+
+    async def put(self, key, body, **options) -> ObjectInfo:
+        self.now_ms.now_ms += self.delay_ms
+        return await super().put(key, body, **options)
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_delay_begins_when_the_commit_takes_effect(writer, broker, clock, is_answered):
+    """A commit may be on its way for long, and its process may end before the answer comes."""
+    store = SlowStore(now_ms=clock)
+    archiver = archiver_of(writer, archive_in(store, now_ms=clock), broker, now_ms=clock)
+    writer.closed_segment()
+    for _ in range(2):
+        await archiver.step(look(writer, UNLIMITED))
+    store.delay_ms = 5 * MINUTE_MS
+    while not stored_manifest(store, writer).retired:
+        clock.now_ms += MINUTE_MS
+        await archiver.step(look(writer))
+    store.delay_ms = 0
+    (retired,) = stored_manifest(store, writer).retired
+    in_effect_ms = clock.now_ms
+    assert in_effect_ms == retired.retired_at_ms + 5 * MINUTE_MS
+    if not is_answered:
+        clock.now_ms += MINUTE_MS
+        archiver = archiver_of(
+            writer, archive_in(store, writer_id="next", now_ms=clock), broker, now_ms=clock
+        )
+        await archiver.step(look(writer))
+
+    clock.now_ms = in_effect_ms + PACE.delete_delay_ms - 1
+    await archiver.step(look(writer))
+    assert objects(store, writer) == [0]
+    clock.now_ms = in_effect_ms + PACE.delete_delay_ms + 1000
+    await archiver.step(look(writer))
+    assert objects(store, writer) == []
+
+
 @pytest.mark.parametrize("deletes_anyway", [False, True])
 async def test_deletion_that_failed_is_done_again(writer, broker, clock, deletes_anyway):
     """Until the store has said that the objects are gone, the manifest names them."""
@@ -290,6 +338,8 @@ async def test_idle_archiver_notices_a_job_s_edit(writer, archive, archiver, sto
     while not archiver.is_at_rest(seen):
         await archiver.step(seen)
     clock.now_ms += PACE.delete_delay_ms - PACE.edits_interval_ms
+    # A read manifest counts as in effect a second after the store's time, which has no fractions.
+    clock.now_ms += 1000
     assert not archiver.is_at_rest(seen)
     await archiver.step(seen)
     assert objects(store, writer) == [0, 2]
@@ -381,7 +431,7 @@ async def test_large_deletion_is_done_in_turns(writer, archive, broker, store, c
         stored.existing, segments=stored.existing.segments.head(0).appended(rows), next_offset=count
     )
     await archive.manifests.commit(stored, many.expired(count, now_ms=clock()), leader_epoch=0)
-    clock.now_ms += PACE.delete_delay_ms
+    clock.now_ms += PACE.delete_delay_ms + 1000
     again = archiver_of(writer, archive, broker, now_ms=clock)
     results = [await again.step(look(writer, never_trimmed_because="of the test")) for _ in range(3)]
     assert [one.expired for one in results] == [DELETED_AT_ONCE_MAX, 7, 0]

@@ -44,6 +44,7 @@ class World:
     def __init__(self, directory) -> None:
         self.directory = directory
         self.store, self.clock = CrashingStore(), Clock()
+        self.store.now_ms = self.clock
         self.writer = LogWriter(directory)
         self.leader_epoch = 0
         self.values: dict[int, set[bytes]] = {}
@@ -289,7 +290,7 @@ async def test_what_is_held_again_under_its_name_is_not_deleted(tmp_path, is_spi
         metrics=Metrics(),
         clock=archive.clock,
     )
-    world.clock.now_ms += PACE.delete_delay_ms
+    world.clock.now_ms += PACE.delete_delay_ms + 1000
     stored = await claim.current(lambda: anew)
     for _ in range(4):
         stored, _ = await retention.step(stored, look(world.writer))
