@@ -290,7 +290,8 @@ async def test_partition_that_no_round_has_seen_is_looked_for(tmp_path, store, d
         assert 3 not in await behind.fetch_once(0, 0, 0, 9)
         assert (await behind.answers.offset_for_leader_epoch({("orders", 3): 0})) == {}
         assert loop.time() - began < INTERVAL_SECONDS / 2
-        assert daemon.reconciler.rounds - rounds == 1
+        # The second round is due to the topic manifest, which counts the new partition now.
+        assert daemon.reconciler.rounds - rounds == 2
         assert behind.answers.log_start("orders", 3, 1) == 1
 
 
