@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tieringd.storage.base import ObjectStore
 
 
-LOOKS = count(1)
+SCAN_NUMBERS = count(1)
 """Ascending numbers for observations."""
 
 
@@ -272,7 +272,7 @@ def observed(
 ) -> Observation:
     """Return an observation of *writer*'s current log. Without a target nothing is trimmed."""
     topic = topic_config(target_ms=target_ms, target_bytes=target_bytes, **changes)
-    return Observation(writer.local_log(), writer.bounds(), topic, look=next(LOOKS))
+    return Observation(writer.local_log(), writer.bounds(), topic, scan_number=next(SCAN_NUMBERS))
 
 
 async def archived(writer: LogWriter, archive: Archive) -> PartitionManifest:

@@ -75,7 +75,7 @@ class Node:
         """Return its ways to the outside."""
         return self.store_wire, self.broker_wire
 
-    def has_looked_since(self, moment: float) -> bool:
+    def has_scanned_since(self, moment: float) -> bool:
         """Say whether the daemon must have seen everything that lay on its disk at *moment*, in loop time."""
         wire = self.broker_wire
         rested_at = max(wire.disturbed_at, moment)

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Collection
 import structlog
 
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-from tieringd.archiving.observer import World
+from tieringd.archiving.observer import BrokerSnapshot
 from tieringd.errors import STORE_FAULTS, CorruptDataError, TieringError
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
@@ -45,7 +45,7 @@ class Follower:
         self._manifests = manifests
         self._steady_ms = steady_ms
         self._known: dict[TopicIdPartition, StoredManifest] = {}
-        self._looked_at_ms: dict[TopicIdPartition, int] = {}
+        self._refreshed_at_ms: dict[TopicIdPartition, int] = {}
 
     def manifest(self, partition: TopicIdPartition) -> PartitionManifest | None:
         """Return a partition's manifest as last read; None when none was found or read."""
@@ -58,17 +58,17 @@ class Follower:
 
     async def step(self, followed: Collection[TopicIdPartition]) -> int:
         """Refresh those of *followed* whose copy is oldest; return how many were read."""
-        for gone in self._looked_at_ms.keys() - set(followed):
-            del self._looked_at_ms[gone]
+        for gone in self._refreshed_at_ms.keys() - set(followed):
+            del self._refreshed_at_ms[gone]
             self._known.pop(gone, None)
         now_ms = self._steady_ms()
         due = [
             one
             for one in followed
-            if now_ms - self._looked_at_ms.get(one, -REFRESH_INTERVAL_MS) >= REFRESH_INTERVAL_MS
+            if now_ms - self._refreshed_at_ms.get(one, -REFRESH_INTERVAL_MS) >= REFRESH_INTERVAL_MS
         ]
-        due.sort(key=lambda one: self._looked_at_ms.get(one, 0))
-        looked_at = 0
+        due.sort(key=lambda one: self._refreshed_at_ms.get(one, 0))
+        refreshed = 0
         for partition in due[:REFRESHES_PER_STEP]:
             try:
                 known = self._known.get(partition)
@@ -82,9 +82,9 @@ class Follower:
             except TieringError as error:
                 log.warning("followed manifests are not fresh", partition=str(partition), error=str(error))
                 break
-            self._looked_at_ms[partition] = now_ms
-            looked_at += 1
-        return looked_at
+            self._refreshed_at_ms[partition] = now_ms
+            refreshed += 1
+        return refreshed
 
 
 class Bookkeeper:
@@ -138,33 +138,33 @@ class Bookkeeper:
         """Say whether topic manifests were read from the store; before that nothing is archived."""
         return self._registry.is_known
 
-    async def step(self, world: World) -> bool:
-        """Do what is due for *world*; return whether another observation would differ."""
-        is_changed = await self.keep_topics(world)
-        await self._follower.step([one.partition for one in world.followed])
+    async def step(self, snapshot: BrokerSnapshot) -> bool:
+        """Do what is due for *snapshot*; return whether another observation would differ."""
+        is_changed = await self.keep_topics(snapshot)
+        await self._follower.step([one.partition for one in snapshot.followed])
         if self._registry.is_known:
             await self._try("abandoned uploads cannot be removed", self._remove_abandoned())
         return is_changed
 
-    async def keep_topics(self, world: World) -> bool:
+    async def keep_topics(self, snapshot: BrokerSnapshot) -> bool:
         """Read and write topic manifests, and manage their retention; return as `step` does."""
         is_changed = False
 
         async def refresh() -> None:
             nonlocal is_changed
-            is_changed = await self._refresh(world.cluster)
+            is_changed = await self._refresh(snapshot.cluster)
 
         async def ensure() -> None:
             nonlocal is_changed
-            is_changed |= await self._registry.ensure([one.partition for one in world.wanted])
+            is_changed |= await self._registry.ensure([one.partition for one in snapshot.wanted])
 
         await self._try("topic manifests cannot be read", refresh())
         if self._registry.is_known:
             # Topic manifests come first: a restore finds topics by them, and nothing is trimmed before that.
             await self._try("topic manifests cannot be kept", ensure())
-            await self._try("topics first seen cannot be recorded", self._record_first_seen(world))
-            await self._try("topics' remote.delete cannot be recorded", self._record_remote_delete(world))
-            await self._try("retention cannot be managed", self._retention.step(world.managed))
+            await self._try("topics first seen cannot be recorded", self._record_first_seen(snapshot))
+            await self._try("topics' remote.delete cannot be recorded", self._record_remote_delete(snapshot))
+            await self._try("retention cannot be managed", self._retention.step(snapshot.managed))
         return is_changed
 
     async def _remove_abandoned(self) -> None:
@@ -176,13 +176,13 @@ class Bookkeeper:
         if count:
             log.info("abandoned uploads removed", uploads=count)
 
-    async def _record_first_seen(self, world: World) -> None:
-        if world.first_seen:
-            assert world.defaults is not None, "they come with what is first seen"
-            await self._first_sight.step(world.first_seen, world.defaults)
+    async def _record_first_seen(self, snapshot: BrokerSnapshot) -> None:
+        if snapshot.first_seen:
+            assert snapshot.defaults is not None, "they come with what is first seen"
+            await self._first_sight.step(snapshot.first_seen, snapshot.defaults)
 
-    async def _record_remote_delete(self, world: World) -> None:
-        for key, is_set in world.remote_delete.items():
+    async def _record_remote_delete(self, snapshot: BrokerSnapshot) -> None:
+        for key, is_set in snapshot.remote_delete.items():
             known = self._registry.manifest(key)
             if known is not None and known.partition_count and known.remote_delete is not is_set:
                 await self._registry.record_remote_delete(key, is_set=is_set)

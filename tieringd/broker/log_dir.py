@@ -204,7 +204,7 @@ def read_local_log(partition: LocalPartition) -> LocalLog:
     failure: LocalFileError | None = None
     for _ in range(_LISTING_ATTEMPTS):
         try:
-            return _look(partition)
+            return _read_unchanged(partition)
         except _ChangedError as error:
             failure = error
     assert failure is not None
@@ -245,7 +245,7 @@ class _ChangedError(LocalFileError):
     """The directory changed while it was listed."""
 
 
-def _look(partition: LocalPartition) -> LocalLog:
+def _read_unchanged(partition: LocalPartition) -> LocalLog:
     """
     List the `.log` files of one directory, and check that all of them existed at the same time.
 

@@ -257,13 +257,13 @@ def scan(root: str, *, buckets: int, threads: int) -> ScanReport:
         OSError: The root itself cannot be read.
     """
     device = os.stat(root).st_dev  # noqa: PTH116 - paths are text in this layer
-    top = _look(root, "", device, buckets)
+    top = _read_level(root, "", device, buckets)
     files, foreign, waiting = list(top.files), top.foreign, deque(top.below)
     with ThreadPoolExecutor(threads, thread_name_prefix="cache-walk") as executor:
         running: set[Future[_Level]] = set()
         while waiting or running:
             while waiting and len(running) < threads:
-                running.add(executor.submit(_look_again, root, waiting.popleft(), device, buckets))
+                running.add(executor.submit(_read_level_below, root, waiting.popleft(), device, buckets))
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for level in (future.result() for future in done):
                 files += level.files
@@ -272,14 +272,14 @@ def scan(root: str, *, buckets: int, threads: int) -> ScanReport:
     return ScanReport(tuple(files), foreign)
 
 
-def _look_again(root: str, name: str, device: int, buckets: int) -> _Level:
+def _read_level_below(root: str, name: str, device: int, buckets: int) -> _Level:
     """Read one directory below the root. The result is empty if it is gone or cannot be read."""
     with suppress(OSError):
-        return _look(root, name, device, buckets)
+        return _read_level(root, name, device, buckets)
     return _Level((), (), 0)
 
 
-def _look(root: str, name: str, device: int, buckets: int) -> _Level:
+def _read_level(root: str, name: str, device: int, buckets: int) -> _Level:
     files: list[tuple[str, int, int]] = []
     below: list[str] = []
     foreign = 0

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tieringd.archive.scrub.segment_look import PartitionReport
+from tieringd.archive.scrub.segment_inspection import PartitionReport
 from tieringd.cli.archive_move import copy, move
 from tieringd.cli.archive_scrub import quarantine_app, scrub
 from tieringd.cli.daemon_status import waiting

@@ -27,7 +27,7 @@ from tieringd.metrics import Metrics
 from tieringd.model.manifest_parts import Gap
 
 SECONDS_BETWEEN = 2.0
-_LOOK_EVERY = 256
+_CHECK_EVERY = 256
 """Records between two reads of the clock."""
 
 _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
@@ -58,7 +58,7 @@ class ReadProgress:
             self._first_offset = record.offset
         self.records += 1
         self.size_bytes += len(record.key or b"") + len(record.value or b"")
-        if self.records % _LOOK_EVERY and end_offset is not None:
+        if self.records % _CHECK_EVERY and end_offset is not None:
             return
         now = self._clock()
         if now - self._said >= SECONDS_BETWEEN:

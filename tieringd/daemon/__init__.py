@@ -10,6 +10,6 @@ Read in this order:
   directory that replaces a bucket.
 * `gateway`, `disks`, `housekeeping`, `scrubbing`: one builder for each room.
 * `archive_endpoint`: the endpoint without a broker, built and run.
-* `admin`, `certificates`: what daemon and endpoint show to operators. `space_look`: one plan for the
+* `admin`, `certificates`: what daemon and endpoint show to operators. `space_preview`: one plan for the
   disks, for a command.
 """

@@ -189,18 +189,18 @@ async def _pass_hints(watch: DirectoryWatch, parts: DaemonParts) -> None:
     while True:
         hint = await watch.changes()
         await asyncio.sleep(_HINT_PAUSE_SECONDS)
-        if not hint.rescan and await parts.reconciler.look_again(hint.paths):
+        if not hint.rescan and await parts.reconciler.rescan_partitions(hint.paths):
             continue
         parts.reconciler.hint()
         # Where topics come and go all the time, rounds would follow each other without end. After one
         # scan the broker gets the machine for twice that time.
-        await asyncio.sleep(2 * parts.reconciler.look_seconds)
+        await asyncio.sleep(2 * parts.reconciler.scan_seconds)
 
 
 async def _follow(watch: DirectoryWatch, parts: DaemonParts) -> None:
     """Watch the directories of archived partitions, updated after each scan."""
     while True:
-        await parts.reconciler.next_look()
+        await parts.reconciler.next_scan()
         if watch.follow(parts.reconciler.paths()):
             # No event reports a segment that was closed since the scan.
             parts.reconciler.hint()

@@ -11,7 +11,7 @@ from tieringd.archive.archive_reader import ArchiveReader
 from tieringd.archive.catalog import Catalog
 from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.record_reader import RecordReader
-from tieringd.archive.scrub.segment_look import Verifier
+from tieringd.archive.scrub.segment_inspection import Verifier
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.archiving.upload_gate import UploadGate
 from tieringd.broker.layout import Layout

@@ -82,8 +82,8 @@ def scrub_job(
     """
 
     def led() -> dict[TopicIdPartition, Observation]:
-        world = reconciler.world
-        return {one.partition: seen for one, seen in world.wanted.items()} if world else {}
+        snapshot = reconciler.snapshot
+        return {one.partition: seen for one, seen in snapshot.wanted.items()} if snapshot else {}
 
     def local_log(partition: TopicIdPartition) -> LocalLog | None:
         seen = led().get(partition)

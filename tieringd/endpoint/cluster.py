@@ -75,7 +75,7 @@ class ClusterAnswers:
 
     async def metadata(self, version: int, request: Any) -> Any:
         """Return this node, and the requested topics."""
-        await self._topics.look()
+        await self._topics.ensure_fresh()
         module: Any = response_module(ApiKey.METADATA, version)
         operations = _NOT_ASKED
         if getattr(request, "include_topic_authorized_operations", False):
@@ -125,7 +125,7 @@ class ClusterAnswers:
 
     async def describe_topic_partitions(self, version: int, request: Any) -> Any:
         """Return partitions from the cursor on, up to the request's limit."""
-        await self._topics.look()
+        await self._topics.ensure_fresh()
         module: Any = response_module(ApiKey.DESCRIBE_TOPIC_PARTITIONS, version)
         names = sorted({one.name for one in request.topics} or {one.name for one in self._topics.all()})
         begin = ("", 0)
@@ -171,7 +171,7 @@ class ClusterAnswers:
         ]
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                await self._partitions.look(unknown)
+                await self._partitions.ensure_fresh(unknown)
 
     def _epoch(self, topic: ServedTopic, number: int) -> int:
         partition = topic.partition(number)
@@ -265,7 +265,7 @@ class DescriptionAnswers:
 
     async def configs(self, version: int, request: Any) -> Any:
         """Return the settings of topics. This node has no settings to show."""
-        await self._topics.look()
+        await self._topics.ensure_fresh()
         module: Any = response_module(ApiKey.DESCRIBE_CONFIGS, version)
         return made(
             module.DescribeConfigsResponse,
@@ -275,7 +275,7 @@ class DescriptionAnswers:
 
     async def log_dirs(self, version: int, request: Any) -> Any:
         """Return the bucket as the only log directory."""
-        await self._topics.look()
+        await self._topics.ensure_fresh()
         module: Any = response_module(ApiKey.DESCRIBE_LOG_DIRS, version)
         wanted: list[tuple[ServedTopic, Sequence[int]]] = []
         if request.topics is None:
@@ -321,7 +321,7 @@ class DescriptionAnswers:
         """Return the archived bytes of those partitions whose manifests can be read in time."""
         sizes: dict[tuple[str, int], int] = {}
 
-        async def look_at(partition: TopicIdPartition) -> None:
+        async def measure(partition: TopicIdPartition) -> None:
             with suppress(TieringError):
                 sizes[partition.topic, partition.partition] = await self._partitions.size_bytes(partition)
 
@@ -330,7 +330,7 @@ class DescriptionAnswers:
                 for topic, number in wanted:
                     partition = topic.partition(number)
                     if partition is not None:
-                        tasks.create_task(look_at(partition))
+                        tasks.create_task(measure(partition))
         return sizes
 
     def _resource(self, module: Any, asked: Any) -> Any:

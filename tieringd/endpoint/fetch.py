@@ -268,7 +268,7 @@ class FetchAnswers:
         reading = _Reading(int(min(asked.max_bytes, self._bytes_max())))
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
-                await self._partitions.look(partitions)
+                await self._partitions.ensure_fresh(partitions)
         due_at = begun_at + _SLOW_SECONDS
         try:
             items = list(asked.partitions.items())

@@ -65,7 +65,7 @@ class OffsetAnswers:
         asked_for = [
             (topic.name, one.partition_index) for topic in request.topics for one in topic.partitions
         ]
-        deadline = await self._look(asked_for)
+        deadline = await self._ensure_fresh(asked_for)
         topics = []
         for topic in request.topics:
             answers = []
@@ -90,7 +90,7 @@ class OffsetAnswers:
         """Return where each leader epoch ends."""
         module: Any = response_module(ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
         asked_for = [(topic.topic, one.partition) for topic in request.topics for one in topic.partitions]
-        deadline = await self._look(asked_for)
+        deadline = await self._ensure_fresh(asked_for)
         topics = []
         for topic in request.topics:
             answers = []
@@ -109,12 +109,12 @@ class OffsetAnswers:
             topics.append(module.OffsetForLeaderTopicResult(topic=topic.topic, partitions=tuple(answers)))
         return module.OffsetForLeaderEpochResponse(throttle_time=NO_DELAY, topics=tuple(topics))
 
-    async def _look(self, asked: Iterable[tuple[str, int]]) -> float:
+    async def _ensure_fresh(self, asked: Iterable[tuple[str, int]]) -> float:
         """Read all manifests that are due, concurrently. Return the time at which the response is due."""
         deadline = asyncio.get_running_loop().time() + self._settings.answer_timeout_seconds
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
-                await self._partitions.look(
+                await self._partitions.ensure_fresh(
                     found for topic, number in asked if (found := self._partition(topic, number))
                 )
         return deadline

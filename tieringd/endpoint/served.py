@@ -83,7 +83,7 @@ class ServedTopics:
         self._listings: SingleFlight[Literal["topics"], None] = SingleFlight(
             lambda key: f"listing the {key} was ended: the endpoint is closed"
         )
-        self._looked_at: float | None = None
+        self._listed_at: float | None = None
         self._by_name: dict[str, ServedTopic] = {}
         self._by_id: dict[UUID, ServedTopic] = {}
         self._contested: Mapping[str, tuple[str, ...]] = {}
@@ -122,10 +122,10 @@ class ServedTopics:
             return self._from_cluster
         return clusters.pop() if len(clusters) == 1 else _NO_CLUSTER
 
-    async def look(self) -> None:
+    async def ensure_fresh(self) -> None:
         """Make sure that the listing is no older than the interval, if the store answers in time."""
         now = asyncio.get_running_loop().time()
-        is_recent = self._looked_at is not None and now - self._looked_at < self._interval_seconds
+        is_recent = self._listed_at is not None and now - self._listed_at < self._interval_seconds
         if is_recent and "topics" not in self._listings:
             return
         listing = self._listings.join("topics", self._refresh)
@@ -145,7 +145,7 @@ class ServedTopics:
             self._take(self._chosen())
         finally:
             # Set also after a failure, and at its end: the store is not asked again for every client.
-            self._looked_at = asyncio.get_running_loop().time()
+            self._listed_at = asyncio.get_running_loop().time()
 
     def by_name(self, name: str) -> ServedTopic | None:
         """Return the topic of this name."""
@@ -168,8 +168,8 @@ class ServedTopics:
         return choose_topics(self._registry.manifests, cluster=self._from_cluster, before=before)
 
     def _take(self, chosen: NamedTopics) -> None:
-        if self._looked_at is None:
-            self._looked_at = asyncio.get_running_loop().time()
+        if self._listed_at is None:
+            self._listed_at = asyncio.get_running_loop().time()
         for name in chosen.contested.keys() - self._contested.keys():
             served = chosen.topics.get(name)
             log.warning(
@@ -260,7 +260,7 @@ class ServedPartitions:
                 known.is_late = not flight.task.done()
         return _manifest_of(partition, known.stored)
 
-    async def look(self, partitions: Iterable[TopicIdPartition]) -> None:
+    async def ensure_fresh(self, partitions: Iterable[TopicIdPartition]) -> None:
         """
         Make sure that the manifests of *partitions* are no older than the interval, many concurrently.
 
@@ -270,14 +270,14 @@ class ServedPartitions:
         due = [one for one in dict.fromkeys(partitions) if self._is_due(one, now)]
         room = asyncio.Semaphore(self._at_once)
 
-        async def look_at(partition: TopicIdPartition) -> None:
+        async def refresh(partition: TopicIdPartition) -> None:
             async with room:
                 with suppress(TieringError):
                     await self.manifest(partition)
 
         async with asyncio.TaskGroup() as tasks:
             for partition in due:
-                tasks.create_task(look_at(partition))
+                tasks.create_task(refresh(partition))
 
     async def size_bytes(self, partition: TopicIdPartition) -> int:
         """

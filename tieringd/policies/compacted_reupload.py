@@ -279,8 +279,8 @@ class _Walk:
 
     def _tombstones(self, base_offset: int) -> Tombstones:
         """Return what becomes of the tombstones of a run that begins at *base_offset*."""
-        looked_from = base_offset if self._alike_from is None else self._alike_from
-        if not may_drop_tombstones(looked_from=looked_from, readable_from=self._readable_from):
+        read_from = base_offset if self._alike_from is None else self._alike_from
+        if not may_drop_tombstones(read_from=read_from, readable_from=self._readable_from):
             return Tombstones.STAY
         return Tombstones.WAIT if self._alike_from is not None and self._has_earlier else Tombstones.GO
 

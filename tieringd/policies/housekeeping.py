@@ -20,7 +20,7 @@ from enum import StrEnum
 
 _SLOTS = 100
 """The number of slots that a window is counted in: memory does not grow with the traffic."""
-_LOOKS_IN_A_WINDOW = 10
+_RETRIES_PER_WINDOW = 10
 """How often per window the traffic is checked again while there is too much of it."""
 _WAIT_SECONDS_MIN = 0.001
 _BACKOFF_DOUBLINGS_MAX = 16
@@ -108,8 +108,8 @@ def plan_turn(
         default=now + limits.interval_seconds,
     )
     if waiting:
-        look_again = now + limits.window_seconds / _LOOKS_IN_A_WINDOW
-        wait_seconds = max(_WAIT_SECONDS_MIN, min(look_again, next_due) - now)
+        retry_at = now + limits.window_seconds / _RETRIES_PER_WINDOW
+        wait_seconds = max(_WAIT_SECONDS_MIN, min(retry_at, next_due) - now)
         return TurnPlan(
             HousekeepingState.PAUSED, None, is_forced=False, reason=busy, wait_seconds=wait_seconds
         )

@@ -212,7 +212,7 @@ class CacheKeeper:
     def set_settings(self, settings: KeeperSettings) -> None:
         """Use *settings* from now on."""
         self._settings = settings
-        self._look_soon()
+        self._check_soon()
 
     def set_space(self, limit_bytes: int | None) -> None:
         """
@@ -221,7 +221,7 @@ class CacheKeeper:
         The cache shrinks before the log does: the space planner sets this limit before it trims the log.
         """
         self._space_bytes = limit_bytes
-        self._look_soon()
+        self._check_soon()
 
     async def run(self) -> None:
         """Check every interval, until cancelled. The access times are saved at the end."""
@@ -460,7 +460,7 @@ class CacheKeeper:
         with suppress(LocalFileError):  # They are only advice. Puts report a disk that accepts no writes.
             await in_thread(self.directory.save_access_times)
 
-    def _look_soon(self) -> None:
+    def _check_soon(self) -> None:
         use = replace(self._accounts.use(), wanted_bytes=0)
         self._metrics.limit_bytes.set(self.limits.size_bytes)
         if not has_room(use, self.limits):

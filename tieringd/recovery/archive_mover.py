@@ -17,7 +17,7 @@ from crc32c import crc32c
 
 from tieringd.archive.catalog import Catalog
 from tieringd.archive.manifest_store import ManifestStore
-from tieringd.archive.scrub.segment_look import Verifier
+from tieringd.archive.scrub.segment_inspection import Verifier
 from tieringd.errors import ConfigError, ObjectNotFound, TieringError
 from tieringd.formats.object_keys import client_quotas_key, history_link_key
 from tieringd.formats.topic_manifest import TopicManifest

@@ -13,7 +13,7 @@ from tests.fakes.store import store_unavailable
 from tests.fakes.topics import topic_config
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.bookkeeper import CLEAN_UP_INTERVAL_SECONDS, Bookkeeper, Follower
-from tieringd.archiving.observer import Followed, World
+from tieringd.archiving.observer import BrokerSnapshot, Followed
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import topic_key
 from tieringd.formats.topic_manifest import TieringDefaults
@@ -46,11 +46,11 @@ def bookkeeper(registry, follower, broker):
     )
 
 
-def world_of(writer, *, is_led: bool = True) -> World:
+def snapshot_of(writer, *, is_led: bool = True) -> BrokerSnapshot:
     """Return a world of one partition, without a look at it."""
     followed = () if is_led else (Followed(writer.identified, writer.local_log(), ()),)
     wanted = {Leadership(writer.identified, 0): None} if is_led else {}
-    return World(CLUSTER, wanted, followed, {})
+    return BrokerSnapshot(CLUSTER, wanted, followed, {})
 
 
 def asked(store, operation: str) -> int:
@@ -60,17 +60,17 @@ def asked(store, operation: str) -> int:
 @virtually
 async def test_first_answer_of_the_bucket_is_worth_another_look(bookkeeper, registry, writer):
     """From then on it is known what is paused; a bucket that says the same again is not."""
-    assert await bookkeeper.step(world_of(writer))
+    assert await bookkeeper.step(snapshot_of(writer))
     assert registry.is_known
     assert registry.manifest(topic_key(writer.identified)).partition_count == writer.identified.partition + 1
-    assert not await bookkeeper.step(world_of(writer))
+    assert not await bookkeeper.step(snapshot_of(writer))
 
 
 @virtually
 async def test_bucket_is_listed_once_in_an_interval(bookkeeper, store, writer):
     """However many hints bring rounds forward."""
     for _ in range(3):
-        await bookkeeper.step(world_of(writer))
+        await bookkeeper.step(snapshot_of(writer))
     assert asked(store, "list_page") == 1
 
 
@@ -79,7 +79,7 @@ async def test_store_that_is_away_is_a_fault_until_it_is_back(bookkeeper, regist
     """The fault says which chore waits; nothing is taken for known meanwhile."""
     store.fail_next("list_page", lambda: store_unavailable("list"))
     with capture_logs() as lines:
-        assert not await bookkeeper.step(world_of(writer))
+        assert not await bookkeeper.step(snapshot_of(writer))
     assert not registry.is_known
     assert "topic manifests cannot be read" in bookkeeper.fault
     assert bookkeeper.store_fault == bookkeeper.fault
@@ -87,16 +87,16 @@ async def test_store_that_is_away_is_a_fault_until_it_is_back(bookkeeper, regist
     assert [line["event"] for line in lines] == ["topic manifests cannot be read"]
     assert registry.manifest(topic_key(writer.identified)) is None
 
-    assert await bookkeeper.step(world_of(writer))
+    assert await bookkeeper.step(snapshot_of(writer))
     assert (bookkeeper.fault, bookkeeper.store_fault, bookkeeper.knows_topics) == ("", "", True)
 
 
 @virtually
 async def test_chore_that_fails_does_not_keep_the_next_from_being_done(bookkeeper, follower, store, writer):
     """A topic manifest that cannot be stored leaves followed manifests fresh."""
-    await bookkeeper.step(world_of(writer, is_led=False))
+    await bookkeeper.step(snapshot_of(writer, is_led=False))
     store.fail_next("put", lambda: store_unavailable("put"))
-    both = World(CLUSTER, world_of(writer).wanted, world_of(writer, is_led=False).followed, {})
+    both = BrokerSnapshot(CLUSTER, snapshot_of(writer).wanted, snapshot_of(writer, is_led=False).followed, {})
     with capture_logs() as lines:
         await bookkeeper.step(both)
     assert [line["event"] for line in lines] == ["topic manifests cannot be kept"]
@@ -109,8 +109,8 @@ async def test_topic_first_seen_is_recorded_once_and_for_all(bookkeeper, registr
     key = topic_key(writer.identified)
     topic = topic_config(remote_read=False)
     defaults = TieringDefaults(remote_write=True, remote_read=False)
-    seen = replace(world_of(writer), first_seen={key: topic}, defaults=defaults)
-    await bookkeeper.step(world_of(writer))
+    seen = replace(snapshot_of(writer), first_seen={key: topic}, defaults=defaults)
+    await bookkeeper.step(snapshot_of(writer))
     await bookkeeper.step(seen)
     assert registry.manifest(key).defaults == seen.defaults
     assert registry.manifest(key).partition_count == writer.identified.partition + 1
@@ -139,7 +139,7 @@ async def test_archive_can_be_found_before_anything_else_is_recorded(registry, f
     )
     topic = topic_config(remote_read=False)
     defaults = TieringDefaults(remote_write=True, remote_read=False)
-    await bookkeeper.step(replace(world_of(writer), first_seen={key: topic}, defaults=defaults))
+    await bookkeeper.step(replace(snapshot_of(writer), first_seen={key: topic}, defaults=defaults))
     assert [one.partition_count for one in found] == [writer.identified.partition + 1]
     assert registry.manifest(key).defaults == defaults
 
@@ -163,13 +163,13 @@ async def test_nothing_is_known_before_the_store_is_found_fit(registry, follower
         check_store=check_store,
     )
     for _ in range(2):
-        assert not await bookkeeper.step(world_of(writer))
+        assert not await bookkeeper.step(snapshot_of(writer))
     assert (registry.is_known, store.requests) == (False, [])
     assert "ignores conditions" in bookkeeper.fault
     assert bookkeeper.store_fault == ""
 
     fits = True
-    assert await bookkeeper.step(world_of(writer))
+    assert await bookkeeper.step(snapshot_of(writer))
     assert bookkeeper.fault == ""
 
 
@@ -193,11 +193,11 @@ async def test_abandoned_uploads_are_removed_now_and_then(registry, follower, br
     )
     with capture_logs() as lines:
         for _ in range(3):
-            await bookkeeper.step(world_of(writer))
+            await bookkeeper.step(snapshot_of(writer))
     assert asked == 1
     assert [line["uploads"] for line in lines] == [3]
     await asyncio.sleep(CLEAN_UP_INTERVAL_SECONDS)
-    await bookkeeper.step(world_of(writer))
+    await bookkeeper.step(snapshot_of(writer))
     assert asked == 2
 
 
@@ -206,11 +206,11 @@ async def test_remote_delete_is_recorded_when_it_changes(bookkeeper, registry, s
     """What a living topic says of its deletion is in the bucket after the same step, and written once."""
     key = topic_key(writer.identified)
     for is_set in (True, False):
-        world = replace(world_of(writer), remote_delete={key: is_set})
-        await bookkeeper.step(world)
+        snapshot = replace(snapshot_of(writer), remote_delete={key: is_set})
+        await bookkeeper.step(snapshot)
         assert registry.manifest(key).remote_delete is is_set
         puts = asked(store, "put")
-        await bookkeeper.step(world)
+        await bookkeeper.step(snapshot)
         assert asked(store, "put") == puts
 
 
@@ -218,9 +218,9 @@ async def test_remote_delete_is_recorded_when_it_changes(bookkeeper, registry, s
 async def test_nothing_is_recorded_of_a_topic_that_is_not_archived(bookkeeper, registry, writer):
     """There is nothing to delete; that it was seen is another thing."""
     key = topic_key(writer.identified)
-    world = replace(world_of(writer, is_led=False), remote_delete={key: False})
-    await bookkeeper.step(world)
+    snapshot = replace(snapshot_of(writer, is_led=False), remote_delete={key: False})
+    await bookkeeper.step(snapshot)
     assert registry.manifest(key) is None
     await registry.record_defaults(key, TieringDefaults(remote_write=False, remote_read=False))
-    await bookkeeper.step(world)
+    await bookkeeper.step(snapshot)
     assert registry.manifest(key).remote_delete is None

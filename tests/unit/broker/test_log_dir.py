@@ -258,7 +258,7 @@ def test_read_local_log_looks_again_when_the_directory_changed_meanwhile(tmp_pat
         add_segment(orders, 200)
         checkpoint.write_bytes(encode_epoch_checkpoint([(1, 0)]))
 
-    with changing_during_look(orders, roll):
+    with changing_during_read(orders, roll):
         log = read_local_log(orders)
 
     assert [segment.base_offset for segment in log.segments] == [0, 100, 200]
@@ -271,7 +271,7 @@ def test_read_local_log_gives_up_on_a_directory_that_never_rests(tmp_path):
     add_segment(orders, 0)
 
     with (
-        changing_during_look(orders, os.mkfifo, os.mkfifo, Path.touch),
+        changing_during_read(orders, os.mkfifo, os.mkfifo, Path.touch),
         pytest.raises(LocalFileError, match="changed while it was read") as caught,
     ):
         read_local_log(orders)
@@ -334,7 +334,7 @@ def test_scans_leave_no_descriptor_open(tmp_path):
 
 
 @contextmanager
-def changing_during_look(partition: LocalPartition, *changes):
+def changing_during_read(partition: LocalPartition, *changes):
     """
     Make each of *changes* in the middle of one look at *partition*.
 

@@ -146,7 +146,7 @@ def test_divergence_is_found_by_the_newest_epoch_that_both_logs_have(archived, l
 
 
 @pytest.mark.parametrize(
-    ("manifest", "look", "lineage", "reason"),
+    ("manifest", "facts", "lineage", "reason"),
     [
         pytest.param(
             THREE,
@@ -238,9 +238,9 @@ def test_divergence_is_found_by_the_newest_epoch_that_both_logs_have(archived, l
         ),
     ],
 )
-def test_nothing_is_replaced_without_proof(manifest, look, lineage, reason):
+def test_nothing_is_replaced_without_proof(manifest, facts, lineage, reason):
     """Where the histories agree, or cannot be compared, the archive stays as it is."""
-    assert plan(manifest, **look) == LineagePlan(lineage, reason, manifest.next_offset)
+    assert plan(manifest, **facts) == LineagePlan(lineage, reason, manifest.next_offset)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from enum import StrEnum
 from crc32c import crc32c
 
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-from tieringd.archive.scrub.segment_look import read_object
+from tieringd.archive.scrub.segment_inspection import read_object
 from tieringd.errors import CorruptDataError, PreconditionFailed, StorageUnavailable
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.formats.object_keys import TopicKey, damaged_copy_key, manifest_key, topic_manifest_key

@@ -20,7 +20,7 @@ from rich.live import Live
 
 from tieringd.cli.demo.comparison import Comparison, compare
 from tieringd.cli.demo.journal import Journal
-from tieringd.cli.demo.view import look, table
+from tieringd.cli.demo.view import partition_views, table
 from tieringd.config import Config, load_config
 from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.errors import TieringError
@@ -81,7 +81,7 @@ async def run_session(setup: DemoSetup, journal: Journal, writer: Writer, consol
         total = Comparison()
         with console.status("reading everything back"):
             # A new snapshot: the daemon may have trimmed more before it stopped.
-            for view in await look(config, archive, journal):
+            for view in await partition_views(config, archive, journal):
                 await compare(archive, view, journal.partitions[view.partition], total)
         return total
 
@@ -137,7 +137,7 @@ async def _watched(
         if live is not None:
             live.start()
         while True:
-            views = await look(config, archive, journal)
+            views = await partition_views(config, archive, journal)
             phase = "settling" if writing.done() else "writing"
             shown = table(views, title=f"{setup.title}: {phase}")
             if live is not None:

@@ -59,7 +59,7 @@ class PartitionView:
         return self.manifest is not None and len(self.log.segments) == 1 and not self.backlog_bytes
 
 
-async def look(config: Config, archive: Archive, journal: Journal) -> list[PartitionView]:
+async def partition_views(config: Config, archive: Archive, journal: Journal) -> list[PartitionView]:
     """
     Return snapshots of the journal's partitions, in order.
 

@@ -117,7 +117,7 @@ async def recovered_into_cluster(config: Config, asked: ClusterRecovery) -> list
     ):
         found = await matching_once(archive, asked.wanted)
         findings = await validated(archive, found, asked.validate, asked.depth)
-        topics = [await _looked_at(archive, cluster, one, asked) for one in _named(found, asked.renaming)]
+        topics = [await _checked_topic(archive, cluster, one, asked) for one in _named(found, asked.renaming)]
         jobs = [job for topic in topics for job in await _begun(cluster, topic, asked)]
         done = await _written(archive, cluster, jobs, asked)
         rows = [_row(job, one, findings) for job, one in zip(jobs, done, strict=True)]
@@ -140,7 +140,7 @@ def _named(found: Sequence[ArchivedTopic], renaming: Renaming) -> list[tuple[Arc
     return list(zip(found, names, strict=True))
 
 
-async def _looked_at(
+async def _checked_topic(
     archive: Archive, cluster: TargetCluster, named: tuple[ArchivedTopic, str], asked: ClusterRecovery
 ) -> _Topic:
     """

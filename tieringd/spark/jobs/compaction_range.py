@@ -69,7 +69,7 @@ async def compaction_range(
             break
         rows += 1
     readable_from = None if await _goes_on_from_another(bucket, manifest) else manifest.start_offset
-    drops_tombstones = may_drop_tombstones(looked_from=manifest.start_offset, readable_from=readable_from)
+    drops_tombstones = may_drop_tombstones(read_from=manifest.start_offset, readable_from=readable_from)
     rules = CompactionRules(
         manifest.start_offset,
         now_ms - options.delete_retention_ms if drops_tombstones else None,

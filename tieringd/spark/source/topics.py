@@ -66,7 +66,7 @@ class Topics:
             ObjectNotFound: The bucket does not have a topic or partition that is named.
             ConfigError: Several clusters have a topic of this name.
         """
-        topics, archived = self._bucket.run(self._look())
+        topics, archived = self._bucket.run(self._read())
         subscription = self._subscription
         missing = subscription.names - {topic.key.topic for topic in topics}
         if missing:
@@ -92,9 +92,9 @@ class Topics:
         Raises:
             ConfigError: Several clusters have a topic of this name.
         """
-        return self._bucket.run(self._look())[1]
+        return self._bucket.run(self._read())[1]
 
-    async def _look(self) -> tuple[tuple[TopicManifest, ...], Archived]:
+    async def _read(self) -> tuple[tuple[TopicManifest, ...], Archived]:
         subscription = self._subscription
         topics = await self._bucket.catalog.readable(subscription.accepts, cluster=subscription.cluster)
         _require_one_cluster(topics)

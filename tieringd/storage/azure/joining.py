@@ -67,7 +67,7 @@ class BlockCopies:
             ObjectNotFound: A source is gone.
             ChecksumRejected: A source has another size or checksum than expected.
         """
-        found = await at_once(sources, self._looked_at)
+        found = await at_once(sources, self._require_expected)
         # The first copy alone shows whether the service can copy at all.
         if not await self._copy(key, found[0], names[0]):
             return None
@@ -76,7 +76,7 @@ class BlockCopies:
             return None
         return all(source.md5 is not None for source in found)
 
-    async def _looked_at(self, source: JoinSource) -> _Found:
+    async def _require_expected(self, source: JoinSource) -> _Found:
         call = Call("join", self._container, source.key)
         answer = await self._requests.send(call, "HEAD", self._prefix + source.key, accept=_OK)
         size_bytes = int(answer.headers["Content-Length"])

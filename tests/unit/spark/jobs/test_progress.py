@@ -29,7 +29,7 @@ class Context:
     stage: Stage = field(default_factory=Stage)
     following: Stage | None = None
     properties: dict = field(default_factory=dict)
-    looks: int = 0
+    polls: int = 0
     groups: list = field(default_factory=list)
     cancelled: list = field(default_factory=list)
 
@@ -47,7 +47,7 @@ class Context:
         return [3, 4]
 
     def getStageInfo(self, stage_id):  # noqa: N802
-        self.looks += stage_id == 3
+        self.polls += stage_id == 3
         return self.stage if stage_id == 3 else self.following
 
     def getLocalProperty(self, name):  # noqa: N802
@@ -86,7 +86,7 @@ def test_every_change_is_told_once(session):
     context = session.sparkContext
 
     with watched(session, "scrub", lambda *one: told.append(one), poll_seconds=POLL_SECONDS):
-        while context.looks < 3:
+        while context.polls < 3:
             time.sleep(POLL_SECONDS)
         context.stage.numCompletedTasks = 10
     assert told == [("scrub", 0, 10), ("scrub", 10, 10)]

@@ -169,7 +169,7 @@ def _export_rounds(
         # Pending portions of an earlier incarnation of the topic are left as they are.
         is_begun = standing.state is not None and standing.state.topic == key
         pending = standing.pending if is_begun else ()
-        state = _looked_over(found, archived.topic.partition_count, known, pending, is_begun=is_begun)
+        state = _brought_up_to_date(found, archived.topic.partition_count, known, pending, is_begun=is_begun)
         outcome.see(state, len(found.replaced), known)
         if pending:
             round_ = begun_round(archive(), state, pending, rules)
@@ -209,7 +209,7 @@ def _export_rounds(
     )
 
 
-def _looked_over(
+def _brought_up_to_date(
     found: ExportState,
     partition_count: int,
     known: Mapping[int, PartitionManifest],

@@ -25,7 +25,7 @@ from tieringd.model.partition import ClusterView, LogBounds, TopicIdPartition
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionLook:
+class PartitionSnapshot:
     """A snapshot of one partition, as far as this host knows it."""
 
     partition: TopicIdPartition
@@ -41,18 +41,18 @@ class PartitionLook:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicLook:
+class TopicSnapshot:
     """A snapshot of a topic and of its partitions, in order of their numbers."""
 
     key: TopicKey
     config: TopicConfig
     is_paused: bool
-    partitions: tuple[PartitionLook, ...]
+    partitions: tuple[PartitionSnapshot, ...]
     clock_doubt: str = ""
     """Why this host deletes nothing by age; empty when its clock can be trusted."""
 
 
-async def look_at_topic(config: Config, topic: str, *, number: int | None = None) -> TopicLook:
+async def take_topic_snapshot(config: Config, topic: str, *, number: int | None = None) -> TopicSnapshot:
     """
     Return a snapshot of *topic*, with all its partitions or only partition *number*.
 
@@ -61,14 +61,14 @@ async def look_at_topic(config: Config, topic: str, *, number: int | None = None
         BrokerUnavailable: The broker does not answer.
     """
     async with opened_archive(config, Metrics()) as archive, opened_broker(config) as broker:
-        return await look_with(config, archive, broker, topic, number=number)
+        return await topic_snapshot_with(config, archive, broker, topic, number=number)
 
 
-async def look_with(
+async def topic_snapshot_with(
     config: Config, archive: Archive, broker: Broker, topic: str, *, number: int | None = None
-) -> TopicLook:
+) -> TopicSnapshot:
     """
-    Return a snapshot as `look_at_topic` does, from an archive and a broker that are open already.
+    Return a snapshot as `take_topic_snapshot` does, from an archive and a broker that are open already.
 
     With *number*, the partition's manifest includes its spilled segments.
     """
@@ -80,10 +80,10 @@ async def look_with(
         if number not in numbers:
             raise ObjectNotFound(f"topic {topic} has {len(numbers)} partitions, and none is number {number}")
         numbers = range(number, number + 1)
-    partitions = await _looks(archive, broker, key, {n: held.get(n) for n in numbers}, view)
+    partitions = await _partition_snapshots(archive, broker, key, {n: held.get(n) for n in numbers}, view)
     if number is not None:
         partitions = tuple([await _with_history(archive, one) for one in partitions])
-    return TopicLook(
+    return TopicSnapshot(
         key,
         config.topic(topic, properties, known),
         is_paused=known is not None and known.archiving is Archiving.PAUSED,
@@ -137,16 +137,16 @@ def _numbers(
     return range(max(archived, view.partition_counts.get(topic, 0), *(number + 1 for number in held), 0))
 
 
-async def _looks(
+async def _partition_snapshots(
     archive: Archive,
     broker: Broker,
     key: TopicKey,
     held: Mapping[int, LocalPartition | None],
     view: ClusterView,
-) -> tuple[PartitionLook, ...]:
+) -> tuple[PartitionSnapshot, ...]:
     names = [TopicIdPartition(key.cluster, key.topic, key.topic_id, number) for number in held]
     stored = await asyncio.gather(*(archive.manifests.load(name) for name in names))
-    looks: list[PartitionLook] = []
+    snapshots: list[PartitionSnapshot] = []
     for name, found, local in zip(names, stored, held.values(), strict=True):
         log, problem = None, ""
         if local is not None:
@@ -156,11 +156,13 @@ async def _looks(
                 problem = str(error)
         replica = view.replicas.get(name.topic_partition) if local else None
         is_led = replica is not None and replica.is_leader
-        looks.append(PartitionLook(name, found.manifest, log, None, local is not None, is_led, problem))
-    return await _with_bounds(broker, looks, view)
+        snapshots.append(
+            PartitionSnapshot(name, found.manifest, log, None, local is not None, is_led, problem)
+        )
+    return await _with_bounds(broker, snapshots, view)
 
 
-async def _with_history(archive: Archive, one: PartitionLook) -> PartitionLook:
+async def _with_history(archive: Archive, one: PartitionSnapshot) -> PartitionSnapshot:
     if one.manifest is None:
         return one
     return replace(one, manifest=await archive.manifests.spillovers.with_history(one.manifest))
@@ -172,14 +174,14 @@ def _read(archive: Archive, local: LocalPartition, manifest: PartitionManifest |
 
 
 async def _with_bounds(
-    broker: Broker, looks: Sequence[PartitionLook], view: ClusterView
-) -> tuple[PartitionLook, ...]:
+    broker: Broker, snapshots: Sequence[PartitionSnapshot], view: ClusterView
+) -> tuple[PartitionSnapshot, ...]:
     found = await broker.log_bounds(
-        [one.log for one in looks if one.is_led and one.log is not None],
+        [one.log for one in snapshots if one.is_led and one.log is not None],
         leader_epochs={name: replica.leader_epoch for name, replica in view.replicas.items()},
     )
-    done: list[PartitionLook] = []
-    for one in looks:
+    done: list[PartitionSnapshot] = []
+    for one in snapshots:
         bounds = found.get(one.partition.topic_partition)
         if isinstance(bounds, LogBounds):
             done.append(replace(one, bounds=bounds))

@@ -31,7 +31,7 @@ from tieringd.storage.threads import in_thread
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentLook:
+class SegmentInspection:
     """The result of one check, and its cost."""
 
     findings: tuple[Finding, ...]
@@ -72,13 +72,15 @@ async def read_object(store: ObjectStore, key: str, *, size_bytes: int, position
     return b"".join(pieces)
 
 
-class SegmentLooker:
+class SegmentInspector:
     """Check segments of one bucket. Keeps no state."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    async def look(self, partition: TopicIdPartition, segment: RemoteSegment, *, deep: bool) -> SegmentLook:
+    async def inspect(
+        self, partition: TopicIdPartition, segment: RemoteSegment, *, deep: bool
+    ) -> SegmentInspection:
         """
         Return the faults of a segment's objects. A missing object is a finding, not an error.
 
@@ -86,7 +88,7 @@ class SegmentLooker:
             StorageUnavailable: The store does not answer; the state is unknown.
         """
         cost = _Cost()
-        index_seen, index = await self._look_at_index(partition, segment, cost, deep=deep)
+        index_seen, index = await self._inspect_index(partition, segment, cost, deep=deep)
         if deep:
             read = await scan_data(self._store, partition, segment, index=index)
             data_seen, scan = read.seen, read.scan
@@ -98,7 +100,7 @@ class SegmentLooker:
             index_seen = Seen(index_seen.size_bytes, index_seen.crc32c, _disagreement(scan, index))
         findings = segment_findings(partition, segment, data=data_seen, index=index_seen)
         is_sound = scan is not None and not findings
-        return SegmentLook(
+        return SegmentInspection(
             findings,
             scan.record_count if scan and is_sound else 0,
             scan.batch_count if scan and is_sound else 0,
@@ -114,7 +116,7 @@ class SegmentLooker:
             return Seen(None)
         return Seen(info.size_bytes, info.crc32c)
 
-    async def _look_at_index(
+    async def _inspect_index(
         self, partition: TopicIdPartition, segment: RemoteSegment, cost: _Cost, *, deep: bool
     ) -> tuple[Seen, SegmentIndex | None]:
         """Return what is known of the index, and the index itself if it was read and is sound."""
@@ -174,7 +176,7 @@ class Verifier:
     """Compare manifests with objects. Reads only; one partition at a time."""
 
     def __init__(self, store: ObjectStore, spillovers: SpilloverManifests) -> None:
-        self._looker = SegmentLooker(store)
+        self._inspector = SegmentInspector(store)
         self._spillovers = spillovers
 
     async def verify(
@@ -195,9 +197,9 @@ class Verifier:
         rows = len(manifest.segments)
         first = 0 if newest is None else max(0, rows - newest)
         for segment in (manifest.segments[row] for row in range(first, rows)):
-            look = await self._looker.look(manifest.partition, segment, deep=deep)
-            records += look.records
-            faults += [str(finding) for finding in look.findings]
+            inspection = await self._inspector.inspect(manifest.partition, segment, deep=deep)
+            records += inspection.records
+            faults += [str(finding) for finding in inspection.findings]
         return PartitionReport(
             partition=manifest.partition,
             segments=manifest.segment_count,

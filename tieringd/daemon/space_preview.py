@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tieringd.archiving.observer import Observer, World
+from tieringd.archiving.observer import BrokerSnapshot, Observer
 from tieringd.archiving.pinner import Pinner
 from tieringd.broker.disk_use import directory_uses
 from tieringd.clock import wall_clock_ms
@@ -49,8 +49,8 @@ async def plan_space_once(config: Config) -> tuple[SpaceReport, ...]:
             manifests=archive.manifests,
             layout=archive.layout,
         )
-        world = await observer.look()
-        manifests = await _manifests(archive, world)
+        snapshot = await observer.scan()
+        manifests = await _manifests(archive, snapshot)
     try:
         uses = await asyncio.to_thread(directory_uses, log_dirs)
         cache = await asyncio.to_thread(measured_cache, config)
@@ -61,7 +61,7 @@ async def plan_space_once(config: Config) -> tuple[SpaceReport, ...]:
         SpaceReport(
             space,
             plan_for(
-                world,
+                snapshot,
                 space,
                 manifest_of=manifests.get,
                 obstacle_of=lambda _: "",
@@ -74,12 +74,14 @@ async def plan_space_once(config: Config) -> tuple[SpaceReport, ...]:
     )
 
 
-async def _manifests(archive: Archive, world: World) -> dict[Leadership, PartitionManifest | None]:
+async def _manifests(
+    archive: Archive, snapshot: BrokerSnapshot
+) -> dict[Leadership, PartitionManifest | None]:
     slots = asyncio.Semaphore(_LOADS_AT_ONCE)
 
     async def load(leadership: Leadership) -> PartitionManifest | None:
         async with slots:
             return (await archive.manifests.load(leadership.partition)).manifest
 
-    found = await asyncio.gather(*(load(one) for one in world.wanted))
-    return dict(zip(world.wanted, found, strict=True))
+    found = await asyncio.gather(*(load(one) for one in snapshot.wanted))
+    return dict(zip(snapshot.wanted, found, strict=True))
