@@ -14,7 +14,7 @@ from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.broker import FakeBroker
 from tests.fakes.topics import topic_config
 from tieringd.archiving.archiver import Archiver
-from tieringd.archiving.bookkeeper import Bookkeeper, Follower
+from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import Observation, Observer
 from tieringd.archiving.pinner import Pinner
 from tieringd.archiving.reconciler import Reconciler
@@ -28,8 +28,8 @@ from tieringd.policies.upload import UploadLimits
 from tieringd.policies.upload_control import UploadPace
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.resilient import ResilientStore
-from tieringd.topics.first_sight import FirstSight
 from tieringd.topics.retention_manager import RetentionManager
+from tieringd.topics.topic_defaults import TopicDefaultsRecorder
 from tieringd.topics.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def reconciler_of(
     Without *now_ms* the reconciler uses the archive's clock.
     """
     metrics = metrics or Metrics()
-    follower = Follower(archive.manifests, steady_ms=now_ms or archive.clock.steady_ms)
+    follower = FollowedManifests(archive.manifests, steady_ms=now_ms or archive.clock.steady_ms)
 
     def make_archiver(leadership: Leadership) -> Archiver:
         return _archiver(
@@ -229,11 +229,11 @@ def reconciler_of(
             layout=archive.layout,
         ),
         pinner=pinner,
-        follower=follower,
-        bookkeeper=Bookkeeper(
+        followed_manifests=follower,
+        upkeep=ManifestUpkeep(
             registry=registry,
-            follower=follower,
-            first_sight=FirstSight(broker, registry),
+            followed_manifests=follower,
+            defaults_recorder=TopicDefaultsRecorder(broker, registry),
             retention=RetentionManager(broker, registry),
             interval_seconds=interval_seconds,
         ),

@@ -121,7 +121,7 @@ class BrokerSnapshot:
     """Partitions on disk that the cluster does not list, such as new ones or ones being deleted."""
     untiered: tuple[LocalPartition, ...] = ()
     """Partitions of topics that are not archived."""
-    first_seen: Mapping[TopicKey, TopicConfig] = field(default_factory=dict)
+    unrecorded_topics: Mapping[TopicKey, TopicConfig] = field(default_factory=dict)
     """Topics whose partition 0 this broker leads, and of which the bucket has no `defaults` yet."""
     defaults: TieringDefaults | None = None
     """The cluster's tiering defaults at the time of the scan."""
@@ -345,7 +345,7 @@ class Observer:
             tuple(held_back),
             tuple(one for one in scan.partitions if one.topic_partition not in view.replicas),
             tuple(one for one in ours if not topics[one.topic_partition.topic].remote_write),
-            self._first_seen(cluster, ours, view),
+            self._unrecorded_topics(cluster, ours, view),
             self._config.tiering_defaults,
             managed,
             self._remote_delete(cluster, ours, view),
@@ -357,7 +357,7 @@ class Observer:
             scan_began_at,
         )
 
-    def _first_seen(
+    def _unrecorded_topics(
         self, cluster: str, partitions: Sequence[LocalPartition], view: ClusterView
     ) -> dict[TopicKey, TopicConfig]:
         if not (self._registry.is_known and self._config.cloud_storage_enabled):

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from tieringd.archiving.archiver import Archiver
-from tieringd.archiving.bookkeeper import Bookkeeper, Follower
+from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import BrokerSnapshot, Observation, Observer
 from tieringd.archiving.pinner import PinFacts, Pinner
 from tieringd.archiving.resting import ChangeFeed, Resting
@@ -41,7 +41,7 @@ from tieringd.formats.object_keys import TopicKey
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership, TopicIdPartition, TopicPartition
-from tieringd.policies.lineage import durable_end
+from tieringd.policies.lineage import archived_end
 from tieringd.policies.upload import UploadLimits, plan_assignment, rescue_due_ms
 
 log = structlog.get_logger(__name__)
@@ -122,8 +122,8 @@ class Reconciler:
         interval_seconds: float,
         observer: Observer,
         pinner: Pinner,
-        follower: Follower,
-        bookkeeper: Bookkeeper,
+        followed_manifests: FollowedManifests,
+        upkeep: ManifestUpkeep,
         metrics: Metrics,
         make_archiver: Callable[[Leadership], Archiver],
         now_ms: Callable[[], int],
@@ -132,8 +132,8 @@ class Reconciler:
         """Take the collaborators; *now_ms* is this host's clock, *archive_ms* the clock of the archivers."""
         self._observer = observer
         self._pinner = pinner
-        self._follower = follower
-        self._bookkeeper = bookkeeper
+        self._followed_manifests = followed_manifests
+        self._upkeep = upkeep
         self._metrics = metrics
         self._make_archiver = make_archiver
         self._now_ms = now_ms
@@ -174,17 +174,17 @@ class Reconciler:
 
         The same reasons are there at all times, for metrics.
         """
-        bookkeeper, statuses = self._bookkeeper, (running.status for running in self._running.values())
+        upkeep, statuses = self._upkeep, (running.status for running in self._running.values())
         unready = next((status.fault for status in statuses if status.is_store_fault), "")
         starting = ""
         if self.rounds == 0:
             starting = "the first round of reconciliation has not ended yet"
-        elif not bookkeeper.knows_topics:
+        elif not upkeep.knows_topics:
             starting = "the object store has not told of the archive's topics yet"
         return {
             "round": self._fault,
-            "store": bookkeeper.store_fault or unready,
-            "bookkeeping": "" if bookkeeper.store_fault else bookkeeper.fault,
+            "store": upkeep.store_fault or unready,
+            "bookkeeping": "" if upkeep.store_fault else upkeep.fault,
             "log_directory": self._observer.log_dir_fault,
             "starting": starting,
         }
@@ -192,7 +192,7 @@ class Reconciler:
     def set_config(self, config: Config, limits: UploadLimits) -> None:
         """Use *config* from the next round on, and upload by *limits*."""
         self.interval_seconds = config.cloud_storage_reconciliation_interval_ms / 1000
-        self._bookkeeper.interval_seconds = self.interval_seconds
+        self._upkeep.interval_seconds = self.interval_seconds
         self._observer.set_config(config)
         for leadership, running in self._running.items():
             running.archiver.set_limits(limits)
@@ -303,7 +303,7 @@ class Reconciler:
     async def run(self) -> None:
         """Do a round every reconciliation interval, or sooner on a hint, until stopped."""
         async with asyncio.TaskGroup() as tasks:
-            bookkeeping = tasks.create_task(self._keep_books())
+            upkeep = tasks.create_task(self._run_upkeep())
             while not self._stopping:
                 try:
                     await self.step(tasks)
@@ -315,7 +315,7 @@ class Reconciler:
                 if not self.fault:
                     self._metrics.reconciled_at.set_to_current_time()
                 await self._wait_for_next_round(self.interval_seconds)
-            bookkeeping.cancel()
+            upkeep.cancel()
 
     async def step(self, tasks: asyncio.TaskGroup) -> None:
         """Do one round: scan, start and stop archivers, hand each its observation, and adjust pins."""
@@ -395,15 +395,15 @@ class Reconciler:
             facts = PinFacts(
                 seen.log,
                 seen.pins,
-                durable_end(manifest, seen.log),
+                archived_end(manifest, seen.log),
                 seen.bounds.log_end_offset if is_expiring else None,
                 manifest.gaps if manifest else (),
                 good_until,
             )
             found.append((leadership.partition, facts))
         for one in (*snapshot.followed, *snapshot.held_back):
-            manifest = self._follower.manifest(one.partition)
-            durable_to = durable_end(manifest, one.log)
+            manifest = self._followed_manifests.manifest(one.partition)
+            durable_to = archived_end(manifest, one.log)
             gaps = manifest.gaps if manifest else ()
             found.append(
                 (one.partition, PinFacts(one.log, one.pins, durable_to, gaps=gaps, good_until=good_until))
@@ -419,14 +419,14 @@ class Reconciler:
         is_complete = not snapshot.problems and len(partitions) == len(found)
         await self._pinner.step(partitions, unnamed=snapshot.unnamed, is_complete=is_complete)
 
-    async def _keep_books(self) -> None:
-        """Run the bookkeeper after each round, concurrently with the next ones."""
+    async def _run_upkeep(self) -> None:
+        """Run the manifest upkeep after each round, concurrently with the next ones."""
         self._metrics.health.loop_succeeded("bookkeeping")
         while True:
             await self._scan_ended.wait()
-            if self._snapshot is not None and await self._bookkeeper.step(self._snapshot):
+            if self._snapshot is not None and await self._upkeep.step(self._snapshot):
                 self.hint()
-            if not self._bookkeeper.fault:
+            if not self._upkeep.fault:
                 self._metrics.health.loop_succeeded("bookkeeping")
 
     async def run_once(self, *, concurrency: int = 16) -> PassResult:
@@ -459,7 +459,7 @@ class Reconciler:
         progressing = True
         while progressing and not self._stopping:
             snapshot = await self._observer.scan()
-            if await self._bookkeeper.keep_topics(snapshot):
+            if await self._upkeep.keep_topics(snapshot):
                 snapshot = await self._observer.scan()
             self.rounds += 1
             async with asyncio.TaskGroup() as tasks:
@@ -470,8 +470,8 @@ class Reconciler:
             progressing = any(task.result() for task in drains)
             self._publish(0.0)
         problems = dict(self.problems)
-        if self._bookkeeper.fault:
-            problems["object store"] = self._bookkeeper.fault
+        if self._upkeep.fault:
+            problems["object store"] = self._upkeep.fault
         return PassResult(totals, problems)
 
     async def _archive(self, leadership: Leadership, running: _Running) -> None:

@@ -27,7 +27,7 @@ from tieringd.cli.options import (
 )
 from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
-from tieringd.daemon.beside import opened_broker
+from tieringd.daemon.local_broker import opened_broker
 from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.metrics import Metrics
 from tieringd.model.local_log import NO_BROKER, LogDirSizes

@@ -17,7 +17,7 @@ from tieringd.broker.kafka import KafkaBroker
 from tieringd.broker.kafka_tail import KafkaTail
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive
-from tieringd.daemon.beside import kafka_settings
+from tieringd.daemon.local_broker import kafka_settings
 from tieringd.errors import BrokerDenied, BrokerUnavailable
 from tieringd.formats.records import Record
 from tieringd.model.manifest import PartitionManifest

@@ -16,7 +16,7 @@ from tieringd.archiving.remote_log import RemoteLog
 from tieringd.archiving.upload_gate import UploadGate
 from tieringd.broker.layout import Layout
 from tieringd.config import Config
-from tieringd.daemon.beside import layout_of
+from tieringd.daemon.local_broker import layout_of
 from tieringd.metrics import Metrics
 from tieringd.policies.upload_control import UploadPace
 from tieringd.processors import usable_processors

@@ -108,11 +108,13 @@ class FetchAhead:
             # A held-back request waits for an answer that is no longer expected. It is released in a
             # later turn, after the caller has sent the current answer.
             self._loop.call_soon(self._tell)
-        if not sent.onward or pending.request is None:
+        if not sent.next_fetches or pending.request is None:
             return
         frame, head = memoryview(pending.request), pending.head
-        following = with_offsets(frame, head, {key: one.next_offset for key, one in sent.onward.items()})
-        for_last = with_offsets(frame, head, {key: one.last_offset for key, one in sent.onward.items()})
+        following = with_offsets(
+            frame, head, {key: one.next_offset for key, one in sent.next_fetches.items()}
+        )
+        for_last = with_offsets(frame, head, {key: one.last_offset for key, one in sent.next_fetches.items()})
         self._expected = _Expected(
             head, asked_of(memoryview(following), head), asked_of(memoryview(for_last), head), for_last
         )

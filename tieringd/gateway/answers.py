@@ -38,7 +38,7 @@ from tieringd.gateway.archive_answers import (
     ArchivedFetch,
     FetchQuestion,
     ListedOffset,
-    Onward,
+    NextFetch,
     PartitionKey,
     RemoteLogDir,
 )
@@ -124,11 +124,13 @@ async def _fetch(
     except BaseException:
         archived.release()
         raise
-    return Answer(response.pieces, archived.release, archived=True, onward=_onward(archived, asked))
+    return Answer(
+        response.pieces, archived.release, archived=True, next_fetches=_next_fetches(archived, asked)
+    )
 
 
-def _onward(archived: ArchivedFetch, asked: AskedFetch) -> Mapping[PartitionKey, Onward]:
-    return archived.onward if archived.onward.keys() == asked.partitions.keys() else {}
+def _next_fetches(archived: ArchivedFetch, asked: AskedFetch) -> Mapping[PartitionKey, NextFetch]:
+    return archived.next_fetches if archived.next_fetches.keys() == asked.partitions.keys() else {}
 
 
 async def fetched_ahead(
@@ -151,15 +153,15 @@ async def fetched_ahead(
     except (TieringError, TimeoutError) as error:
         log.debug("the archive cannot be read ahead now", error=str(error))
         return None
-    onward = _onward(archived, asked)
-    if not onward:
+    next_fetches = _next_fetches(archived, asked)
+    if not next_fetches:
         archived.release()
         return None
     topics: dict[str | UUID, dict[int, Replacement]] = {}
     for topic, number in asked.partitions:
         topics.setdefault(topic, {})[number] = archived.partitions[topic, number]
     response = composed(head.correlation_id, head.version, topics)
-    return Answer(response.pieces, archived.release, archived=True, onward=onward)
+    return Answer(response.pieces, archived.release, archived=True, next_fetches=next_fetches)
 
 
 async def _list_offsets(question: Question, archive: ArchiveAnswers, timeout_seconds: float) -> Answer:

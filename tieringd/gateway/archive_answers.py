@@ -50,7 +50,7 @@ class FetchQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Onward:
+class NextFetch:
     """Where a client's next Fetch of a partition continues, if the archive serves it again."""
 
     next_offset: int
@@ -65,7 +65,7 @@ class ArchivedFetch:
 
     partitions: Mapping[PartitionKey, Replacement] = field(default_factory=dict)
     release: Callable[[], None] = _nothing
-    onward: Mapping[PartitionKey, Onward] = field(default_factory=dict)
+    next_fetches: Mapping[PartitionKey, NextFetch] = field(default_factory=dict)
     """Only partitions that the archive is expected to serve again."""
 
 

@@ -16,7 +16,7 @@ from typing import Final
 from tieringd.formats.kafka_wire.fetch import readdressed
 from tieringd.formats.kafka_wire.pieces import Piece
 from tieringd.formats.kafka_wire.request_header import RequestHead
-from tieringd.gateway.archive_answers import Onward, PartitionKey
+from tieringd.gateway.archive_answers import NextFetch, PartitionKey
 from tieringd.gateway.wire import ByteBudget
 
 MAX_REQUESTS: Final = 256
@@ -32,7 +32,7 @@ class Answer:
     """To be called once, after the pieces were sent or on failure."""
     archived: bool
     """False if the pieces are the broker's own bytes."""
-    onward: Mapping[PartitionKey, Onward] = field(default_factory=dict)
+    next_fetches: Mapping[PartitionKey, NextFetch] = field(default_factory=dict)
     """For a Fetch: where each partition continues, if the archive is expected to serve all of them again."""
 
     def addressed_to(self, correlation_id: int) -> Answer:

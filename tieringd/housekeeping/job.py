@@ -5,7 +5,7 @@ A job is work that can wait: merging, re-uploading compacted segments, scrubbing
 that are limited by a number of store requests. A turn may be cancelled at any await, and the process
 killed: unfinished work is either found again or harmless. The service decides when turns come.
 
-`PartitionPasses` goes over all partitions for a job, and gives each its share of a turn. A pass continues
+`PartitionSweep` goes over all partitions for a job, and gives each its share of a turn. A pass continues
 where the last turn ended, in the order of the partitions. The job decides what a share is, and what is
 remembered of a partition. A partition rests once its share has reported that there is nothing to do until
 it changes. Passes leave out resting partitions: of ten thousand partitions nearly all rest.
@@ -95,7 +95,7 @@ class _Failing:
     passes_to_skip: int = 0
 
 
-class PartitionPasses(Generic[P]):
+class PartitionSweep(Generic[P]):
     """Give each of the current *partitions* its *share*."""
 
     def __init__(

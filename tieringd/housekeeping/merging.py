@@ -39,7 +39,7 @@ from tieringd.errors import (
     StoreFull,
     TieringError,
 )
-from tieringd.housekeeping.job import ArchivedPartition, JobTurn, PartitionPasses, Share
+from tieringd.housekeeping.job import ArchivedPartition, JobTurn, PartitionSweep, Share
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership
@@ -238,10 +238,10 @@ class MergeJob:
         make_merger: Callable[[Leadership], SegmentMerger],
         changed: Callable[[], Collection[Leadership]] | None = None,
     ) -> None:
-        """Take the collaborators; *changed* is as for `PartitionPasses`."""
+        """Take the collaborators; *changed* is as for `PartitionSweep`."""
         self._make_merger = make_merger
         self._known: dict[Leadership, _Known] = {}
-        self._passes = PartitionPasses(
+        self._sweep = PartitionSweep(
             partitions,
             share=self._share,
             forget=lambda leadership: self._known.pop(leadership, None),
@@ -255,7 +255,7 @@ class MergeJob:
         Raises:
             TieringError: One partition's share failed. The next turn continues with the others.
         """
-        return await self._passes.turn(requests_max=requests_max)
+        return await self._sweep.turn(requests_max=requests_max)
 
     async def _share(self, one: ArchivedPartition) -> Share:
         """Plan one partition, and merge the planned runs."""

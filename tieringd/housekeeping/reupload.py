@@ -49,7 +49,7 @@ from tieringd.errors import (
     ObjectNotFound,
     TieringError,
 )
-from tieringd.housekeeping.job import ArchivedPartition, JobTurn, PartitionPasses, Share
+from tieringd.housekeeping.job import ArchivedPartition, JobTurn, PartitionSweep, Share
 from tieringd.metrics import Metrics
 from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest import PartitionManifest
@@ -377,12 +377,12 @@ class CompactedReuploadJob:
         now_ms: Callable[[], int],
         changed: Callable[[], Collection[Leadership]] | None = None,
     ) -> None:
-        """Take the collaborators; *changed* is as for `PartitionPasses`."""
+        """Take the collaborators; *changed* is as for `PartitionSweep`."""
         self._remote_log = remote_log
         self._metrics = metrics
         self._now_ms = now_ms
         self._known: dict[Leadership, _Known] = {}
-        self._passes = PartitionPasses(
+        self._sweep = PartitionSweep(
             partitions,
             share=self._share,
             forget=lambda leadership: self._known.pop(leadership, None),
@@ -397,7 +397,7 @@ class CompactedReuploadJob:
             RetryableError: The store failed. The next turn continues with the other partitions.
             StorageError: An operator must act.
         """
-        return await self._passes.turn(requests_max=requests_max)
+        return await self._sweep.turn(requests_max=requests_max)
 
     async def _share(self, one: ArchivedPartition) -> Share:
         """Plan one partition, and do the first planned runs."""

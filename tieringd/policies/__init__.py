@@ -9,7 +9,7 @@ Each file answers one question, and most are named like the room that asks it:
 * reading: `reading`, `cache_trim`.
 * space: `disk_areas`, `disk_alert`, `space_plan`.
 * housekeeping: `housekeeping`, `segment_merge`, `compacted_reupload`, `scrub`, `topic_lifecycle`.
-* recovery: `recovery`. Rebuild: `manifest_rebuild`, `standing_rewritings`. Jobs: `rewriting`,
+* recovery: `recovery`. Rebuild: `manifest_rebuild`, `valid_rewritings`. Jobs: `rewriting`,
   `record_removal`.
 * commands: `explanation`, `limit_wording`.
 """

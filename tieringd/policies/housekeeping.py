@@ -53,7 +53,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class JobStanding:
+class JobStatus:
     """The scheduling state of one kind of work."""
 
     name: str
@@ -91,7 +91,7 @@ class TurnPlan:
 
 
 def plan_turn(
-    jobs: Sequence[JobStanding], traffic: Traffic, limits: HousekeepingLimits, *, round_at: float, now: float
+    jobs: Sequence[JobStatus], traffic: Traffic, limits: HousekeepingLimits, *, round_at: float, now: float
 ) -> TurnPlan:
     """Choose the next turn; *round_at* is when this round begins, or began."""
     ready = [job for job in jobs if job.not_before <= now]
@@ -139,7 +139,7 @@ def pause_after_failures(failures: int, limits: HousekeepingLimits) -> float:
     return min(limits.interval_seconds, limits.window_seconds * 2.0**doublings)
 
 
-def _turn(jobs: Sequence[JobStanding], *, is_forced: bool, reason: str) -> TurnPlan:
+def _turn(jobs: Sequence[JobStatus], *, is_forced: bool, reason: str) -> TurnPlan:
     job = min(jobs, key=lambda one: one.served_at)
     return TurnPlan(HousekeepingState.ACTIVE, job.name, is_forced, reason, wait_seconds=0.0)
 

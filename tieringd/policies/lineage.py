@@ -128,7 +128,7 @@ def divergence_offset(
     return min(archived_next_offset, first_offset, *newer)
 
 
-def durable_end(manifest: PartitionManifest | None, log: LocalLog) -> int | None:
+def archived_end(manifest: PartitionManifest | None, log: LocalLog) -> int | None:
     """
     Return the exclusive end of what the archive holds of *log*; None without a manifest.
 

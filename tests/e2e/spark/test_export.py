@@ -191,7 +191,7 @@ async def test_second_run_adds_only_what_is_new(  # noqa: PLR0917 - fixtures
 
     wanted = [await expected(kafka, objects, topic, number=number) for number in range(2)]
     with iceberg.opened(config) as place_of:
-        rows = rows_of_table(place_of(topic).standing().version)
+        rows = rows_of_table(place_of(topic).checkpoint().version)
     for number in range(2):
         plain = spark_rows(spark, f"file://{tmp_path}/lake", topic, number)
         assert [seen_record(row) for row in plain] == wanted[number]

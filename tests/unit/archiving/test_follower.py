@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from tests.fakes.archive import Clock
 from tests.unit.model.values import PARTITION, remote, stored
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-from tieringd.archiving.bookkeeper import REFRESH_INTERVAL_MS, REFRESHES_PER_STEP, Follower
+from tieringd.archiving.manifest_upkeep import REFRESH_INTERVAL_MS, REFRESHES_PER_STEP, FollowedManifests
 from tieringd.errors import CorruptDataError, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def manifests(store):
 
 @pytest.fixture
 def follower(manifests, clock):
-    return Follower(manifests, steady_ms=clock)
+    return FollowedManifests(manifests, steady_ms=clock)
 
 
 async def commit(manifests: ManifestStore, manifest: PartitionManifest) -> StoredManifest:

@@ -519,7 +519,7 @@ async def test_look_without_any_partition_is_empty(tmp_path, store, metrics):
 async def test_topic_keeps_the_cluster_values_of_when_it_was_first_seen(watch, writers, log_dir):
     """A later change of the cluster's values is for new topics only."""
     snapshot = await watch.scan()
-    (key,) = snapshot.first_seen
+    (key,) = snapshot.unrecorded_topics
     assert key == topic_key(writers[0].identified)
     assert (snapshot.defaults.remote_write, len(snapshot.wanted)) == (True, 3)
     await watch.registry.record_defaults(key, snapshot.defaults)
@@ -530,7 +530,7 @@ async def test_topic_keeps_the_cluster_values_of_when_it_was_first_seen(watch, w
     new.closed_segment()
     watch.broker.add(new)
     snapshot = await watch.scan()
-    assert (wanted(snapshot).keys(), snapshot.first_seen) == (
+    assert (wanted(snapshot).keys(), snapshot.unrecorded_topics) == (
         {"orders-0", "orders-1", "orders-2"},
         {topic_key(new.identified): watch.observer._topics["payments"]},
     )
@@ -538,13 +538,13 @@ async def test_topic_keeps_the_cluster_values_of_when_it_was_first_seen(watch, w
     await watch.registry.record_defaults(topic_key(new.identified), snapshot.defaults)
     watch.observer.set_config(config_of(log_dir, ""))
     snapshot = await watch.scan()
-    assert (wanted(snapshot).keys(), snapshot.first_seen) == ({"orders-0", "orders-1", "orders-2"}, {})
+    assert (wanted(snapshot).keys(), snapshot.unrecorded_topics) == ({"orders-0", "orders-1", "orders-2"}, {})
 
 
 async def test_topics_first_seen_are_those_whose_partition_0_is_led(watch, writers):
     """One daemon of the cluster records a topic."""
     watch.broker.followed[writers[0].name] = watch.broker.epochs.pop(writers[0].name)
-    assert (await watch.scan()).first_seen == {}
+    assert (await watch.scan()).unrecorded_topics == {}
 
 
 async def test_translation_of_a_partition_that_is_gone_is_forgotten(watch):

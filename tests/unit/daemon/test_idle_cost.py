@@ -191,7 +191,7 @@ async def test_idle_hour_of_a_thousand_partitions(tmp_path):
     assert segments == PARTITIONS * 5 // 4
     # An archiver polls for edits of its manifest every half hour, and does nothing else.
     assert steps[0] <= 2 * PARTITIONS
-    # The poll is one request. The bookkeeper and the purge of deleted topics list the topics' manifests.
+    # The poll is one request. The manifest upkeep and the purge of deleted topics list the topics' manifests.
     assert daemon.requests.keys() <= {"head", "list_page"}
     assert daemon.requests["head"] <= 2 * PARTITIONS
     assert daemon.requests["list_page"] <= 2 * ROUNDS

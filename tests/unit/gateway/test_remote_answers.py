@@ -91,14 +91,14 @@ class Behind:
         finally:
             found.release()
 
-    async def onward(self, offset: int, *, max_bytes: int = 1 << 20, needs_a_batch: bool = True):
+    async def next_fetches(self, offset: int, *, max_bytes: int = 1 << 20, needs_a_batch: bool = True):
         """Return how the answer to a fetch of partition 0 goes on, once it is cached."""
         await self.fetch_once(offset)
         asked = {("orders", 0): AskedPartition(offset, 1 << 20)}
         question = FetchQuestion(asked, max_bytes, needs_a_batch=needs_a_batch, read_committed=False)
         found = await self.answers.fetch(question)
         found.release()
-        return {number: (one.next_offset, one.last_offset) for (_, number), one in found.onward.items()}
+        return {number: (one.next_offset, one.last_offset) for (_, number), one in found.next_fetches.items()}
 
     async def listed(self, timestamp: int, number: int = 0) -> ListedOffset | None:
         asked = {("orders", number): timestamp}
@@ -488,9 +488,9 @@ async def test_where_an_answer_goes_on_is_told_only_below_the_local_log(tmp_path
             writer.drop_head()
         await daemon.round()
         assert writer.bounds().log_start_offset == 6
-        assert await behind.onward(0) == {0: (3, 5)}
-        assert await behind.onward(3) == {}
-        assert await behind.onward(0, max_bytes=0, needs_a_batch=False) == {0: (0, 5)}
+        assert await behind.next_fetches(0) == {0: (3, 5)}
+        assert await behind.next_fetches(3) == {}
+        assert await behind.next_fetches(0, max_bytes=0, needs_a_batch=False) == {0: (0, 5)}
 
 
 @virtually

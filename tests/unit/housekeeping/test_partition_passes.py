@@ -6,7 +6,7 @@ import pytest
 
 from tieringd.archiving.resting import ChangeFeed
 from tieringd.errors import StorageUnavailable
-from tieringd.housekeeping.job import PartitionPasses, Share
+from tieringd.housekeeping.job import PartitionSweep, Share
 from tieringd.model.partition import Leadership, TopicIdPartition
 
 RESTS = Share(may_rest=True)
@@ -20,7 +20,7 @@ class Job:
         self.partitions = {leadership: leadership for leadership in self.led}
         self.answers, self.served, self.forgotten = {}, [], []
         self.feed = ChangeFeed()
-        self.passes = PartitionPasses(
+        self.passes = PartitionSweep(
             lambda: self.partitions,
             share=self.share,
             forget=self.forgotten.append,
@@ -96,7 +96,7 @@ async def test_partition_that_is_gone_is_forgotten_and_may_come_again(job):
 
 async def test_without_a_feed_each_pass_is_over_all(job):
     """Nothing tells of changes, so anything may have changed."""
-    passes = PartitionPasses(lambda: job.partitions, share=job.share, forget=job.forgotten.append)
+    passes = PartitionSweep(lambda: job.partitions, share=job.share, forget=job.forgotten.append)
     for _ in range(2):
         job.served = []
         await passes.turn(requests_max=100)

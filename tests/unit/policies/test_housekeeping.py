@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tieringd.policies.housekeeping import (
     HousekeepingLimits,
     HousekeepingState,
-    JobStanding,
+    JobStatus,
     SlidingCount,
     Traffic,
     pause_after_failures,
@@ -25,7 +25,7 @@ NOW = 1000.0
 
 
 def job(name="merge", *, is_done=False, served_at=NOW - 20, covered_at=NOW - 20, not_before=0.0):
-    return JobStanding(name, is_done, served_at, covered_at, not_before)
+    return JobStatus(name, is_done, served_at, covered_at, not_before)
 
 
 def planned(*jobs, traffic=QUIET, round_at=0.0, now=NOW, limits=LIMITS):
@@ -144,7 +144,7 @@ def test_pause_doubles_with_each_failure_up_to_the_interval():
 
 
 standings = st.builds(
-    JobStanding,
+    JobStatus,
     name=st.uuids().map(str),
     is_done=st.booleans(),
     served_at=st.floats(0, NOW),

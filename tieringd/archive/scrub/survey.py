@@ -150,10 +150,10 @@ class Surveyor:
             found = await self._list(survey)
             others = [one for one in dict.fromkeys(found) if one not in set(known)]
             await self._inspect(survey, [one for one in others if not await self._topics.is_leaving(one)])
-        survey.findings = list(await self.standing(survey.findings))
+        survey.findings = list(await self.confirmed(survey.findings))
         return survey
 
-    async def standing(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    async def confirmed(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
         """
         Return *findings* without those of partitions whose topic is being purged by now.
 

@@ -23,7 +23,7 @@ from tieringd.cli.recover.validation import MISSING, Findings, missing, validate
 from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
-from tieringd.daemon.beside import kafka_settings
+from tieringd.daemon.local_broker import kafka_settings
 from tieringd.errors import BrokerUnavailable, ConfigError
 from tieringd.formats.recovery_mark import RecoveryMark
 from tieringd.metrics import Metrics

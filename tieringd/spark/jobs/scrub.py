@@ -114,7 +114,7 @@ def scrubbed(
         require_matched(topics, {one.partition.topic for one in survey.owners})
     tables = ((owner.partition, table) for owner in survey.owners for table in owner.held)
     found = spread("scrub", plan_segment_tasks(tables, cores=cores), partial(inspect_segments, config))
-    survey.add(bucket.run(surveyor.standing(finding for one in found for finding in one.findings)))
+    survey.add(bucket.run(surveyor.confirmed(finding for one in found for finding in one.findings)))
     return scrub_report(survey, found, seconds=time.monotonic() - begun)
 
 

@@ -20,7 +20,7 @@ from tieringd.policies.local_retention import UNLIMITED, RequestedRetention, ini
 from tieringd.topics.topic_registry import TopicRegistry
 
 
-class FirstSight:
+class TopicDefaultsRecorder:
     """Record the values that topics begin with. One task at a time calls `step`."""
 
     def __init__(self, broker: Broker, registry: TopicRegistry) -> None:
@@ -32,9 +32,11 @@ class FirstSight:
         time; None before the first step.
         """
 
-    async def step(self, first_seen: Mapping[TopicKey, TopicConfig], defaults: TieringDefaults) -> None:
+    async def step(
+        self, unrecorded_topics: Mapping[TopicKey, TopicConfig], defaults: TieringDefaults
+    ) -> None:
         """
-        Record *first_seen*, with the cluster's current values as *defaults*.
+        Record *unrecorded_topics*, with the cluster's current values as *defaults*.
 
         Raises:
             BrokerUnavailable: Try again in the next round.
@@ -42,7 +44,7 @@ class FirstSight:
         """
         if self._are_new is None:
             self._are_new = self._registry.has_records
-        for key, config in first_seen.items():
+        for key, config in unrecorded_topics.items():
             begins_with = defaults
             if self._are_new and config.remote_write:
                 begins_with = _with_local_target(defaults, await self._broker.topic_overrides(key.topic))

@@ -1,12 +1,12 @@
 """
-The bookkeeper: the daemon's requests to the object store outside its archivers and rounds.
+Manifest upkeep: the daemon's requests to the object store outside its archivers and rounds.
 
 It reads and writes topic manifests, keeps followed manifests fresh, and manages retention. All of it may
 wait for a store that hangs. A round of reconciliation must not wait, because it pins the files that a
 broker deletes meanwhile.
 
-`Follower` keeps the manifests of partitions that other brokers lead fresh enough for a takeover: a new
-leader then asks the store only for the version of one manifest, and does not load its history. A followed
+`FollowedManifests` keeps the manifests of partitions that other brokers lead fresh enough for a takeover: a
+new leader then asks the store only for the version of one manifest, and does not load its history. A followed
 manifest can only make this daemon more careful. The daemon never trims, deletes or uploads because of it.
 """
 
@@ -22,8 +22,8 @@ from tieringd.archiving.observer import BrokerSnapshot
 from tieringd.errors import STORE_FAULTS, CorruptDataError, TieringError
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
-from tieringd.topics.first_sight import FirstSight
 from tieringd.topics.retention_manager import RetentionManager
+from tieringd.topics.topic_defaults import TopicDefaultsRecorder
 from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
@@ -37,7 +37,7 @@ CLEAN_UP_INTERVAL_SECONDS = 6 * 3600.0
 """How often parts of abandoned uploads are searched for: they cost storage and no listing shows them."""
 
 
-class Follower:
+class FollowedManifests:
     """Hold the followed manifests of one daemon. One task at a time calls `step`; `take` may run any time."""
 
     def __init__(self, manifests: ManifestStore, *, steady_ms: Callable[[], int]) -> None:
@@ -87,15 +87,15 @@ class Follower:
         return refreshed
 
 
-class Bookkeeper:
+class ManifestUpkeep:
     """Do the periodic store work for the partitions of a round. One task at a time calls `step`."""
 
     def __init__(
         self,
         *,
         registry: TopicRegistry,
-        follower: Follower,
-        first_sight: FirstSight,
+        followed_manifests: FollowedManifests,
+        defaults_recorder: TopicDefaultsRecorder,
         retention: RetentionManager,
         interval_seconds: float,
         check_store: Callable[[], Awaitable[None]] | None = None,
@@ -110,8 +110,8 @@ class Bookkeeper:
         *interval_seconds*.
         """
         self._registry = registry
-        self._follower = follower
-        self._first_sight = first_sight
+        self._followed_manifests = followed_manifests
+        self._defaults_recorder = defaults_recorder
         self._retention = retention
         self._check_store = check_store
         self._clean_up = clean_up
@@ -141,7 +141,7 @@ class Bookkeeper:
     async def step(self, snapshot: BrokerSnapshot) -> bool:
         """Do what is due for *snapshot*; return whether another observation would differ."""
         is_changed = await self.keep_topics(snapshot)
-        await self._follower.step([one.partition for one in snapshot.followed])
+        await self._followed_manifests.step([one.partition for one in snapshot.followed])
         if self._registry.is_known:
             await self._try("abandoned uploads cannot be removed", self._remove_abandoned())
         return is_changed
@@ -177,9 +177,9 @@ class Bookkeeper:
             log.info("abandoned uploads removed", uploads=count)
 
     async def _record_first_seen(self, snapshot: BrokerSnapshot) -> None:
-        if snapshot.first_seen:
+        if snapshot.unrecorded_topics:
             assert snapshot.defaults is not None, "they come with what is first seen"
-            await self._first_sight.step(snapshot.first_seen, snapshot.defaults)
+            await self._defaults_recorder.step(snapshot.unrecorded_topics, snapshot.defaults)
 
     async def _record_remote_delete(self, snapshot: BrokerSnapshot) -> None:
         for key, is_set in snapshot.remote_delete.items():

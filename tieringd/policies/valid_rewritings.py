@@ -62,7 +62,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class StandingRewritings:
+class ValidRewritings:
     """The segments that valid rewritings name, and those that they supersede."""
 
     named: Mapping[SegmentIdentity, int]
@@ -84,12 +84,12 @@ class _Unit:
     stored_at_ms: int
 
 
-def standing_rewritings(
+def valid_rewritings(
     recorded: Sequence[RecordedRewriting],
     stored: Mapping[SegmentIdentity, int],
     candidates: Sequence[Candidate],
     epoch_starts: Mapping[int, int],
-) -> StandingRewritings:
+) -> ValidRewritings:
     """
     Judge the *recorded* rewritings of one partition.
 
@@ -109,7 +109,7 @@ def standing_rewritings(
         superseded = [one for one in candidates if claims.against(one.identity)]
         overtaken = _overtaken(superseded, candidates, claims)
         if not overtaken:
-            return StandingRewritings(
+            return ValidRewritings(
                 claims.named(),
                 frozenset(one.identity for one in superseded),
                 # A merge removes no records.

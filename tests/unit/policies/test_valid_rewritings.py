@@ -19,7 +19,7 @@ from tieringd.policies.manifest_rebuild import (
     StoredSegment,
     plan_rebuild,
 )
-from tieringd.policies.standing_rewritings import UNDER_WAY_MS, RecordedRewriting
+from tieringd.policies.valid_rewritings import UNDER_WAY_MS, RecordedRewriting
 
 MERGED, REWRITTEN, COMPACTED = RewritingKind
 

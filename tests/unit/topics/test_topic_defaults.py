@@ -1,4 +1,4 @@
-"""First sight: what a topic begins with, recorded once."""
+"""Topic defaults: what a topic begins with, recorded once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.fakes.topics import topic_config
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import TieringDefaults
-from tieringd.topics.first_sight import FirstSight
+from tieringd.topics.topic_defaults import TopicDefaultsRecorder
 from tieringd.topics.topic_registry import TopicRegistry
 
 ON = topic_config()
@@ -39,8 +39,8 @@ def registry(store, archive):
 
 
 @pytest.fixture
-def first_sight(broker, registry):
-    return FirstSight(broker, registry)
+def defaults_recorder(broker, registry):
+    return TopicDefaultsRecorder(broker, registry)
 
 
 def target_of(registry: TopicRegistry, topic: str) -> tuple[int | None, int | None]:
@@ -49,15 +49,17 @@ def target_of(registry: TopicRegistry, topic: str) -> tuple[int | None, int | No
 
 
 @pytest.fixture
-async def known_cluster(first_sight):
+async def known_cluster(defaults_recorder):
     """A cluster whose topics were recorded before."""
-    await first_sight.step({key("old"): ON}, DEFAULTS)
+    await defaults_recorder.step({key("old"): ON}, DEFAULTS)
 
 
-async def test_topics_that_were_there_before_us_begin_with_the_cluster_values(first_sight, registry, broker):
+async def test_topics_that_were_there_before_us_begin_with_the_cluster_values(
+    defaults_recorder, registry, broker
+):
     """Their retention says nothing of a local target: they keep the local properties they have."""
     broker.configs = {"old": {"retention.ms": "5000"}}
-    await first_sight.step({key("old"): ON, key("older"): ON}, DEFAULTS)
+    await defaults_recorder.step({key("old"): ON, key("older"): ON}, DEFAULTS)
     assert target_of(registry, "old") == target_of(registry, "older") == (None, None)
 
 
@@ -76,23 +78,23 @@ async def test_topics_that_were_there_before_us_begin_with_the_cluster_values(fi
     ],
 )
 async def test_new_topic_with_tiering_on_begins_with_its_retention(
-    first_sight, registry, broker, overrides, expected
+    defaults_recorder, registry, broker, overrides, expected
 ):
     """The longer time and the fewer bytes; of what its creator did not say, the cluster's value decides."""
     broker.configs = {"new": overrides}
-    await first_sight.step({key("new"): ON}, DEFAULTS)
+    await defaults_recorder.step({key("new"): ON}, DEFAULTS)
     assert target_of(registry, "new") == expected
 
 
 @pytest.mark.usefixtures("known_cluster")
 async def test_new_topic_without_tiering_keeps_its_local_properties_when_it_is_toggled(
-    first_sight, registry, broker
+    defaults_recorder, registry, broker
 ):
     """The rules are for topics created with tiering on."""
     broker.configs = {"new": {"retention.ms": "5000"}}
-    await first_sight.step({key("new"): OFF}, DEFAULTS)
+    await defaults_recorder.step({key("new"): OFF}, DEFAULTS)
     assert target_of(registry, "new") == (None, None)
-    await first_sight.step({key("new"): ON}, DEFAULTS)
+    await defaults_recorder.step({key("new"): ON}, DEFAULTS)
     assert target_of(registry, "new") == (None, None)
 
 
@@ -102,7 +104,7 @@ async def test_another_daemon_of_the_cluster_knows_new_topics_too(store, archive
     other = TopicRegistry(store, archive.manifests)
     await other.refresh(CLUSTER)
     broker.configs = {"new": {"retention.ms": "5000"}}
-    await FirstSight(broker, other).step({key("new"): ON}, DEFAULTS)
+    await TopicDefaultsRecorder(broker, other).step({key("new"): ON}, DEFAULTS)
     assert target_of(other, "new") == (5000, None)
 
 
@@ -110,10 +112,10 @@ async def test_first_recording_that_is_cut_off_takes_nothing_for_new(store, arch
     """Until all that was there has been recorded, none of it is taken for new."""
     broker.configs = {"second": {"retention.ms": "5000"}}
     registry = HalfRegistry(store, archive.manifests)
-    first_sight = FirstSight(broker, registry)
+    defaults_recorder = TopicDefaultsRecorder(broker, registry)
     with pytest.raises(StorageUnavailable):
-        await first_sight.step({key("first"): ON, key("second"): ON}, DEFAULTS)
+        await defaults_recorder.step({key("first"): ON, key("second"): ON}, DEFAULTS)
     assert registry.has_records
     registry.is_broken = False
-    await first_sight.step({key("second"): ON}, DEFAULTS)
+    await defaults_recorder.step({key("second"): ON}, DEFAULTS)
     assert target_of(registry, "second") == (None, None)
