@@ -201,7 +201,7 @@ def reconciler_of(
     Without *now_ms* the reconciler uses the archive's clock.
     """
     metrics = metrics or Metrics()
-    follower = FollowedManifests(archive.manifests, steady_ms=now_ms or archive.clock.steady_ms)
+    followed_manifests = FollowedManifests(archive.manifests, steady_ms=now_ms or archive.clock.steady_ms)
 
     def make_archiver(leadership: Leadership) -> Archiver:
         return _archiver(
@@ -211,7 +211,7 @@ def reconciler_of(
             metrics=metrics,
             clock=archive_clock(now_ms, archive.store) if now_ms else archive.clock,
             limits=UploadLimits(segments_per_step=3, max_interval_ms=max_interval_ms),
-            known=follower.take(leadership.partition),
+            known=followed_manifests.take(leadership.partition),
         )
 
     pinner = Pinner(pins or {}, budget_bytes=10**12, metrics=metrics)
@@ -229,10 +229,10 @@ def reconciler_of(
             layout=archive.layout,
         ),
         pinner=pinner,
-        followed_manifests=follower,
+        followed_manifests=followed_manifests,
         upkeep=ManifestUpkeep(
             registry=registry,
-            followed_manifests=follower,
+            followed_manifests=followed_manifests,
             defaults_recorder=TopicDefaultsRecorder(broker, registry),
             retention=RetentionManager(broker, registry),
             interval_seconds=interval_seconds,

@@ -210,7 +210,7 @@ class HoleWatch:
     """Remember when each hole of one partition's log was first seen. Owned by its archiver."""
 
     def __init__(self) -> None:
-        self._first_scan_numbers: dict[Hole, int] = {}
+        self._first_scans: dict[Hole, int] = {}
         """
         The holes of the newest observation, each with the number of the first consecutive one that showed it.
         """
@@ -219,23 +219,19 @@ class HoleWatch:
     def note(self, seen: Observation) -> None:
         """Take note of an observation. Noting the same observation again changes nothing."""
         self._scan_number = seen.scan_number
-        self._first_scan_numbers = {
-            hole: self._first_scan_numbers.get(hole, seen.scan_number) for hole in seen.uploadable.holes
+        self._first_scans = {
+            hole: self._first_scans.get(hole, seen.scan_number) for hole in seen.uploadable.holes
         }
 
     @property
     def confirmed(self) -> frozenset[Hole]:
         """Return the holes of the newest observation that an earlier one showed as well."""
-        return frozenset(
-            hole for hole, first in self._first_scan_numbers.items() if first != self._scan_number
-        )
+        return frozenset(hole for hole, first in self._first_scans.items() if first != self._scan_number)
 
     @property
     def new(self) -> frozenset[Hole]:
         """Return the holes that only the newest observation shows."""
-        return frozenset(
-            hole for hole, first in self._first_scan_numbers.items() if first == self._scan_number
-        )
+        return frozenset(hole for hole, first in self._first_scans.items() if first == self._scan_number)
 
 
 class Archiver:

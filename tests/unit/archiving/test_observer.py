@@ -243,8 +243,8 @@ async def test_look_that_finds_nothing_new_shows_the_same_under_another_number(w
         again = second.confirmed(second.wanted[leadership])
         assert again.shows_same(seen)
         assert again.uploadable == seen.uploadable
-        assert (again.scan, again.scan_began_at) == (second.scan, second.scan_began_at)
-        assert again.scan > seen.scan
+        assert (again.scan_number, again.scan_began_at) == (second.scan_number, second.scan_began_at)
+        assert again.scan_number > seen.scan_number
     writers[0].append(b"new")
     third = await watch.scan()
     changed = {
@@ -252,7 +252,7 @@ async def test_look_that_finds_nothing_new_shows_the_same_under_another_number(w
     }
     assert changed == {"orders-0"}
     (again,) = (await watch.observer.rescan_partitions([str(writers[0].path)])).values()
-    assert again.scan > max(seen.scan for seen in third.wanted.values())
+    assert again.scan_number > max(seen.scan_number for seen in third.wanted.values())
 
 
 async def test_look_has_the_pins_of_led_and_followed_partitions(make_watch, broker, writers, tmp_path):

@@ -186,7 +186,7 @@ async def test_archiver_that_cannot_commit_does_not_hold_up_the_others(daemon, s
         await daemon.turns()
         await daemon.turns()
         assert [len(named) for named in daemon.archived().values()] == [4, 4, 4]
-        assert first not in daemon.job._passes._failing
+        assert first not in daemon.job._sweep._failing
 
 
 @virtually
