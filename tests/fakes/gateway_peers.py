@@ -13,7 +13,7 @@ from tests.support.kafka_messages import (
     request_module,
     response_frame,
 )
-from tieringd.formats.kafka_wire.fetch import Replacement
+from tieringd.formats.kafka_wire.fetch import PartitionData
 from tieringd.gateway.archive_answers import ArchivedFetch, NextFetch, NoArchive
 from tieringd.gateway.opening import GatewaySettings
 from tieringd.gateway.server import GatewayServer
@@ -55,7 +55,7 @@ class TopicArchive(NoArchive):
             raise
         if self.failure is not None:
             raise self.failure
-        answers = {key: Replacement(9, 9, 0, records=(b"archived",)) for key in question.partitions}
+        answers = {key: PartitionData(9, 9, 0, records=(b"archived",)) for key in question.partitions}
         next_fetches = {}
         if self.step is not None:
             next_fetches = {

@@ -8,7 +8,7 @@ from tieringd.config.yaml_source import Place
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RuleViolation:
     """A broken rule. It is shown at the first of *places*, and depends on all of them."""
 
     places: tuple[Place, ...]

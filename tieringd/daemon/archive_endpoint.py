@@ -24,7 +24,7 @@ from tieringd.daemon.assembly import sole_owner
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
 from tieringd.daemon.gateway import ReadCache, client_tls
-from tieringd.endpoint.api import Api
+from tieringd.endpoint.api import RequestHandlers
 from tieringd.endpoint.cluster import ClusterAnswers, DescriptionAnswers
 from tieringd.endpoint.connection import EndpointConnection
 from tieringd.endpoint.fetch import FetchAnswers
@@ -131,7 +131,7 @@ async def archive_endpoint_of(
         own = EndpointSettings(
             host, port or server.port, bucket_name(config), sync_interval_seconds=interval_seconds
         )
-        api = Api(
+        api = RequestHandlers(
             cluster=ClusterAnswers(topics, partitions, own),
             offsets=OffsetAnswers(topics, partitions, archive.records, own, history=archive.history),
             fetch=FetchAnswers(

@@ -28,14 +28,14 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EndpointResponse:
     """A whole response. *release* is called once, after sending or on failure."""
 
     pieces: tuple[Piece, ...]
     release: Callable[[], None] = _nothing
 
 
-class Api:
+class RequestHandlers:
     """The handlers of all requests of an endpoint."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Api:
             ApiKey.OFFSET_FETCH: refusals.offset_fetch,
         }
 
-    async def answer(self, head: RequestHead, frame: memoryview) -> Answer:
+    async def answer(self, head: RequestHead, frame: memoryview) -> EndpointResponse:
         """
         Answer one whole request.
 
@@ -74,13 +74,13 @@ class Api:
         """
         if head.version not in ADVERTISED.get(head.api_key, ()):
             if head.api_key == ApiKey.API_VERSIONS:
-                return Answer((request_header.unsupported(head.correlation_id),))
+                return EndpointResponse((request_header.unsupported(head.correlation_id),))
             raise ProtocolViolation(
                 f"a client asks version {head.version} of API {head.api_key}, which an archive without a "
                 "broker does not have"
             )
         if head.api_key == ApiKey.FETCH:
             response, release = await self._fetch.fetch(head, frame)
-            return Answer(response.pieces, release)
+            return EndpointResponse(response.pieces, release)
         message = await self._handlers[head.api_key](head.version, decode_request(frame, head))
-        return Answer((encode_response(head.correlation_id, message),))
+        return EndpointResponse((encode_response(head.correlation_id, message),))

@@ -1,8 +1,8 @@
 """
 One client of an archive endpoint: one request at a time, each answered before the next is read.
 
-So a client that sends faster than it receives is not read, and answers keep their order. `api.Api`
-interprets the requests. Records go from the cache's files to the socket.
+So a client that sends faster than it receives is not read, and answers keep their order.
+`api.RequestHandlers` interprets the requests. Records go from the cache's files to the socket.
 
 `RequestBuffer` collects a client's bytes until they are a whole request. Its memory grows with the bytes
 that have arrived, never with the announced size.
@@ -17,14 +17,14 @@ from typing import Final
 
 import structlog
 
-from tieringd.endpoint.api import Api
+from tieringd.endpoint.api import RequestHandlers
 from tieringd.errors import LocalFileError, ProtocolViolation
 from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, RequestHead
-from tieringd.formats.kafka_wire.request_header import Api as Kafka
+from tieringd.formats.kafka_wire.request_header import InspectedApi as Kafka
 from tieringd.gateway.connection import Shared
 from tieringd.gateway.opening import host_of
-from tieringd.gateway.wire import NOTHING_NOW, ByteBudget, wire_of
+from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, wire_of
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +36,7 @@ _ALWAYS_HELD_BYTES: Final = 64 << 10
 class RequestBuffer:
     """The requests of one connection, one after another."""
 
-    def __init__(self, budget: ByteBudget, *, max_request_bytes: int) -> None:
+    def __init__(self, budget: MemoryBudget, *, max_request_bytes: int) -> None:
         self._budget = budget
         self._max_request_bytes = max_request_bytes
         self._bytes = bytearray()
@@ -94,7 +94,7 @@ class EndpointConnection:
         shared: Shared,
         on_closed: Callable[[EndpointConnection], None],
         *,
-        api: Api,
+        api: RequestHandlers,
     ) -> None:
         self._shared = shared
         self._on_closed = on_closed

@@ -29,16 +29,16 @@ from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.formats.kafka_wire.fetch import (
     AskedFetch,
     AskedPartition,
+    PartitionData,
     RebuiltResponse,
-    Replacement,
     asked_of,
     composed,
     session_of,
 )
-from tieringd.formats.kafka_wire.pieces import FileSlice
+from tieringd.formats.kafka_wire.pieces import FileRegion
 from tieringd.formats.kafka_wire.request_header import RequestHead
 from tieringd.gateway.archive_answers import TRY_AGAIN, PartitionKey
-from tieringd.gateway.wire import ByteBudget
+from tieringd.gateway.wire import MemoryBudget
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.reading import part_holding
@@ -180,7 +180,7 @@ class _Reading:
     """The result of reading for one request so far."""
 
     left_bytes: int
-    answers: dict[PartitionKey, Replacement] = field(default_factory=dict)
+    answers: dict[PartitionKey, PartitionData] = field(default_factory=dict)
     held: list[ArchivedBatches] = field(default_factory=list)
     size_bytes: int = 0
     in_memory_bytes: int = 0
@@ -203,7 +203,7 @@ class FetchAnswers:
         reader: PartitionReader,
         settings: EndpointSettings,
         *,
-        budget: ByteBudget,
+        budget: MemoryBudget,
         history: History,
         bytes_max: Callable[[], float] = lambda: math.inf,
     ) -> None:
@@ -232,7 +232,7 @@ class FetchAnswers:
             return composed(head.correlation_id, head.version, {}, error_code=code), _nothing
         asked = asked_of(frame, head)
         reading = await self._read_or_wait(asked)
-        topics: dict[str | UUID, dict[int, Replacement]] = {}
+        topics: dict[str | UUID, dict[int, PartitionData]] = {}
         for (topic, number), answer in reading.answers.items():
             topics.setdefault(topic, {})[number] = answer
         return composed(head.correlation_id, head.version, topics), reading.release
@@ -322,7 +322,7 @@ class FetchAnswers:
         *,
         has_records: bool,
         read_committed: bool,
-    ) -> Replacement:
+    ) -> PartitionData:
         bounds = read.bounds or self._partitions.known(read.partition)
         is_late = bounds is None or (
             read.held is None and not has_records and read.offset != bounds.next_offset
@@ -362,7 +362,7 @@ class FetchAnswers:
         return True
 
 
-def _not_now(reading: _Reading, read: PartitionRead, error: TieringError | None) -> Replacement:
+def _not_now(reading: _Reading, read: PartitionRead, error: TieringError | None) -> PartitionData:
     log.warning(
         "archived records cannot be read now",
         partition=str(read.partition),
@@ -377,11 +377,11 @@ def _failed(
     error: ErrorCode,
     manifest: PartitionManifest | None = None,
     log_start_offset: int = -1,
-) -> Replacement:
+) -> PartitionData:
     reading.has_error = True
     if manifest is None:
-        return Replacement(-1, -1, -1, error_code=error.value)
-    return Replacement(manifest.next_offset, manifest.next_offset, log_start_offset, error_code=error.value)
+        return PartitionData(-1, -1, -1, error_code=error.value)
+    return PartitionData(manifest.next_offset, manifest.next_offset, log_start_offset, error_code=error.value)
 
 
 def _found(
@@ -390,11 +390,11 @@ def _found(
     log_start_offset: int,
     *,
     read_committed: bool,
-) -> Replacement:
+) -> PartitionData:
     aborted = None
     if read_committed:
         aborted = tuple((one.producer_id, one.first_offset) for one in (batches.aborted if batches else ()))
-    return Replacement(
+    return PartitionData(
         high_watermark=manifest.next_offset,
         last_stable_offset=manifest.next_offset,
         log_start_offset=log_start_offset,
@@ -403,10 +403,10 @@ def _found(
     )
 
 
-def _pieces(batches: ArchivedBatches | None) -> tuple[FileSlice | memoryview, ...]:
+def _pieces(batches: ArchivedBatches | None) -> tuple[FileRegion | memoryview, ...]:
     if batches is None or not batches.size_bytes:
         return ()
     if batches.file is not None:
         file = batches.file
-        return (FileSlice(file.fd, file.position, file.size_bytes, batches.mark_corrupt),)
+        return (FileRegion(file.fd, file.position, file.size_bytes, batches.mark_corrupt),)
     return () if batches.data is None else (batches.data,)

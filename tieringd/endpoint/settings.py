@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Final
 
 from tieringd.formats.kafka_wire.request_header import KNOWN_VERSIONS
-from tieringd.formats.kafka_wire.request_header import Api as GatewayApi
+from tieringd.formats.kafka_wire.request_header import InspectedApi as GatewayApi
 
 NODE_ID = 0
 """The id of the only node."""

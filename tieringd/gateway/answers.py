@@ -19,14 +19,14 @@ from kio.schema.errors import ErrorCode
 
 from tieringd.broker.kafka_protocol import CLIENT_ID
 from tieringd.errors import TieringError
-from tieringd.formats.kafka_wire.fetch import AskedFetch, Replacement, asked_of, composed, rebuilt
+from tieringd.formats.kafka_wire.fetch import AskedFetch, PartitionData, asked_of, composed, rebuilt
 from tieringd.formats.kafka_wire.messages import (
     decode_request,
     decode_response,
     encode_response,
     response_module,
 )
-from tieringd.formats.kafka_wire.request_header import Api, RequestHead, client_id_of
+from tieringd.formats.kafka_wire.request_header import InspectedApi, RequestHead, client_id_of
 from tieringd.gateway.archive_answers import (
     EARLIEST,
     EARLIEST_PENDING_UPLOAD,
@@ -42,7 +42,7 @@ from tieringd.gateway.archive_answers import (
     PartitionKey,
     RemoteLogDir,
 )
-from tieringd.gateway.pending import Answer
+from tieringd.gateway.pending import ClientResponse
 from tieringd.gateway.responses import Question
 
 log = structlog.get_logger(__name__)
@@ -59,13 +59,13 @@ def _nothing() -> None:
     """Do nothing: there is nothing to release."""
 
 
-def _own(question: Question) -> Answer:
-    return Answer((question.response,), _nothing, archived=False)
+def _own(question: Question) -> ClientResponse:
+    return ClientResponse((question.response,), _nothing, archived=False)
 
 
 async def answer(
     question: Question, archive: ArchiveAnswers, *, timeout_seconds: float, bytes_max: float
-) -> Answer:
+) -> ClientResponse:
     """
     Ask the archive, and return what the client is told.
 
@@ -77,13 +77,13 @@ async def answer(
         ProtocolViolation: The request or the broker's response cannot be read.
     """
     match question.pending.head.api_key:
-        case Api.FETCH:
+        case InspectedApi.FETCH:
             return await _fetch(question, archive, timeout_seconds, bytes_max)
-        case Api.LIST_OFFSETS:
+        case InspectedApi.LIST_OFFSETS:
             return await _list_offsets(question, archive, timeout_seconds)
-        case Api.DELETE_RECORDS:
+        case InspectedApi.DELETE_RECORDS:
             return await _delete_records(question, archive, timeout_seconds)
-        case Api.OFFSET_FOR_LEADER_EPOCH:
+        case InspectedApi.OFFSET_FOR_LEADER_EPOCH:
             return await _offset_for_leader_epoch(question, archive, timeout_seconds)
         case _:
             return await _describe_log_dirs(question, archive, timeout_seconds)
@@ -91,7 +91,7 @@ async def answer(
 
 async def _fetch(
     question: Question, archive: ArchiveAnswers, timeout_seconds: float, bytes_max: float
-) -> Answer:
+) -> ClientResponse:
     pending = question.pending
     asked = asked_of(memoryview(pending.request or b""), pending.head)
     wanted = {
@@ -110,7 +110,7 @@ async def _fetch(
             archived = await archive.fetch(fetch)
     except (TieringError, TimeoutError) as error:
         _warn(question, error)
-        archived = ArchivedFetch(dict.fromkeys(wanted, Replacement(-1, -1, -1, error_code=TRY_AGAIN.value)))
+        archived = ArchivedFetch(dict.fromkeys(wanted, PartitionData(-1, -1, -1, error_code=TRY_AGAIN.value)))
     replaced = [
         (partition, archived.partitions[partition.topic, partition.index])
         for partition in question.out_of_range
@@ -124,7 +124,7 @@ async def _fetch(
     except BaseException:
         archived.release()
         raise
-    return Answer(
+    return ClientResponse(
         response.pieces, archived.release, archived=True, next_fetches=_next_fetches(archived, asked)
     )
 
@@ -135,7 +135,7 @@ def _next_fetches(archived: ArchivedFetch, asked: AskedFetch) -> Mapping[Partiti
 
 async def fetched_ahead(
     asked: AskedFetch, head: RequestHead, archive: ArchiveAnswers, *, timeout_seconds: float, bytes_max: float
-) -> Answer | None:
+) -> ClientResponse | None:
     """
     Return the answer to a Fetch that is not sent yet, for a broker that has none of its offsets.
 
@@ -157,14 +157,16 @@ async def fetched_ahead(
     if not next_fetches:
         archived.release()
         return None
-    topics: dict[str | UUID, dict[int, Replacement]] = {}
+    topics: dict[str | UUID, dict[int, PartitionData]] = {}
     for topic, number in asked.partitions:
         topics.setdefault(topic, {})[number] = archived.partitions[topic, number]
     response = composed(head.correlation_id, head.version, topics)
-    return Answer(response.pieces, archived.release, archived=True, next_fetches=next_fetches)
+    return ClientResponse(response.pieces, archived.release, archived=True, next_fetches=next_fetches)
 
 
-async def _list_offsets(question: Question, archive: ArchiveAnswers, timeout_seconds: float) -> Answer:
+async def _list_offsets(
+    question: Question, archive: ArchiveAnswers, timeout_seconds: float
+) -> ClientResponse:
     head = question.pending.head
     request = decode_request(memoryview(question.pending.request or b""), head)
     response = decode_response(memoryview(question.response), head.api_key, head.version)
@@ -249,7 +251,7 @@ def _is_better(timestamp: int, archived: ListedOffset, said: Any) -> bool:
 
 async def _offset_for_leader_epoch(
     question: Question, archive: ArchiveAnswers, timeout_seconds: float
-) -> Answer:
+) -> ClientResponse:
     head = question.pending.head
     request = decode_request(memoryview(question.pending.request or b""), head)
     response = decode_response(memoryview(question.response), head.api_key, head.version)
@@ -285,7 +287,9 @@ async def _offset_for_leader_epoch(
     return _changed(question, response, "topic", "partition", changes)
 
 
-async def _delete_records(question: Question, archive: ArchiveAnswers, timeout_seconds: float) -> Answer:
+async def _delete_records(
+    question: Question, archive: ArchiveAnswers, timeout_seconds: float
+) -> ClientResponse:
     """Make the archive follow a deletion of the broker. Tell the client where the whole log begins now."""
     head = question.pending.head
     frame = memoryview(question.pending.request or b"")
@@ -321,7 +325,9 @@ async def _delete_records(question: Question, archive: ArchiveAnswers, timeout_s
     return _changed(question, response, "name", "partition_index", changes)
 
 
-async def _describe_log_dirs(question: Question, archive: ArchiveAnswers, timeout_seconds: float) -> Answer:
+async def _describe_log_dirs(
+    question: Question, archive: ArchiveAnswers, timeout_seconds: float
+) -> ClientResponse:
     head = question.pending.head
     request = decode_request(memoryview(question.pending.request or b""), head)
     response = decode_response(memoryview(question.response), head.api_key, head.version)
@@ -342,7 +348,7 @@ async def _describe_log_dirs(question: Question, archive: ArchiveAnswers, timeou
         wanted = {(topic.topic, number) for topic in request.topics for number in topic.partitions}
     rows = tuple(_log_dir(response_module(head.api_key, head.version), each, wanted) for each in directories)
     encoded = encode_response(head.correlation_id, replace(response, results=(*response.results, *rows)))
-    return Answer((encoded,), _nothing, archived=True)
+    return ClientResponse((encoded,), _nothing, archived=True)
 
 
 def _log_dir(module: Any, directory: RemoteLogDir, wanted: set[tuple[str, int]] | None) -> Any:
@@ -365,7 +371,7 @@ def _log_dir(module: Any, directory: RemoteLogDir, wanted: set[tuple[str, int]] 
 
 def _changed(
     question: Question, response: Any, topic: str, number: str, changes: dict[PartitionKey, dict[str, Any]]
-) -> Answer:
+) -> ClientResponse:
     """Return *response* with changed fields of some partitions; without changes, the broker's bytes."""
     if not changes:
         return _own(question)
@@ -380,7 +386,7 @@ def _changed(
         for each in response.topics
     )
     encoded = encode_response(question.pending.head.correlation_id, replace(response, topics=topics))
-    return Answer((encoded,), _nothing, archived=True)
+    return ClientResponse((encoded,), _nothing, archived=True)
 
 
 def _with(partition: Any, fields: dict[str, Any]) -> Any:
@@ -391,7 +397,7 @@ def _with(partition: Any, fields: dict[str, Any]) -> Any:
 def _warn(question: Question, error: Exception, *, partitions: int | None = None) -> None:
     log.warning(
         "the archive cannot answer now; the client is told to try again",
-        api=Api(question.pending.head.api_key).name,
+        api=InspectedApi(question.pending.head.api_key).name,
         partitions=partitions,
         error=str(error) or type(error).__name__,
     )

@@ -16,7 +16,7 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from tieringd.errors import TieringError
-from tieringd.formats.kafka_wire.fetch import AskedPartition, Replacement
+from tieringd.formats.kafka_wire.fetch import AskedPartition, PartitionData
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -63,7 +63,7 @@ class NextFetch:
 class ArchivedFetch:
     """Answers for some of the partitions. *release* is called once, after sending or on failure."""
 
-    partitions: Mapping[PartitionKey, Replacement] = field(default_factory=dict)
+    partitions: Mapping[PartitionKey, PartitionData] = field(default_factory=dict)
     release: Callable[[], None] = _nothing
     next_fetches: Mapping[PartitionKey, NextFetch] = field(default_factory=dict)
     """Only partitions that the archive is expected to serve again."""

@@ -27,8 +27,8 @@ import structlog
 
 from tieringd.archive.record_reader import RecordReader
 from tieringd.errors import ObjectNotFound, StorageUnavailable, TieringError
-from tieringd.formats.kafka_wire.fetch import Replacement
-from tieringd.formats.kafka_wire.pieces import FileSlice as WireSlice
+from tieringd.formats.kafka_wire.fetch import PartitionData
+from tieringd.formats.kafka_wire.pieces import FileRegion as WireSlice
 from tieringd.formats.kafka_wire.pieces import Piece
 from tieringd.gateway.archive_answers import (
     EARLIEST,
@@ -279,13 +279,13 @@ class RemoteAnswers:
         question: FetchQuestion,
         reads: Mapping[PartitionKey, ArchiveRead],
         taken: list[ArchivedBatches],
-    ) -> tuple[dict[PartitionKey, Replacement], dict[PartitionKey, NextFetch]]:
+    ) -> tuple[dict[PartitionKey, PartitionData], dict[PartitionKey, NextFetch]]:
         """
         Return the answers, and where reading continues.
 
         Batches taken from the reads are added to *taken*.
         """
-        answers: dict[PartitionKey, Replacement] = {}
+        answers: dict[PartitionKey, PartitionData] = {}
         next_fetches: dict[PartitionKey, NextFetch] = {}
         left_bytes, needs_a_batch = question.max_bytes, question.needs_a_batch
         for key, asked in question.partitions.items():
@@ -449,14 +449,14 @@ def _next_fetch(found: ReadablePartition, batches: ArchivedBatches, fetch_offset
     return NextFetch(next_offset, last_offset)
 
 
-def _try_again(key: PartitionKey, error: TieringError | None) -> Replacement:
+def _try_again(key: PartitionKey, error: TieringError | None) -> PartitionData:
     reason = str(error) if error else "its manifest is not here yet"
     log.warning(
         "the archive of a partition cannot be read now; the client is told to try again",
         partition=f"{key[0]}-{key[1]}",
         reason=reason,
     )
-    return Replacement(-1, -1, -1, error_code=TRY_AGAIN.value)
+    return PartitionData(-1, -1, -1, error_code=TRY_AGAIN.value)
 
 
 def _replacement(
@@ -465,12 +465,12 @@ def _replacement(
     *,
     log_start_offset: int,
     read_committed: bool,
-) -> Replacement:
+) -> PartitionData:
     archive_end, bounds = found.manifest.next_offset, found.bounds
     aborted = None
     if read_committed:
         aborted = tuple((one.producer_id, one.first_offset) for one in batches.aborted)
-    return Replacement(
+    return PartitionData(
         # The broker's error response has neither. Both only grow, and a client takes the next values it gets.
         high_watermark=max(bounds.log_end_offset if bounds else 0, archive_end),
         last_stable_offset=max(bounds.last_stable_offset if bounds else 0, archive_end),

@@ -250,7 +250,7 @@ class KeptFile:
 
 
 @dataclass(frozen=True, slots=True)
-class TrimPlan:
+class EvictionPlan:
     """What to evict."""
 
     demand: TrimDemand
@@ -319,10 +319,10 @@ def trim_demand(use: CacheUse, limits: TrimLimits) -> TrimDemand:
 
 def plan_cache_trim(
     files: Iterable[CachedFile], demand: TrimDemand, *, in_use: Collection[str], carryover_bytes: int = 0
-) -> TrimPlan:
+) -> EvictionPlan:
     """Choose which of *files* to evict to meet *demand*; *in_use* are the names of files being read."""
     if demand.size_bytes <= 0 and demand.objects <= 0:
-        return TrimPlan(demand)
+        return EvictionPlan(demand)
     trim = _Trim(demand, in_use)
     chunks, others = _in_turn(files)
     indexes = {file.segment: file for file in others if file.kind is FileKind.INDEX}
@@ -342,7 +342,7 @@ def plan_cache_trim(
             break
         if file.name not in gone:
             trim.take(file, CHUNKS_NOT_ENOUGH)
-    return TrimPlan(
+    return EvictionPlan(
         demand,
         tuple(trim.evictions),
         # Only reported when it matters: otherwise the rest is kept because nothing more has to go.

@@ -30,11 +30,11 @@ from tieringd.policies.cache_trim import (
     CachedFile,
     CacheUse,
     ChunkEvictionLimits,
+    EvictionPlan,
     OpenChunk,
     ReleasePlan,
     TrimDemand,
     TrimLimits,
-    TrimPlan,
     fits_at_all,
     has_room,
     plan_cache_trim,
@@ -235,7 +235,7 @@ class CacheKeeper:
         finally:
             await self._save()
 
-    async def step(self) -> TrimPlan | None:
+    async def step(self) -> EvictionPlan | None:
         """Check once, and evict the excess. Returns None while the directory cannot be used."""
         now = asyncio.get_running_loop().time()
         if not await self._start(now):
@@ -402,7 +402,7 @@ class CacheKeeper:
             wanted_objects=1 if wanted_bytes else 0,
         )
 
-    async def _trim(self, use: CacheUse) -> TrimPlan:
+    async def _trim(self, use: CacheUse) -> EvictionPlan:
         demand = trim_demand(use, self.limits)
         if use.wanted_bytes and self._carry_over:
             # The files that the last plan listed next are enough for one put, so no plan over all files
@@ -419,11 +419,13 @@ class CacheKeeper:
         await self._evict(plan)
         return plan
 
-    async def _plan(self, demand: TrimDemand, candidates: tuple[CachedFile, ...] | None = None) -> TrimPlan:
+    async def _plan(
+        self, demand: TrimDemand, candidates: tuple[CachedFile, ...] | None = None
+    ) -> EvictionPlan:
         """Plan over *candidates*, or over all files by default. Runs in a thread, as many files take time."""
         in_use, carryover_bytes = self.open_chunks.in_use(), self.limits.carryover_bytes
 
-        def plan() -> TrimPlan:
+        def plan() -> EvictionPlan:
             files = self._accounts.files() if candidates is None else candidates
             return plan_cache_trim(files, demand, in_use=in_use, carryover_bytes=carryover_bytes)
 
@@ -431,7 +433,7 @@ class CacheKeeper:
             return plan_cache_trim((), demand, in_use=in_use)
         return await in_thread(plan)
 
-    async def _evict(self, plan: TrimPlan) -> None:
+    async def _evict(self, plan: EvictionPlan) -> None:
         in_use = self.open_chunks.in_use()
         files = [one.file for one in plan.evictions if one.file.name not in in_use]
         if not files:

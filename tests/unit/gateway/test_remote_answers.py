@@ -20,7 +20,7 @@ from tests.fakes.virtual_loop import virtually
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.kafka_wire.fetch import AskedPartition
-from tieringd.formats.kafka_wire.pieces import FileSlice
+from tieringd.formats.kafka_wire.pieces import FileRegion
 from tieringd.formats.object_keys import TopicKey, data_key
 from tieringd.formats.record_batch import parse_header
 from tieringd.formats.topic_manifest import Archiving
@@ -111,7 +111,7 @@ class Behind:
 def bases_in(pieces) -> list[int]:
     """Return the base offset of every batch."""
     data = b"".join(
-        os.pread(one.descriptor, one.length, one.position) if isinstance(one, FileSlice) else bytes(one)
+        os.pread(one.descriptor, one.length, one.position) if isinstance(one, FileRegion) else bytes(one)
         for one in pieces
     )
     bases, at = [], 0

@@ -12,9 +12,9 @@ from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import LogBounds
 from tieringd.model.segment import CrossingTransaction
 from tieringd.policies.lineage import (
+    ArchiveTruncation,
     Lineage,
     LineagePlan,
-    Replacement,
     archived_end,
     divergence_offset,
     plan_replacement,
@@ -271,7 +271,7 @@ def test_an_archive_off_the_lineage_is_replaced_from_the_segment_that_leaves_it(
         "offsets 210 to 299 were archived from a leader whose records the log that leads since epoch 8 "
         "does not hold",
         resume_offset=200,
-        replacement=Replacement(
+        replacement=ArchiveTruncation(
             base_offset=200,
             last_offset=299,
             divergence_offset=210,
@@ -539,7 +539,7 @@ def test_reopened_transaction_is_named_with_the_marker_that_is_gone():
         "the transaction of producer 7 that began at offset 150 was archived as leader epoch 6 ended it at "
         "offset 320; the log that leads since epoch 8 lacks that marker",
         resume_offset=100,
-        replacement=Replacement(
+        replacement=ArchiveTruncation(
             base_offset=100,
             last_offset=299,
             divergence_offset=300,

@@ -46,7 +46,7 @@ _IN_ONE_PIECE_BYTES = 1 << 20  # aiohttp writes larger bytes in one go, and warn
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AzureResponse:
     """The service's response, read to its end."""
 
     status: int
@@ -147,7 +147,7 @@ class Requests:
         query: str = "",
         content: bytes | CheckedBody | None = None,
         is_of_account: bool = False,
-    ) -> Answer:
+    ) -> AzureResponse:
         """
         Send a request about the blob *key*, the container or the whole account, and read its response.
 
@@ -179,7 +179,7 @@ class Requests:
         announced = response.headers.get("Content-Length")
         if method != "HEAD" and announced is not None and int(announced) != len(data):
             raise StorageUnavailable(f"{call.subject}: {len(data)} bytes arrived of {announced} announced")
-        return Answer(response.status_code, response.headers, data)
+        return AzureResponse(response.status_code, response.headers, data)
 
     async def readable(self, key: str) -> tuple[str, dict[str, str]]:
         """

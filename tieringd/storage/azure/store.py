@@ -39,7 +39,7 @@ from tieringd.storage.azure.body import CheckedBody, md5_of
 from tieringd.storage.azure.errors import Call
 from tieringd.storage.azure.joining import BlockCopies
 from tieringd.storage.azure.listing import Listing, parse_crc32c, parse_date_ms
-from tieringd.storage.azure.requests import Answer, Requests, is_encrypted
+from tieringd.storage.azure.requests import AzureResponse, Requests, is_encrypted
 from tieringd.storage.base import (
     Body,
     Condition,
@@ -144,7 +144,9 @@ class AzureStore:
             headers[name] = value
         return headers
 
-    async def _put_bytes(self, call: Call, data: bytes, crc32c: int, headers: dict[str, str]) -> Answer:
+    async def _put_bytes(
+        self, call: Call, data: bytes, crc32c: int, headers: dict[str, str]
+    ) -> AzureResponse:
         checksum, md5 = (
             _checksums(data)
             if len(data) < _IN_THREAD_FROM_BYTES
@@ -169,7 +171,7 @@ class AzureStore:
         *,
         checksum_before: int,
         expected: int | None,
-    ) -> tuple[Answer, int]:
+    ) -> tuple[AzureResponse, int]:
         """Send a file, or a block of one. Return the response, and the checksum up to its end."""
         if not self._is_encrypted:
             md5 = await md5_of(file_slice, executor=self._requests.executor)
@@ -206,7 +208,7 @@ class AzureStore:
 
     async def _put_blocks(
         self, call: Call, file_slice: FileSlice, crc32c: int, headers: dict[str, str]
-    ) -> Answer:
+    ) -> AzureResponse:
         """Upload blocks one after the other, and make them a blob. The last request has the condition."""
         names, checksum = list[str](), 0
         upload = os.urandom(12)
@@ -225,7 +227,9 @@ class AzureStore:
             )
         return await self._commit_blocks(call, names, headers)
 
-    async def _commit_blocks(self, call: Call, names: Sequence[str], headers: dict[str, str]) -> Answer:
+    async def _commit_blocks(
+        self, call: Call, names: Sequence[str], headers: dict[str, str]
+    ) -> AzureResponse:
         blocks = "".join(f"<Uncommitted>{name}</Uncommitted>" for name in names)
         headers = {
             **{name: value for name, value in headers.items() if name != "x-ms-blob-type"},
@@ -377,7 +381,7 @@ async def _crc32c(data: bytes) -> int:
     return int(await asyncio.to_thread(crc32c_of, data))
 
 
-def _require_md5(call: Call, answer: Answer, headers: Mapping[str, str]) -> None:
+def _require_md5(call: Call, answer: AzureResponse, headers: Mapping[str, str]) -> None:
     """
     Compare the MD5 that was sent with the one in the response, if both are there.
 

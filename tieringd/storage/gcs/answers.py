@@ -75,7 +75,7 @@ _FINAL: dict[int, tuple[type[StorageError], str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GcsResponse:
     """One whole response."""
 
     status: int
@@ -114,7 +114,7 @@ class Answer:
         return reason, " ".join(text.split())[:_TEXT_CHARACTERS]
 
 
-def document_of(call: Call, answer: Answer) -> dict[str, Any]:
+def document_of(call: Call, answer: GcsResponse) -> dict[str, Any]:
     """
     Return a response's JSON document.
 
@@ -149,7 +149,7 @@ def info_of_document(call: Call, key: str, document: Mapping[str, Any]) -> Objec
         raise malformed(call, f"does not describe an object ({error})") from error
 
 
-def info_of_media(call: Call, key: str, answer: Answer) -> ObjectInfo:
+def info_of_media(call: Call, key: str, answer: GcsResponse) -> ObjectInfo:
     """
     Return the description of an object, from the headers of its bytes.
 
@@ -214,7 +214,7 @@ def translated(call: Call) -> Iterator[None]:
         raise unanswered(call, error) from error
 
 
-def from_answer(call: Call, answer: Answer) -> TieringError:
+def from_answer(call: Call, answer: GcsResponse) -> TieringError:
     """Return the error that a response stands for."""
     status, text = answer.status, f"{call.subject}: {answer.status} {answer.text}".rstrip()
     if status in _LOST_STATUSES:
@@ -237,14 +237,14 @@ def from_answer(call: Call, answer: Answer) -> TieringError:
     return kind(text, key=call.key, hint=hint)
 
 
-def _is_worth_another_try(answer: Answer) -> bool:
+def _is_worth_another_try(answer: GcsResponse) -> bool:
     if answer.status == HTTPStatus.FORBIDDEN:
         return answer.reason in _THROTTLING_REASONS
     is_trouble = answer.status in _RETRYABLE_STATUSES or answer.status >= _FAILED_FROM
     return is_trouble and answer.status not in _FINAL
 
 
-def token_refused(call: Call, answer: Answer, *, may_recover: bool) -> TieringError:
+def token_refused(call: Call, answer: GcsResponse, *, may_recover: bool) -> TieringError:
     """Return the error for a 401; the token has been dropped."""
     if may_recover:
         return StorageUnavailable(f"{call.subject}: the access token has expired or was withdrawn")

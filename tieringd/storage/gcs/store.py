@@ -40,7 +40,7 @@ from tieringd.storage.calls import Call
 from tieringd.storage.gcs.answers import (
     LISTED_FIELDS,
     OBJECT_FIELDS,
-    Answer,
+    GcsResponse,
     document_of,
     encoded_crc32c,
     info_of_document,
@@ -127,7 +127,7 @@ class GcsStore:
 
     async def _upload(
         self, call: Call, description: dict[str, str], body: Body, parameters: dict[str, str]
-    ) -> Answer:
+    ) -> GcsResponse:
         stall_seconds = self._client.stall_seconds
         content: bytes | FileBody
         if isinstance(body, FileSlice):

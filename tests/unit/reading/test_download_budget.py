@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from tests.fakes.virtual_loop import virtually
-from tieringd.reading.chunk_download import ByteBudget
+from tieringd.reading.chunk_download import DownloadBudget
 
 
 async def hold(budget, size_bytes, seconds=1.0):
@@ -19,7 +19,7 @@ async def hold(budget, size_bytes, seconds=1.0):
 @virtually
 async def test_as_many_hold_as_there_are_slots_and_bytes():
     """Whichever runs out first."""
-    budget = ByteBudget(3, 100)
+    budget = DownloadBudget(3, 100)
     tasks = [asyncio.create_task(hold(budget, 40)) for _ in range(4)]
     await asyncio.sleep(0.5)
     assert (budget.holders, budget.held_bytes) == (2, 80)
@@ -34,7 +34,7 @@ async def test_as_many_hold_as_there_are_slots_and_bytes():
 @virtually
 async def test_large_request_is_not_overtaken_and_gets_its_turn():
     """Small ones that come later wait behind it; one above the budget waits until it is alone."""
-    budget, order = ByteBudget(9, 100), []
+    budget, order = DownloadBudget(9, 100), []
 
     async def note(name, size_bytes):
         async with budget.take(size_bytes):
@@ -48,7 +48,7 @@ async def test_large_request_is_not_overtaken_and_gets_its_turn():
 @virtually
 async def test_one_that_leaves_the_line_lets_the_next_one_come():
     """It may have been waiting only behind it."""
-    budget = ByteBudget(9, 100)
+    budget = DownloadBudget(9, 100)
     first = asyncio.create_task(hold(budget, 60, 100))
     await asyncio.sleep(0)
     large = asyncio.create_task(hold(budget, 100))
@@ -68,7 +68,7 @@ async def test_one_that_leaves_the_line_lets_the_next_one_come():
 @virtually
 async def test_any_order_of_cancellations_leaves_the_budget_whole(seed):
     """Also where a turn comes in the same moment."""
-    random, budget = Random(seed), ByteBudget(3, 100)
+    random, budget = Random(seed), DownloadBudget(3, 100)
     tasks = []
     for _ in range(60):
         tasks.append(asyncio.create_task(hold(budget, random.randrange(1, 120), random.random())))
