@@ -30,7 +30,7 @@ from typing import Final, Protocol
 
 from tieringd.broker.log_dir import is_settled
 from tieringd.errors import LocalFileError
-from tieringd.formats.log_names import FileKind, parse_file_name
+from tieringd.formats.log_names import LogFileKind, parse_file_name
 from tieringd.policies.disk_areas import DirectoryUse
 
 FULL_SCAN_EVERY: Final = 20
@@ -214,7 +214,7 @@ class DiskUseMeter:
                     return sum(_file_bytes(path, device)), None
                 size_bytes += _entry_bytes(entry, device)
                 name = parse_file_name(entry.name)
-                if name is not None and name.kind is FileKind.LOG:
+                if name is not None and name.kind is LogFileKind.LOG:
                     active_path = max(active_path, entry.path)
         active = _identity(active_path) if active_path else None
         if directory is None or active is None:

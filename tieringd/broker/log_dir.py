@@ -39,7 +39,7 @@ from tieringd.formats.checkpoints import (
     parse_meta_properties,
     parse_partition_metadata,
 )
-from tieringd.formats.log_names import DirectoryKind, FileKind, parse_directory_name, parse_file_name
+from tieringd.formats.log_names import DirectoryKind, LogFileKind, parse_directory_name, parse_file_name
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.partition import NO_TOPIC_ID, TopicPartition
 from tieringd.model.segment import EpochStart, LocalSegment
@@ -261,7 +261,7 @@ def _read_unchanged(partition: LocalPartition) -> LocalLog:
         with os.scandir(directory) as entries:
             for entry in entries:
                 file_name = parse_file_name(entry.name)
-                if file_name is not None and file_name.kind is FileKind.LOG:
+                if file_name is not None and file_name.kind is LogFileKind.LOG:
                     file_path = f"{path}/{entry.name}"
                     found.append((file_name.base_offset, file_path, _regular(entry, file_path)))
                 elif entry.name.endswith(".swap"):

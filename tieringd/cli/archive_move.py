@@ -29,7 +29,7 @@ from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.housekeeping.topic_purge import TopicPurger
 from tieringd.metrics import Metrics
 from tieringd.policies import topic_lifecycle
-from tieringd.recovery.archive_mover import ArchiveMover, Moved, Site
+from tieringd.recovery.archive_mover import ArchiveMover, MovedPartition, Site
 from tieringd.recovery.partition_mover import COPY_WRITER, ObjectCopier, PartitionCopy, PartitionMover
 from tieringd.storage.opening import place_of
 
@@ -236,7 +236,7 @@ def _tell(step: str, copied: PartitionCopy) -> None:
         )
 
 
-def _row(moved: Moved, *, is_move: bool) -> dict[str, Any]:
+def _row(moved: MovedPartition, *, is_move: bool) -> dict[str, Any]:
     copied = moved.copy
     state = "copied"
     if moved.fault:

@@ -73,7 +73,7 @@ class ArchivedPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ShareResult:
     """The result of one partition's share of a turn."""
 
     requests: int = 0
@@ -102,7 +102,7 @@ class PartitionSweep(Generic[P]):
         self,
         partitions: Callable[[], Mapping[Leadership, P]],
         *,
-        share: Callable[[P], Awaitable[Share]],
+        share: Callable[[P], Awaitable[ShareResult]],
         forget: Callable[[Leadership], object],
         changed: Callable[[], Collection[Leadership]] | None = None,
     ) -> None:
@@ -170,7 +170,7 @@ class PartitionSweep(Generic[P]):
         failing.passes_to_skip -= 1
         return True
 
-    def _note(self, leadership: Leadership, share: Share) -> None:
+    def _note(self, leadership: Leadership, share: ShareResult) -> None:
         if share.may_rest and self._awake is not None and self._changed is not None:
             self._awake.discard(leadership)
         if not share.has_failed:

@@ -44,7 +44,7 @@ class LogObservation:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class RetiredRelease:
     """Held segments that may be released."""
 
     settled: tuple[Retired, ...] = ()
@@ -123,7 +123,7 @@ def why_winners_may_be_gone(basis: CompactionBasis, manifest: PartitionManifest,
     return ""
 
 
-def plan_release(manifest: PartitionManifest, observations: Sequence[LogObservation]) -> Release:
+def plan_release(manifest: PartitionManifest, observations: Sequence[LogObservation]) -> RetiredRelease:
     """
     Return what of *manifest* may be released, as all *observations* (observations of its leader's log) agree.
 
@@ -133,7 +133,7 @@ def plan_release(manifest: PartitionManifest, observations: Sequence[LogObservat
     observations at least.
     """
     if not observations:
-        return Release()
+        return RetiredRelease()
     log_start_offset = min(one.log_start_offset for one in observations)
     keeps_all = all(one.keeps_all for one in observations)
     # A log start that moved between the observations shows that the log was trimmed after all.
@@ -151,7 +151,7 @@ def plan_release(manifest: PartitionManifest, observations: Sequence[LogObservat
             break
     unsettled = manifest.unsettled
     is_settled = unsettled is not None and unsettled.winners_end <= log_start_offset and not in_log
-    return Release(tuple(settled), tuple(in_log), is_settled)
+    return RetiredRelease(tuple(settled), tuple(in_log), is_settled)
 
 
 def cut_for_unsettled(

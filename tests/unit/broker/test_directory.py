@@ -25,7 +25,7 @@ from tieringd.errors import (
     LocalFileError,
 )
 from tieringd.formats.checkpoints import encode_epoch_checkpoint
-from tieringd.formats.log_names import FileKind, encode_file_name
+from tieringd.formats.log_names import LogFileKind, encode_file_name
 from tieringd.formats.record_batch import ABORT_MARKER, encode_marker
 from tieringd.model.disk_state import quota_entity
 from tieringd.model.local_log import NO_BROKER, LocalLog, LocalPartition, LogDirSizes, ReplicaSize
@@ -42,11 +42,11 @@ _TOPIC_ID = "W1xNUlUlTfigw_K-dvdxsA"
 _NAME = TopicPartition("orders", 0)
 _IDENTIFIED = TopicIdPartition("cluster", "orders", _TOPIC_ID, 0)
 _KINDS = (
-    FileKind.OFFSET_INDEX,
-    FileKind.TIME_INDEX,
-    FileKind.TRANSACTION_INDEX,
-    FileKind.PRODUCER_SNAPSHOT,
-    FileKind.LOG,
+    LogFileKind.OFFSET_INDEX,
+    LogFileKind.TIME_INDEX,
+    LogFileKind.TRANSACTION_INDEX,
+    LogFileKind.PRODUCER_SNAPSHOT,
+    LogFileKind.LOG,
 )
 
 
@@ -66,7 +66,7 @@ async def broker(tmp_path):
 
 
 def log_file(orders: LocalPartition, base_offset: int) -> Path:
-    return Path(orders.path) / encode_file_name(base_offset, FileKind.LOG)
+    return Path(orders.path) / encode_file_name(base_offset, LogFileKind.LOG)
 
 
 def write_segment(orders: LocalPartition, base_offset: int, *batches: bytes) -> Path:
@@ -446,7 +446,7 @@ async def test_trim_names_the_file_that_cannot_be_deleted(broker, orders):
     """A file that cannot be unlinked is an error that names it, and the segment stays."""
     for base_offset in (0, 100):
         write_segment(orders, base_offset, batch(base_offset))
-    stuck = Path(orders.path) / encode_file_name(0, FileKind.TIME_INDEX)
+    stuck = Path(orders.path) / encode_file_name(0, LogFileKind.TIME_INDEX)
     stuck.unlink()
     stuck.mkdir()
 
@@ -461,9 +461,9 @@ async def test_log_dir_sizes_are_those_of_the_files(tmp_path):
     for name, base_offset in (("orders-0", 0), ("orders-1", 7)):
         directory = tmp_path / "one" / name
         directory.mkdir(parents=True)
-        (directory / encode_file_name(base_offset, FileKind.LOG)).write_bytes(bytes(100))
-        (directory / encode_file_name(base_offset + 3, FileKind.LOG)).write_bytes(bytes(20))
-        (directory / encode_file_name(base_offset, FileKind.OFFSET_INDEX)).write_bytes(bytes(999))
+        (directory / encode_file_name(base_offset, LogFileKind.LOG)).write_bytes(bytes(100))
+        (directory / encode_file_name(base_offset + 3, LogFileKind.LOG)).write_bytes(bytes(20))
+        (directory / encode_file_name(base_offset, LogFileKind.OFFSET_INDEX)).write_bytes(bytes(999))
     (tmp_path / "two").mkdir()
     (tmp_path / "one" / "meta.properties").write_text("version=1\ncluster.id=c\nnode.id=4\n")
     broker = DirectoryBroker([str(tmp_path / "one"), str(tmp_path / "two")])
@@ -480,7 +480,7 @@ async def test_log_dir_sizes_name_what_cannot_be_read(orders, tmp_path):
     """A directory that is not there, and a partition that cannot be read, are errors beside the rest."""
     write_segment(orders, 0, batch())
     (tmp_path / "broken-0").mkdir()
-    (tmp_path / "broken-0" / encode_file_name(0, FileKind.LOG)).mkdir()
+    (tmp_path / "broken-0" / encode_file_name(0, LogFileKind.LOG)).mkdir()
     broker = DirectoryBroker([str(tmp_path), str(tmp_path / "nowhere")])
     here, nowhere = await broker.log_dir_sizes()
     assert [each.topic_partition for each in here.replicas] == [_NAME]

@@ -49,7 +49,7 @@ class UnpackedBatch(NamedTuple):
     """The decompressed records, valid until the next batch is read."""
 
 
-class BatchReader:
+class SegmentBatchReader:
     """
     Reads the batches of a segment one after another. Owned by one decoder.
 

@@ -38,7 +38,7 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.spark.bucket import Bucket, bucket_of
-from tieringd.spark.jobs.chosen import Share, chosen_partitions, rounds, shares
+from tieringd.spark.jobs.chosen import SegmentShare, chosen_partitions, rounds, shares
 from tieringd.spark.jobs.erased_keys import fingerprints
 from tieringd.spark.jobs.leftovers import Leftovers, find_leftovers, search, suspect_faults
 from tieringd.spark.jobs.progress import Progress, silent, watched
@@ -80,7 +80,7 @@ class _Eraser:
     keys: Broadcast[frozenset[bytes]]
     writer_id: str
 
-    def __call__(self, share: Share) -> list[_Rewritten]:
+    def __call__(self, share: SegmentShare) -> list[_Rewritten]:
         """Store the rest of each segment that has one of the keys, and return one result for each."""
         bucket = bucket_of(self.config)
         rewriter = SegmentRewriter(
@@ -91,7 +91,9 @@ class _Eraser:
         )
         return list(self._rewritten(bucket, rewriter, share))
 
-    def _rewritten(self, bucket: Bucket, rewriter: SegmentRewriter, share: Share) -> Iterator[_Rewritten]:
+    def _rewritten(
+        self, bucket: Bucket, rewriter: SegmentRewriter, share: SegmentShare
+    ) -> Iterator[_Rewritten]:
         partition, keys = share.partition, self.keys.value
         for segment in share.segments:
             try:

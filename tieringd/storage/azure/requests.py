@@ -28,7 +28,7 @@ from azure.storage.blob.aio import ContainerClient
 from tieringd.errors import ConfigError, StorageUnavailable
 from tieringd.storage.azure.body import CheckedBody
 from tieringd.storage.azure.credentials import Identity, open_identity, shared_key_credential
-from tieringd.storage.azure.errors import Call, from_answer, translated
+from tieringd.storage.azure.errors import AzureCall, from_answer, translated
 from tieringd.storage.calls import send_once
 from tieringd.storage.receive import receive
 from tieringd.storage.settings import AzureSettings
@@ -138,7 +138,7 @@ class Requests:
 
     async def send(
         self,
-        call: Call,
+        call: AzureCall,
         method: str,
         key: str,
         *,
