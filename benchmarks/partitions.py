@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from benchmarks.daemon_events import DaemonEvents, until
 from benchmarks.harness import machine, write_json
 from tests.support.daemon import directory_config, running_daemon, write_config
-from tieringd.broker.directory import DirectoryBroker
+from tieringd.broker.directory_broker import DirectoryBroker
 from tieringd.broker.layout import KafkaLayout
 from tieringd.formats.record_batch import NewRecord, encode_batch
 

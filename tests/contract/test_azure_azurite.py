@@ -24,7 +24,7 @@ from tieringd.errors import ChecksumRejected, PreconditionFailed, StorageDenied,
 from tieringd.storage.azure.errors import AzureCall
 from tieringd.storage.azure.store import AzureStore
 from tieringd.storage.base import IfAbsent, IfVersion, JoinSource
-from tieringd.storage.settings import AzureSettings
+from tieringd.storage.store_settings import AzureSettings
 
 WRONG_KEY = base64.b64encode(b"wrong").decode()
 

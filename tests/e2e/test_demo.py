@@ -8,12 +8,12 @@ import pytest
 
 from tests.support.daemon import directory_config, run_json, run_well, write_config
 from tieringd.cli.demo.comparison import Comparison, compare
+from tieringd.cli.demo.demo_session import summary
 from tieringd.cli.demo.journal import Journal
-from tieringd.cli.demo.session import summary
 from tieringd.cli.demo.view import partition_views
 from tieringd.cli.demo.writer import PartitionWriter
 from tieringd.config import load_config
-from tieringd.daemon.archive import opened_archive
+from tieringd.daemon.open_archive import opened_archive
 from tieringd.metrics import Metrics
 from tieringd.model.partition import TopicPartition
 

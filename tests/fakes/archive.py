@@ -21,11 +21,11 @@ from tieringd.archiving.reconciler import Reconciler
 from tieringd.archiving.upload_gate import UploadGate
 from tieringd.broker.layout import KafkaLayout
 from tieringd.config import parse_config
-from tieringd.daemon.archive import Archive, archive_on
+from tieringd.daemon.open_archive import Archive, archive_on
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
-from tieringd.policies.upload import UploadLimits
 from tieringd.policies.upload_control import UploadPace
+from tieringd.policies.upload_plan import UploadLimits
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.resilient import ResilientStore
 from tieringd.topics.retention_manager import RetentionManager

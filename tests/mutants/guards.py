@@ -201,7 +201,7 @@ GUARDS: tuple[Guard, ...] = (
     ),
     guard(
         "below-the-last-stable-offset",
-        f"{_POLICIES}/upload.py",
+        f"{_POLICIES}/upload_plan.py",
         "if segment.next_offset > bounds.last_stable_offset:",
         "if False:",
         "Nothing is archived at or above the last stable offset",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from tests.simulation.cluster import Cluster
-    from tieringd.housekeeping.job import HousekeepingJob
+    from tieringd.housekeeping.partition_sweep import HousekeepingJob
 
 ROUND_SECONDS = 3.0
 JOB_SECONDS = 7.0

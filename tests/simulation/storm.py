@@ -25,7 +25,7 @@ from tests.simulation.node import ROUND_SECONDS
 from tests.simulation.storm_broker import StormBroker
 from tests.simulation.storm_promises import StormPromises
 from tests.simulation.torn_layout import TornLayout
-from tieringd.daemon.housekeeping import merge_job
+from tieringd.daemon.housekeeping_jobs import merge_job
 from tieringd.daemon.scrubbing import scrub_job
 from tieringd.metrics import Metrics
 from tieringd.model import manifest as manifests
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from tieringd.archiving.reconciler import Reconciler
     from tieringd.broker.layout import Layout
     from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.housekeeping.job import HousekeepingJob
+    from tieringd.daemon.open_archive import Archive
+    from tieringd.housekeeping.partition_sweep import HousekeepingJob
 
 BROKER_STOPS = ("replicas", "log_bounds", "trim", "delete_records")
 STORE_STOPS = ("put", "head", "get", "delete_many", "list_page")

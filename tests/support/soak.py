@@ -45,8 +45,8 @@ from tests.support.fault_proxy import (
 from tests.support.gcs_metadata_server import running_metadata_server
 from tests.support.seaweedfs import running_seaweedfs
 from tests.support.tls_relay import presenting, relay
+from tieringd.cli.demo.demo_session import DemoSetup, run_session, summary
 from tieringd.cli.demo.journal import Journal
-from tieringd.cli.demo.session import DemoSetup, run_session, summary
 from tieringd.cli.demo.writer import LogDirectoryWriter
 from tieringd.cli.logging import configure_logging
 from tieringd.config.model import LogConfig

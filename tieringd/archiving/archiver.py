@@ -45,7 +45,7 @@ from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.segment import SegmentSlice
 from tieringd.policies.epoch_history import clipped, completed
 from tieringd.policies.total_retention import users_start
-from tieringd.policies.upload import (
+from tieringd.policies.upload_plan import (
     MissingRange,
     UploadLimits,
     UploadPlan,

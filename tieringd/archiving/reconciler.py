@@ -42,7 +42,7 @@ from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership, TopicIdPartition, TopicPartition
 from tieringd.policies.lineage import archived_end
-from tieringd.policies.upload import UploadLimits, plan_assignment, rescue_due_ms
+from tieringd.policies.upload_plan import UploadLimits, plan_assignment, rescue_due_ms
 
 log = structlog.get_logger(__name__)
 

@@ -15,9 +15,9 @@ from os.path import realpath
 from pathlib import Path
 
 from tieringd.config.fields import UNLIMITED
-from tieringd.config.finding import RuleViolation
 from tieringd.config.model import Config
 from tieringd.config.properties import Cache, GatewayConfig, Space, TopicProperties
+from tieringd.config.rule_violation import RuleViolation
 from tieringd.config.store_checks import find_store_contradictions, find_store_doubts
 from tieringd.config.yaml_source import Place
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import get_args
 
 from tieringd.config.access import GCS_ENDPOINT, HTTPS_PORT, Backend, CredentialsSource
-from tieringd.config.finding import RuleViolation
 from tieringd.config.model import Config
+from tieringd.config.rule_violation import RuleViolation
 from tieringd.config.yaml_source import Place
 
 _AZURE = "cloud_storage_azure_"

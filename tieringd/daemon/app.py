@@ -33,7 +33,7 @@ from tieringd.config import Config
 from tieringd.daemon.admin import serving
 from tieringd.daemon.assembly import DaemonParts, assembled
 from tieringd.daemon.certificates import certificate_files
-from tieringd.daemon.reload import Reloader
+from tieringd.daemon.config_reloader import Reloader
 from tieringd.errors import StorageUnavailable
 from tieringd.metrics import Metrics
 

@@ -29,21 +29,21 @@ from tieringd.broker.host_load import HostLoadReader
 from tieringd.broker.pins import PinDirectory, pin_root
 from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
-from tieringd.daemon.archive import Archive, max_uploads, opened_archive
 from tieringd.daemon.disks import DiskParts, disk_parts
 from tieringd.daemon.file_archive import claim_file_root, note_first_start
-from tieringd.daemon.gateway import Gateway, ReadCache, gateway_of
-from tieringd.daemon.housekeeping import HousekeepingParts, housekeeping_of
+from tieringd.daemon.gateway_service import Gateway, ReadCache, gateway_of
+from tieringd.daemon.housekeeping_jobs import HousekeepingParts, housekeeping_of
 from tieringd.daemon.local_broker import opened_broker
+from tieringd.daemon.open_archive import Archive, max_uploads, opened_archive
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import parse_data_key
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
-from tieringd.policies.upload import UploadLimits
 from tieringd.policies.upload_control import ControllerLimits, PaceLimits
-from tieringd.storage.opening import store_limits
+from tieringd.policies.upload_plan import UploadLimits
 from tieringd.storage.resilient import ResilientStore
 from tieringd.storage.s3.store import S3Store
+from tieringd.storage.store_opening import store_limits
 from tieringd.topics.retention_manager import RetentionManager
 from tieringd.topics.topic_defaults import TopicDefaultsRecorder
 from tieringd.topics.topic_registry import TopicRegistry

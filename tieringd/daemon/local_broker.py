@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from tieringd.broker.base import Broker
-from tieringd.broker.directory import DirectoryBroker
+from tieringd.broker.directory_broker import DirectoryBroker
 from tieringd.broker.layout import KafkaLayout, Layout, RedpandaLayout
 from tieringd.broker.log_dir import LogDirScan
 from tieringd.config import Config

@@ -22,8 +22,8 @@ from typing import Final
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.fetch import AskedFetch, asked_of, with_offsets
 from tieringd.formats.kafka_wire.request_header import InspectedApi, RequestHead
-from tieringd.gateway.answers import fetched_ahead
 from tieringd.gateway.archive_answers import ArchiveAnswers
+from tieringd.gateway.combined_answers import fetched_ahead
 from tieringd.gateway.pending import ClientResponse, PendingRequest
 from tieringd.gateway.responses import Question
 

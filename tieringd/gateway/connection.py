@@ -19,9 +19,9 @@ import structlog
 from tieringd.errors import LocalFileError, ProtocolViolation, RetryableError
 from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.gateway.ahead import FetchAhead
-from tieringd.gateway.answers import answer
 from tieringd.gateway.archive_answers import ArchiveAnswers
-from tieringd.gateway.opening import GatewaySettings, connected, host_of
+from tieringd.gateway.combined_answers import answer
+from tieringd.gateway.connection_opening import GatewaySettings, connected, host_of
 from tieringd.gateway.pending import ClientResponse, PendingRequest, PendingRequests
 from tieringd.gateway.requests import RequestFrames
 from tieringd.gateway.responses import SPLICED_BYTES, Question, ResponseFrames

@@ -46,8 +46,8 @@ from tieringd.gateway.archive_answers import (
 )
 from tieringd.gateway.readable_partitions import UNKNOWN, LogStarts, ReadablePartition, ReadablePartitions
 from tieringd.model.manifest import PartitionManifest
+from tieringd.policies.chunk_layout import part_holding
 from tieringd.policies.epoch_history import end_offset_for
-from tieringd.policies.reading import part_holding
 from tieringd.reading.history import History
 from tieringd.reading.partition_reader import (
     ArchivedBatches,

@@ -19,8 +19,8 @@ import structlog
 from tieringd.errors import ConfigError
 from tieringd.gateway.archive_answers import ArchiveAnswers, NoArchive
 from tieringd.gateway.connection import Connection, GatewayCounters, Shared
+from tieringd.gateway.connection_opening import GatewaySettings, accepted, prepare
 from tieringd.gateway.frames import SCRATCH_BYTES
-from tieringd.gateway.opening import GatewaySettings, accepted, prepare
 from tieringd.gateway.wire import MemoryBudget, ReadRates
 
 log = structlog.get_logger(__name__)

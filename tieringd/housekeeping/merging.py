@@ -39,7 +39,7 @@ from tieringd.errors import (
     StoreFull,
     TieringError,
 )
-from tieringd.housekeeping.job import ArchivedPartition, JobTurn, PartitionSweep, ShareResult
+from tieringd.housekeeping.partition_sweep import ArchivedPartition, JobTurn, PartitionSweep, ShareResult
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership

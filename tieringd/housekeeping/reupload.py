@@ -49,7 +49,7 @@ from tieringd.errors import (
     ObjectNotFound,
     TieringError,
 )
-from tieringd.housekeeping.job import ArchivedPartition, JobTurn, PartitionSweep, ShareResult
+from tieringd.housekeeping.partition_sweep import ArchivedPartition, JobTurn, PartitionSweep, ShareResult
 from tieringd.metrics import Metrics
 from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest import PartitionManifest

@@ -28,7 +28,7 @@ from tieringd.archive.scrub.survey import ScrubbedTopics
 from tieringd.errors import TieringError
 from tieringd.housekeeping.bucket_quarantine import Expired, ObjectQuarantine, QuarantineExpiry
 from tieringd.housekeeping.healer import Healer
-from tieringd.housekeeping.job import JobTurn
+from tieringd.housekeeping.partition_sweep import JobTurn
 from tieringd.metrics import Metrics
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.scrub import FaultKind, Finding, Orphan, ScrubPace, first_due_ms, next_due_ms

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import structlog
 
 from tieringd.errors import TieringError
-from tieringd.housekeeping.job import HousekeepingJob, JobTurn
+from tieringd.housekeeping.partition_sweep import HousekeepingJob, JobTurn
 from tieringd.metrics.archive_work import HousekeepingMetrics
-from tieringd.policies.housekeeping import (
+from tieringd.policies.housekeeping_turns import (
     HousekeepingLimits,
     HousekeepingState,
     JobStatus,

@@ -39,7 +39,7 @@ from tieringd.formats.object_keys import (
     topic_key,
 )
 from tieringd.formats.topic_manifest import TopicManifest
-from tieringd.housekeeping.job import JobTurn
+from tieringd.housekeeping.partition_sweep import JobTurn
 from tieringd.metrics.archive_work import PurgeMetrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition

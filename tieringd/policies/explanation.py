@@ -28,7 +28,7 @@ from tieringd.policies.local_retention import LocalTarget, TrimPlan, plan_trim
 from tieringd.policies.retention_time import retention_time_ms
 from tieringd.policies.total_retention import TotalRetention, plan_total_retention, total_bytes
 from tieringd.policies.trim_target import TrimTarget, TrimWishes, plan_trim_to_target
-from tieringd.policies.upload import MissingRange, UploadLimits, UploadPlan, plan_uploads, upload_due_ms
+from tieringd.policies.upload_plan import MissingRange, UploadLimits, UploadPlan, plan_uploads, upload_due_ms
 
 
 class Place(StrEnum):

@@ -30,7 +30,7 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import LogBounds
 from tieringd.model.segment import CrossingTransaction, EpochStart
 from tieringd.policies.epoch_history import end_offset_for, epoch_at, newest_shared_epoch
-from tieringd.policies.upload import MissingRange
+from tieringd.policies.upload_plan import MissingRange
 
 
 class Lineage(Enum):

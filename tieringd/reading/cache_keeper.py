@@ -22,7 +22,7 @@ from functools import partial
 
 import structlog
 
-from tieringd.cache.directory import CacheDirectory, OpenFile, PartFile
+from tieringd.cache.cache_directory import CacheDirectory, OpenFile, PartFile
 from tieringd.cache.faults import reason_of
 from tieringd.errors import LocalFileError
 from tieringd.metrics import CacheMetrics

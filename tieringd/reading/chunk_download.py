@@ -22,12 +22,12 @@ from typing import TypeAlias
 
 import structlog
 
-from tieringd.cache.directory import OpenFile, PartFile
+from tieringd.cache.cache_directory import OpenFile, PartFile
 from tieringd.cache.faults import located, read_exactly
 from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
 from tieringd.formats.batch_check import check_batches, check_batches_in
 from tieringd.metrics import CacheMetrics
-from tieringd.policies.reading import Chunk
+from tieringd.policies.chunk_layout import Chunk
 from tieringd.reading.cache_keeper import CacheKeeper
 from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread

@@ -43,7 +43,7 @@ from tieringd.formats.records import Record
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicIdPartition
-from tieringd.policies.reading import history_part
+from tieringd.policies.chunk_layout import history_part
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.storage.base import ObjectStore
 from tieringd.storage.checked_puts import create

@@ -20,7 +20,7 @@ from tieringd.formats.record_batch import HEADER_BYTES, BatchHeader, encode_batc
 from tieringd.formats.restored_batches import put_first_epoch
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import AbortedTransaction, SegmentIndex
-from tieringd.policies.reading import Chunk
+from tieringd.policies.chunk_layout import Chunk
 from tieringd.reading.hydrator import HydratedChunk, Hydrator
 from tieringd.storage.base import FileSlice
 

@@ -14,7 +14,7 @@ from tieringd.archiving.observer import Observation
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import LogBounds
-from tieringd.policies.upload import UploadLimits, plan_uploads
+from tieringd.policies.upload_plan import UploadLimits, plan_uploads
 
 TOPIC = topic_config()
 BEGUN = PartitionManifest.begin(PARTITION, start_offset=0)

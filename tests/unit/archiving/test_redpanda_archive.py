@@ -16,7 +16,7 @@ from tieringd.errors import LocalFileError
 from tieringd.formats.object_keys import data_key
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
-from tieringd.policies.upload import UploadLimits
+from tieringd.policies.upload_plan import UploadLimits
 from tieringd.storage.memory import MemoryStore
 
 NOW_MS = 1_800_000_000_000

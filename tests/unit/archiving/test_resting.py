@@ -17,7 +17,7 @@ from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.resting import ChangeFeed, Resting
 from tieringd.model.partition import Leadership, TopicIdPartition
-from tieringd.policies.upload import UploadLimits
+from tieringd.policies.upload_plan import UploadLimits
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.broker.disk_use import FULL_SCAN_EVERY
 from tieringd.config import parse_config
-from tieringd.daemon.housekeeping import housekeeping_of
+from tieringd.daemon.housekeeping_jobs import housekeeping_of
 from tieringd.metrics import Metrics
 from tieringd.space.space_manager import SpaceManager
 from tieringd.storage.archive_clock import ArchiveClock

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.archive import archived
 from tests.fakes.log_writer import LogWriter
-from tieringd.endpoint.served import ServedPartitions
+from tieringd.endpoint.served_manifests import ServedPartitions
 from tieringd.errors import StorageUnavailable
 
 pytestmark = pytest.mark.looptime

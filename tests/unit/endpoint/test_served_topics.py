@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.log_writer import LogWriter
 from tests.support.archive_endpoints import archive_topic
-from tieringd.endpoint.served import ServedTopics
+from tieringd.endpoint.served_manifests import ServedTopics
 from tieringd.errors import StorageUnavailable
 from tieringd.topics.topic_registry import TopicRegistry
 

@@ -22,12 +22,12 @@ from tests.fakes.log_lines import listening
 from tests.support.certificate import write_certificate
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import presenting, trusting
-from tieringd.endpoint.api import EndpointResponse
-from tieringd.endpoint.connection import EndpointConnection
+from tieringd.endpoint.endpoint_connection import EndpointConnection
+from tieringd.endpoint.request_handlers import EndpointResponse
 from tieringd.formats.kafka_wire.fetch import PartitionData
 from tieringd.formats.kafka_wire.pieces import FileRegion
 from tieringd.gateway.archive_answers import ArchivedFetch
-from tieringd.gateway.opening import GatewaySettings
+from tieringd.gateway.connection_opening import GatewaySettings
 from tieringd.gateway.server import GatewayServer
 from tieringd.gateway.wire import MemoryBudget, Wire
 

@@ -16,8 +16,8 @@ from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archiving.claim import ChangeQueue
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import index_key
-from tieringd.housekeeping.job import ArchivedPartition
 from tieringd.housekeeping.merging import MergeJob, SegmentMerger
+from tieringd.housekeeping.partition_sweep import ArchivedPartition
 
 SEGMENTS = 8
 

@@ -6,7 +6,7 @@ import pytest
 
 from tieringd.archiving.resting import ChangeFeed
 from tieringd.errors import StorageUnavailable
-from tieringd.housekeeping.job import PartitionSweep, ShareResult
+from tieringd.housekeeping.partition_sweep import PartitionSweep, ShareResult
 from tieringd.model.partition import Leadership, TopicIdPartition
 
 RESTS = ShareResult(may_rest=True)

@@ -19,7 +19,7 @@ from tieringd.policies.lineage import (
     divergence_offset,
     plan_replacement,
 )
-from tieringd.policies.upload import MissingRange
+from tieringd.policies.upload_plan import MissingRange
 
 if TYPE_CHECKING:
     from tieringd.model.manifest import PartitionManifest

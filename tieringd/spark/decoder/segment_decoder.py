@@ -20,10 +20,10 @@ from tieringd.errors import CorruptDataError
 from tieringd.formats.compression import MAX_DECOMPRESSED_BYTES
 from tieringd.formats.record_batch import CRC_STARTS_AT
 from tieringd.formats.records import iter_records
-from tieringd.spark.decoder.batches import SegmentBatchReader, Selection, UnpackedBatch, size_of_batch
 from tieringd.spark.decoder.kernel import kernel
-from tieringd.spark.decoder.layouts import BATCH, CORRUPT, CURSOR, DONE, FULL
+from tieringd.spark.decoder.record_tables import BATCH, CORRUPT, CURSOR, DONE, FULL
 from tieringd.spark.decoder.row_buffer import RowBuffer
+from tieringd.spark.decoder.segment_batches import SegmentBatchReader, Selection, UnpackedBatch, size_of_batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

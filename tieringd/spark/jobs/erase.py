@@ -40,8 +40,8 @@ from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.chosen import SegmentShare, chosen_partitions, rounds, shares
 from tieringd.spark.jobs.erased_keys import fingerprints
+from tieringd.spark.jobs.job_progress import Progress, silent, watched
 from tieringd.spark.jobs.leftovers import Leftovers, find_leftovers, search, suspect_faults
-from tieringd.spark.jobs.progress import Progress, silent, watched
 from tieringd.spark.jobs.report import Report, Value
 from tieringd.spark.jobs.swapping import (
     Outcome,

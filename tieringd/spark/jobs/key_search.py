@@ -21,9 +21,9 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.chosen import SegmentShare, chosen_partitions, rounds, shares
+from tieringd.spark.jobs.job_progress import Progress, silent
 from tieringd.spark.jobs.leftovers import find_leftovers, suspect_faults
 from tieringd.spark.jobs.leftovers import search as search_objects
-from tieringd.spark.jobs.progress import Progress, silent
 from tieringd.spark.jobs.report import Report, Table, Value
 from tieringd.spark.jobs.tasks import run_tasks
 from tieringd.spark.key_eraser import ErasureCut

@@ -42,7 +42,7 @@ from tieringd.policies.manifest_rebuild import (
     rebuilt_manifest,
 )
 from tieringd.spark.bucket import Bucket, bucket_of
-from tieringd.spark.jobs.progress import Progress, silent
+from tieringd.spark.jobs.job_progress import Progress, silent
 from tieringd.spark.jobs.rebuild_report import RebuiltPartition, RebuiltTopic, rebuild_report
 from tieringd.spark.jobs.rebuild_tasks import (
     plan_index_tasks,

@@ -22,7 +22,7 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment
 from tieringd.policies.scrub import Finding
 from tieringd.spark.bucket import Bucket, bucket_of
-from tieringd.spark.jobs.progress import Progress, silent
+from tieringd.spark.jobs.job_progress import Progress, silent
 from tieringd.spark.jobs.report import Report, Table, Value
 from tieringd.spark.jobs.segment_tasks import SegmentTask, plan_segment_tasks
 from tieringd.spark.jobs.tasks import Spread, spread_over

@@ -42,16 +42,16 @@ from pyspark.sql.streaming.datasource import (
 from tieringd.errors import CorruptDataError
 from tieringd.model.partition import TopicPartition
 from tieringd.spark.source.data_loss import Loss, LossRule
-from tieringd.spark.source.offsets import OffsetFinder
+from tieringd.spark.source.offset_finder import OffsetFinder
 from tieringd.spark.source.positions import AtOffsets
 from tieringd.spark.source.segment_spans import OffsetRange
-from tieringd.spark.source.topics import Archived, Topics
+from tieringd.spark.source.subscribed_topics import Archived, Topics
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     # An ordinary import would load numba and pyarrow into processes that do not need them.
-    from tieringd.spark.source.request import Request
+    from tieringd.spark.source.read_request import Request
 
 
 _TOPIC_IDS: Final = "@topicIds"

@@ -19,7 +19,7 @@ from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.record_batch import check_crc, parse_header
 from tieringd.spark.decoder import SegmentDecoder, Selection
-from tieringd.spark.decoder.batches import size_of_batch
+from tieringd.spark.decoder.segment_batches import size_of_batch
 from tieringd.spark.source.data_loss import Loss, OnLoss
 from tieringd.spark.source.planning import Span
 from tieringd.spark.source.segment_runs import BatchRun, SegmentGone, span_runs

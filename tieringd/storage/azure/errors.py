@@ -80,7 +80,7 @@ _CREDENTIALS_HINT = (
 )
 
 
-class AzureCall(calls.AzureCall):
+class AzureCall(calls.Call):
     """One request; Azure calls a bucket a container."""
 
     noun = "container"

@@ -18,9 +18,9 @@ from http import HTTPStatus
 
 from tieringd.errors import ChecksumRejected
 from tieringd.storage.at_once import at_once
+from tieringd.storage.azure.azure_requests import Requests
 from tieringd.storage.azure.errors import AzureCall, from_answer
 from tieringd.storage.azure.listing import parse_crc32c
-from tieringd.storage.azure.requests import Requests
 from tieringd.storage.base import JoinSource
 
 _OK = frozenset({HTTPStatus.OK})

@@ -19,8 +19,8 @@ from urllib.parse import quote, unquote
 from xml.etree import ElementTree as ET
 
 from tieringd.errors import StorageUnavailable
+from tieringd.storage.azure.azure_requests import Requests
 from tieringd.storage.azure.errors import AzureCall
-from tieringd.storage.azure.requests import Requests
 from tieringd.storage.base import ListPage, ObjectInfo
 
 _OK = frozenset({200})

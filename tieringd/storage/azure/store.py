@@ -35,11 +35,11 @@ from crc32c import crc32c as crc32c_of
 from tieringd.clock import wall_clock_ms
 from tieringd.errors import ChecksumRejected, ObjectNotFound, StorageError, StorageUnavailable, TieringError
 from tieringd.formats.crc32c_combine import combined_crc32c
+from tieringd.storage.azure.azure_requests import AzureResponse, Requests, is_encrypted
 from tieringd.storage.azure.body import CheckedBody, md5_of
 from tieringd.storage.azure.errors import AzureCall
 from tieringd.storage.azure.joining import BlockCopies
 from tieringd.storage.azure.listing import Listing, parse_crc32c, parse_date_ms
-from tieringd.storage.azure.requests import AzureResponse, Requests, is_encrypted
 from tieringd.storage.base import (
     Body,
     Condition,
@@ -51,7 +51,7 @@ from tieringd.storage.base import (
     ObjectInfo,
 )
 from tieringd.storage.receive import ranged
-from tieringd.storage.settings import AzureSettings
+from tieringd.storage.store_settings import AzureSettings
 
 _OK = frozenset({200})
 _CREATED = frozenset({201})

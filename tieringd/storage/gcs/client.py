@@ -32,7 +32,6 @@ from gcloud.aio.storage import Storage
 from tieringd.errors import BucketNotFound, ConfigError, LocalFileError, ObjectNotFound
 from tieringd.storage.body import CHUNK_BYTES, FileBody
 from tieringd.storage.calls import Call, send_once
-from tieringd.storage.gcs.answers import GcsResponse, bucket_not_found, from_answer, token_refused, translated
 from tieringd.storage.gcs.credentials import (
     GcsToken,
     account_token,
@@ -40,8 +39,15 @@ from tieringd.storage.gcs.credentials import (
     no_token,
     read_service_account,
 )
+from tieringd.storage.gcs.gcs_responses import (
+    GcsResponse,
+    bucket_not_found,
+    from_answer,
+    token_refused,
+    translated,
+)
 from tieringd.storage.receive import receive
-from tieringd.storage.settings import GcsSettings
+from tieringd.storage.store_settings import GcsSettings
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
 from tieringd.storage.tls_transport import TlsConnector

@@ -37,7 +37,8 @@ from tieringd.storage.base import (
 )
 from tieringd.storage.body import FileBody
 from tieringd.storage.calls import Call
-from tieringd.storage.gcs.answers import (
+from tieringd.storage.gcs.client import GcsClient, RelatedBody
+from tieringd.storage.gcs.gcs_responses import (
     LISTED_FIELDS,
     OBJECT_FIELDS,
     GcsResponse,
@@ -47,9 +48,8 @@ from tieringd.storage.gcs.answers import (
     info_of_media,
     malformed,
 )
-from tieringd.storage.gcs.client import GcsClient, RelatedBody
 from tieringd.storage.receive import ranged
-from tieringd.storage.settings import GcsSettings
+from tieringd.storage.store_settings import GcsSettings
 
 SOURCES_MAX = 32
 """The most sources of one compose request."""

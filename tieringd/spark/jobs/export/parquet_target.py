@@ -32,7 +32,7 @@ from tieringd.spark.jobs.export.state import ExportState, parse_state
 from tieringd.spark.jobs.export.target_store import OWN_PREFIX, TargetStore, target_config
 from tieringd.spark.jobs.export.topic_target import ExportCheckpoint, SinkOpener, StoredFile, Written
 from tieringd.spark.jobs.export.work import COLUMNS
-from tieringd.storage.opening import begin_file_root
+from tieringd.storage.store_opening import begin_file_root
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,7 +8,7 @@ from tests.fakes.log_writer import TOPIC_ID
 from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.model.partition import TopicPartition
 from tieringd.spark.source.options import Subscription
-from tieringd.spark.source.topics import Topics
+from tieringd.spark.source.subscribed_topics import Topics
 
 NEW_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 

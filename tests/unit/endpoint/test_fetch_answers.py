@@ -24,7 +24,7 @@ from tests.support.archive_endpoints import (
 from tests.support.kafka_messages import FETCH_VERSIONS, fetch_request, milliseconds
 from tests.support.raw_kafka import connected
 from tieringd.daemon.archive_endpoint import archive_endpoint_of
-from tieringd.endpoint import fetch
+from tieringd.endpoint import fetch_answers
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import data_key, manifest_key
 from tieringd.formats.record_batch import check_crc, parse_header
@@ -350,7 +350,7 @@ async def test_endpoint_that_stops_answers_those_who_wait(writer, archive, store
 @pytest.mark.parametrize("slow", [0, 1])
 async def test_slow_partition_keeps_no_other_waiting(archive, store, tmp_path, monkeypatch, slow):
     """Wherever it stands: the others' records come, it has none yet, and no error; later it has."""
-    monkeypatch.setattr(fetch, "_SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(fetch_answers, "_SLOW_SECONDS", 0.05)
     writers = [LogWriter(tmp_path, "orders", number) for number in range(2)]
     for writer in writers:
         writer.closed_segment()
@@ -381,7 +381,7 @@ async def test_slow_partition_keeps_no_other_waiting(archive, store, tmp_path, m
 
 async def test_more_partitions_than_are_read_at_once_all_come(archive, tmp_path, monkeypatch):
     """In the order of the request, some after the others."""
-    monkeypatch.setattr(fetch, "_AT_ONCE", 2)
+    monkeypatch.setattr(fetch_answers, "_AT_ONCE", 2)
     for number in range(5):
         writer = LogWriter(tmp_path, "orders", number)
         writer.closed_segment()

@@ -22,7 +22,7 @@ from tieringd.cli.options import (
     run_async,
 )
 from tieringd.config import Config
-from tieringd.daemon.archive import Archive, opened_archive
+from tieringd.daemon.open_archive import Archive, opened_archive
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import TopicManifest
@@ -31,7 +31,7 @@ from tieringd.metrics import Metrics
 from tieringd.policies import topic_lifecycle
 from tieringd.recovery.archive_mover import ArchiveMover, MovedPartition, Site
 from tieringd.recovery.partition_mover import COPY_WRITER, ObjectCopier, PartitionCopy, PartitionMover
-from tieringd.storage.opening import place_of
+from tieringd.storage.store_opening import place_of
 
 _COLUMNS = (
     "topic",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.fakes.archive import Clock
 from tests.support.examples import examples
 from tests.unit.cache.cached import a_chunk, an_index, data_in, files_in, put, segment_key, started
-from tieringd.cache.directory import PartFile, Tree
+from tieringd.cache.cache_directory import PartFile, Tree
 from tieringd.errors import LocalFileError
 from tieringd.formats.access_times import encode_access_times
 

@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tieringd.cli.demo.demo_session import DemoSetup, run_session, summary
 from tieringd.cli.demo.journal import Journal
-from tieringd.cli.demo.session import DemoSetup, run_session, summary
 from tieringd.cli.demo.writer import LogDirectoryWriter
 from tieringd.config import load_config
 from tieringd.model.partition import TopicPartition

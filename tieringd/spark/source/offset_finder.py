@@ -23,7 +23,7 @@ from tieringd.spark.source.positions import (
     Edge,
     Position,
 )
-from tieringd.spark.source.topics import Archived
+from tieringd.spark.source.subscribed_topics import Archived
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:

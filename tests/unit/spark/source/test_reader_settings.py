@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from tieringd.errors import ConfigError
-from tieringd.spark.source.settings import read_settings
+from tieringd.spark.source.reader_settings import read_settings
 
 KEYS = {"region": "eu-central-1", "accessKey": "AKIA", "secretKey": "sEcReT"}
 

@@ -23,8 +23,8 @@ from uuid import UUID
 import structlog
 from kio.schema.errors import ErrorCode
 
-from tieringd.endpoint.served import ServedPartitions, ServedTopics
-from tieringd.endpoint.settings import EndpointSettings
+from tieringd.endpoint.endpoint_settings import EndpointSettings
+from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopics
 from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.formats.kafka_wire.fetch import (
     AskedFetch,
@@ -41,7 +41,7 @@ from tieringd.gateway.archive_answers import TRY_AGAIN, PartitionKey
 from tieringd.gateway.wire import MemoryBudget
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
-from tieringd.policies.reading import part_holding
+from tieringd.policies.chunk_layout import part_holding
 from tieringd.reading.history import History
 from tieringd.reading.partition_reader import ArchivedBatches, HeldRead, PartitionReader
 

@@ -17,13 +17,13 @@ from typing import Final
 
 import structlog
 
-from tieringd.endpoint.api import RequestHandlers
+from tieringd.endpoint.request_handlers import RequestHandlers
 from tieringd.errors import LocalFileError, ProtocolViolation
 from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, RequestHead
 from tieringd.formats.kafka_wire.request_header import InspectedApi as Kafka
 from tieringd.gateway.connection import Shared
-from tieringd.gateway.opening import host_of
+from tieringd.gateway.connection_opening import host_of
 from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, wire_of
 
 log = structlog.get_logger(__name__)

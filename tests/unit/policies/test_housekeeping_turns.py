@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieringd.policies.housekeeping import (
+from tieringd.policies.housekeeping_turns import (
     HousekeepingLimits,
     HousekeepingState,
     JobStatus,

@@ -31,7 +31,7 @@ from tieringd.storage.azure.credentials import Identity, open_identity, shared_k
 from tieringd.storage.azure.errors import AzureCall, from_answer, translated
 from tieringd.storage.calls import send_once
 from tieringd.storage.receive import receive
-from tieringd.storage.settings import AzureSettings
+from tieringd.storage.store_settings import AzureSettings
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
 from tieringd.storage.tls_transport import TlsConnector

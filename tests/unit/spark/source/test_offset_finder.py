@@ -9,10 +9,10 @@ from tieringd.errors import ConfigError, DataLossError
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition, TopicPartition
 from tieringd.spark.source.data_loss import LossRule
-from tieringd.spark.source.offsets import OffsetFinder, readable_range, require_order
+from tieringd.spark.source.offset_finder import OffsetFinder, readable_range, require_order
 from tieringd.spark.source.options import Subscription
 from tieringd.spark.source.positions import AtOffsets, AtTime, AtTimes, Edge
-from tieringd.spark.source.topics import Archived, Topics
+from tieringd.spark.source.subscribed_topics import Archived, Topics
 
 ORDERS = [TopicPartition("orders", number) for number in range(3)]
 STRICT, LENIENT = LossRule(), LossRule(is_fatal=False)

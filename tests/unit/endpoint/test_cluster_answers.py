@@ -17,7 +17,7 @@ from tests.support.archive_endpoints import (
 )
 from tests.support.kafka_messages import fields_of, request_module
 from tests.support.raw_kafka import connected
-from tieringd.endpoint.settings import ADVERTISED
+from tieringd.endpoint.endpoint_settings import ADVERTISED
 from tieringd.errors import StorageDenied, StorageUnavailable
 
 API_VERSIONS, DESCRIBE_CLUSTER, DESCRIBE_TOPIC_PARTITIONS = 18, 60, 75

@@ -16,7 +16,7 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import LogBounds
 from tieringd.model.segment import SegmentSlice
-from tieringd.policies.upload import (
+from tieringd.policies.upload_plan import (
     MissingRange,
     UploadLimits,
     UploadPlan,

@@ -13,9 +13,9 @@ from tieringd.spark.source.data_loss import LossRule
 from tieringd.spark.source.option_values import OptionValues, fault
 from tieringd.spark.source.options import SourceOptions, parse_options, read_columns
 from tieringd.spark.source.planning import Span, plan_tasks
+from tieringd.spark.source.reader_settings import StoreSettings, read_settings
 from tieringd.spark.source.schema import columns_of
 from tieringd.spark.source.segment_spans import OffsetRange, find_spans
-from tieringd.spark.source.settings import StoreSettings, read_settings
 from tieringd.spark.source.task_reader import ReadingRules, TaskReader
 from tieringd.spark.worker_process import spare_collections
 

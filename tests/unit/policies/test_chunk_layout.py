@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tieringd.model.segment import IndexEntry, SegmentIndex
-from tieringd.policies.reading import Chunk, plan_chunks
+from tieringd.policies.chunk_layout import Chunk, plan_chunks
 
 
 def index_of(entries, size_bytes, *, base_offset=100, last_offset=999):

@@ -16,9 +16,9 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from tieringd.archive.record_reader import RecordReader
-from tieringd.endpoint.cluster import NO_DELAY
-from tieringd.endpoint.served import ServedPartitions, ServedTopics
-from tieringd.endpoint.settings import ApiKey, EndpointSettings
+from tieringd.endpoint.cluster_answers import NO_DELAY
+from tieringd.endpoint.endpoint_settings import ApiKey, EndpointSettings
+from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopics
 from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.formats.kafka_wire.messages import made, response_module
 from tieringd.gateway.archive_answers import (

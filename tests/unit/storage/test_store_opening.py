@@ -13,7 +13,7 @@ from tieringd.errors import ConfigError
 from tieringd.metrics import Metrics
 from tieringd.storage.file_root import make_marker
 from tieringd.storage.memory import MemoryStore
-from tieringd.storage.opening import (
+from tieringd.storage.store_opening import (
     StoreCheck,
     azure_settings,
     gcs_settings,

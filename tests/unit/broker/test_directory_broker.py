@@ -15,7 +15,7 @@ import pytest
 
 from tests.builders import batch
 from tests.support.file_calls import counted_file_calls
-from tieringd.broker.directory import DirectoryBroker
+from tieringd.broker.directory_broker import DirectoryBroker
 from tieringd.broker.log_dir import read_local_log
 from tieringd.errors import (
     BrokerDenied,

@@ -21,8 +21,8 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32Timedelta
 
-from tieringd.endpoint.served import ServedPartitions, ServedTopic, ServedTopics
-from tieringd.endpoint.settings import ADVERTISED, NODE_ID, ApiKey, EndpointSettings
+from tieringd.endpoint.endpoint_settings import ADVERTISED, NODE_ID, ApiKey, EndpointSettings
+from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopic, ServedTopics
 from tieringd.errors import TieringError
 from tieringd.formats.kafka_wire.messages import made, response_module
 from tieringd.model.partition import TopicIdPartition

@@ -22,8 +22,8 @@ from tieringd.policies.upload_control import UploadPace
 from tieringd.processors import usable_processors
 from tieringd.reading.history import History
 from tieringd.storage.archive_clock import ArchiveClock
-from tieringd.storage.opening import StoreCheck, max_connections, opened_store
 from tieringd.storage.resilient import ResilientStore
+from tieringd.storage.store_opening import StoreCheck, max_connections, opened_store
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tieringd.storage.file import FileStore
 from tieringd.storage.file_root import create_root, make_marker
 from tieringd.storage.known_roots import KnownRoots
 from tieringd.storage.resilient import ResilientStore, StoreLimits
-from tieringd.storage.settings import AzureSettings, GcsSettings, S3Settings
+from tieringd.storage.store_settings import AzureSettings, GcsSettings, S3Settings
 
 if TYPE_CHECKING:
     from pydantic import SecretStr

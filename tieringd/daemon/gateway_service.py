@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tieringd.archiving.reconciler import Reconciler
-from tieringd.cache.directory import CacheDirectory
+from tieringd.cache.cache_directory import CacheDirectory
 from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
-from tieringd.daemon.archive import Archive
+from tieringd.daemon.open_archive import Archive
 from tieringd.errors import ConfigError
-from tieringd.gateway.opening import GatewaySettings
+from tieringd.gateway.connection_opening import GatewaySettings
 from tieringd.gateway.readable_partitions import ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
 from tieringd.gateway.server import GatewayServer
@@ -33,7 +33,7 @@ from tieringd.reading.hydrator import HydrationLimits, Hydrator
 from tieringd.reading.index_cache import CachedFiles
 from tieringd.reading.partition_reader import PartitionReader
 from tieringd.space.space_manager import area_settings
-from tieringd.storage.opening import bucket_name
+from tieringd.storage.store_opening import bucket_name
 
 
 def keeper_settings(config: Config, *, disk_bytes: int, has_logs: bool) -> KeeperSettings:

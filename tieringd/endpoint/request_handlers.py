@@ -11,11 +11,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tieringd.endpoint.cluster import ClusterAnswers, DescriptionAnswers
-from tieringd.endpoint.fetch import FetchAnswers
-from tieringd.endpoint.offsets import OffsetAnswers
+from tieringd.endpoint.cluster_answers import ClusterAnswers, DescriptionAnswers
+from tieringd.endpoint.endpoint_settings import ADVERTISED, ApiKey
+from tieringd.endpoint.fetch_answers import FetchAnswers
+from tieringd.endpoint.offset_answers import OffsetAnswers
 from tieringd.endpoint.refusals import Refusals
-from tieringd.endpoint.settings import ADVERTISED, ApiKey
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire import request_header
 from tieringd.formats.kafka_wire.messages import decode_request, encode_response

@@ -14,7 +14,7 @@ from tieringd.spark.jobs.export.rounds import TopicOutcome, export_topic
 from tieringd.spark.jobs.export.state import ExportRules
 from tieringd.spark.jobs.export.topic_target import TopicTarget
 from tieringd.spark.jobs.export.work import on_spark
-from tieringd.spark.jobs.progress import Progress, silent
+from tieringd.spark.jobs.job_progress import Progress, silent
 from tieringd.spark.jobs.report import Report, Table, Value
 from tieringd.spark.jobs.topic_choice import is_chosen_by, matches, require_matched
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tieringd.spark.jobs.progress import silent, watched
+from tieringd.spark.jobs.job_progress import silent, watched
 
 POLL_SECONDS = 0.01
 
