@@ -21,7 +21,7 @@ from tieringd.cli.human import human_size
 from tieringd.cli.options import ConfigFile, loaded, run_async
 from tieringd.cli.partition_log import PartitionReading
 from tieringd.config import Config
-from tieringd.daemon.open_archive import opened_archive
+from tieringd.daemon.archive import opened_archive
 from tieringd.formats.records import Record
 from tieringd.metrics import Metrics
 from tieringd.model.manifest_parts import Gap

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from tieringd.broker.base import Broker
 from tieringd.config import Config, TopicConfig
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.local_broker import opened_broker
-from tieringd.daemon.open_archive import Archive, opened_archive
 from tieringd.errors import CorruptDataError, LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import Archiving, TopicManifest

@@ -19,11 +19,11 @@ import structlog
 
 from tieringd.config import Config
 from tieringd.daemon.admin import serving
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.assembly import sole_owner
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
 from tieringd.daemon.gateway_service import ReadCache, client_tls
-from tieringd.daemon.open_archive import Archive, opened_archive
 from tieringd.endpoint.cluster_answers import ClusterAnswers, DescriptionAnswers
 from tieringd.endpoint.endpoint_connection import EndpointConnection
 from tieringd.endpoint.endpoint_settings import EndpointSettings

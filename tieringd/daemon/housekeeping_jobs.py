@@ -16,7 +16,7 @@ from tieringd.archiving.reconciler import Reconciler
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.broker.base import Broker
 from tieringd.config import Config
-from tieringd.daemon.open_archive import Archive
+from tieringd.daemon.archive import Archive
 from tieringd.daemon.scrubbing import scrub_job
 from tieringd.housekeeping.merging import MergeJob, SegmentMerger
 from tieringd.housekeeping.partition_sweep import ArchivedPartition, HousekeepingJob

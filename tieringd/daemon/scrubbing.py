@@ -13,7 +13,7 @@ from tieringd.archive.scrub.partition_scrub import PartitionScrubber, ScrubStret
 from tieringd.archiving.claim import ManifestChange
 from tieringd.broker.layout import Layout
 from tieringd.config import Config
-from tieringd.daemon.open_archive import Archive
+from tieringd.daemon.archive import Archive
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine, QuarantineExpiry
 from tieringd.housekeeping.healer import Healer

@@ -22,8 +22,8 @@ from tieringd.cli.recover.selection import Wanted, matching_once, repeated
 from tieringd.cli.recover.validation import MISSING, Findings, missing, validated
 from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.local_broker import kafka_settings
-from tieringd.daemon.open_archive import Archive, opened_archive
 from tieringd.errors import BrokerUnavailable, ConfigError
 from tieringd.formats.recovery_mark import RecoveryMark
 from tieringd.metrics import Metrics

@@ -16,7 +16,7 @@ from tieringd.cli.recover.recovery_progress import ByteProgress
 from tieringd.cli.recover.selection import Wanted, matching_once
 from tieringd.cli.recover.validation import MISSING, Findings, missing, validated
 from tieringd.config import Config
-from tieringd.daemon.open_archive import Archive, opened_archive
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey
