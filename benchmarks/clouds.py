@@ -24,7 +24,7 @@ from benchmarks.sink import BUCKET
 from tieringd.storage.azure.store import AzureStore
 from tieringd.storage.base import FileSlice
 from tieringd.storage.gcs.store import GcsStore
-from tieringd.storage.settings import AzureSettings, GcsSettings
+from tieringd.storage.store_settings import AzureSettings, GcsSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -62,7 +62,7 @@ class Benchmark:
 
 
 BENCHMARKS: Final = {
-    "upload": Benchmark(("tieringd.daemon.archive", "tieringd.archiving.uploader"), 3),
+    "upload": Benchmark(("tieringd.daemon.open_archive", "tieringd.archiving.uploader"), 3),
     "partitions": Benchmark(
         ("tieringd.daemon.assembly", "tieringd.archiving.reconciler", "tieringd.broker.watch"), 1.5
     ),
@@ -79,7 +79,7 @@ BENCHMARKS: Final = {
     "manifest": Benchmark((), 0.5),
     "gateway": Benchmark(
         (
-            "tieringd.daemon.gateway",
+            "tieringd.daemon.gateway_service",
             "tieringd.gateway",
             "tieringd.reading.hydrator",
             "tieringd.formats.kafka_wire",

@@ -41,7 +41,7 @@ from tieringd.policies.segment_merge import MergeLimits
 from tieringd.storage.base import JoiningStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 from tieringd.storage.s3.store import S3Store
-from tieringd.storage.settings import S3Settings
+from tieringd.storage.store_settings import S3Settings
 
 if TYPE_CHECKING:
     from tieringd.storage.base import ObjectStore

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from benchmarks.daemon_events import DaemonEvents, until
 from benchmarks.harness import machine, write_json
 from tests.support.daemon import directory_config, running_daemon, write_config
-from tieringd.broker.directory import DirectoryBroker
+from tieringd.broker.directory_broker import DirectoryBroker
 from tieringd.broker.layout import KafkaLayout
 from tieringd.formats.record_batch import NewRecord, encode_batch
 
@@ -163,7 +163,7 @@ def measure_scan(log_dir: Path) -> dict[str, float]:
     """Time the looks at the files by themselves: the first, and one that remembers the last."""
     layout, broker = KafkaLayout(), DirectoryBroker([str(log_dir)])
 
-    async def look() -> float:
+    async def scan() -> float:
         before = time.monotonic()
         scan = layout.scan([str(log_dir)])
         assert len(scan.partitions) == PARTITIONS, f"{len(scan.partitions)} partitions were found"
@@ -176,10 +176,10 @@ def measure_scan(log_dir: Path) -> dict[str, float]:
         assert len(bounds) == PARTITIONS, "some log has no bounds"
         return time.monotonic() - before
 
-    async def looks() -> list[float]:
-        return [await look() for _ in range(5)]
+    async def scans() -> list[float]:
+        return [await scan() for _ in range(5)]
 
-    first, _, *later = asyncio.run(looks())
+    first, _, *later = asyncio.run(scans())
     return {"first_look_at_files_seconds": first, "look_at_files_seconds": median(later)}
 
 

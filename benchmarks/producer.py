@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _BATCH_BYTES = 16 << 10
 _FILES = 8
 _FILE_BYTES = 32 << 20
-_BATCHES_PER_LOOK = 64
+_BATCHES_PER_CHECK = 64
 """At the clock: often enough for a window of seconds."""
 
 
@@ -76,10 +76,10 @@ def _produce(files: list[int], batch: bytearray, *, seconds: float) -> int:
     count = 0
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        for number in range(count, count + _BATCHES_PER_LOOK):
+        for number in range(count, count + _BATCHES_PER_CHECK):
             batch[0:8] = number.to_bytes(8)
             crc32c(batch)
             position = number // _FILES * _BATCH_BYTES % _FILE_BYTES
             os.pwrite(files[number % _FILES], batch, position)
-        count += _BATCHES_PER_LOOK
+        count += _BATCHES_PER_CHECK
     return count * _BATCH_BYTES

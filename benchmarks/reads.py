@@ -22,8 +22,8 @@ from benchmarks.peers import obstore_s3, sink_config
 from benchmarks.raw_sockets import Connections
 from benchmarks.sink import BUCKET, Sink
 from benchmarks.sink_answers import SERVED_BYTES, SERVED_KEY, served_data
-from tieringd.storage.opening import s3_settings
 from tieringd.storage.s3.store import S3Store
+from tieringd.storage.store_opening import s3_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

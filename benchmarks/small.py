@@ -21,8 +21,8 @@ from benchmarks.harness import Figures, Worker
 from benchmarks.peers import S5cmd, obstore_s3, sink_config
 from benchmarks.raw_sockets import Connections
 from benchmarks.sink import BUCKET, Received, Sink
-from tieringd.storage.opening import s3_settings
 from tieringd.storage.s3.store import S3Store
+from tieringd.storage.store_opening import s3_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -89,13 +89,13 @@ def _watched(cluster: KafkaCluster, daemon: Daemon, *, seconds: float) -> dict[s
     began = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as producer:
         while producer.poll() is None:
-            segments.look()
+            segments.sample()
             time.sleep(_POLL_SECONDS)
     assert producer.returncode == 0, "the producer failed"
     took = time.monotonic() - began
     deadline = time.monotonic() + _LAST_SECONDS
     while segments.waiting and time.monotonic() < deadline:
-        segments.look()
+        segments.sample()
         time.sleep(_POLL_SECONDS)
     ages = segments.ages()
     assert ages, "no segment was closed: produce for longer"
@@ -120,7 +120,7 @@ class _Segments:
         """Return how many closed segments are not durable."""
         return len(self._closed.keys() - self._durable.keys())
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Note what is new."""
         now = time.monotonic()
         bases: defaultdict[int, list[int]] = defaultdict(list)

@@ -21,10 +21,10 @@ from tests.contract.object_store_contract import (
 )
 from tests.support.azurite import AzureBucket
 from tieringd.errors import ChecksumRejected, PreconditionFailed, StorageDenied, StorageError
-from tieringd.storage.azure.errors import Call
+from tieringd.storage.azure.errors import AzureCall
 from tieringd.storage.azure.store import AzureStore
 from tieringd.storage.base import IfAbsent, IfVersion, JoinSource
-from tieringd.storage.settings import AzureSettings
+from tieringd.storage.store_settings import AzureSettings
 
 WRONG_KEY = base64.b64encode(b"wrong").decode()
 
@@ -114,7 +114,7 @@ class TestAzureStoreWithAzurite(ObjectStoreContract, MissingBucketContract, Nest
             "Content-Type": "application/octet-stream",
             "Content-MD5": base64.b64encode(bytes(16)).decode(),
         }
-        call = Call("put", "contract", "key")
+        call = AzureCall("put", "contract", "key")
         with pytest.raises(StorageError, match="contentMD5 doesn't match"):
             await store._requests.send(
                 call, "PUT", f"{prefix}/key", headers=headers, content=b"content", accept=frozenset({201})
@@ -150,7 +150,7 @@ class TestAzureStoreWithAzurite(ObjectStoreContract, MissingBucketContract, Nest
         }
         with pytest.raises(StorageError, match="contentMD5 doesn't match"):
             await store._requests.send(
-                Call("put", "contract", "key"),
+                AzureCall("put", "contract", "key"),
                 "PUT",
                 f"{prefix}/key",
                 headers=headers,

@@ -27,7 +27,7 @@ from tests.support.tls_relay import presenting, relay, trusting
 from tieringd.errors import ChecksumRejected, StorageError, StorageUnavailable
 from tieringd.storage.azure.store import AzureStore
 from tieringd.storage.base import IfAbsent
-from tieringd.storage.settings import AzureSettings
+from tieringd.storage.store_settings import AzureSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,7 +22,7 @@ from tests.support.fault_proxy import Answer, fault_proxy
 from tieringd.errors import ObjectNotFound, PreconditionFailed
 from tieringd.storage.base import IfAbsent
 from tieringd.storage.gcs.store import GcsStore
-from tieringd.storage.settings import GcsSettings
+from tieringd.storage.store_settings import GcsSettings
 
 AWKWARD_KEYS = ("a b", "a%2Fb", "a+b", "a&b=c", "a?b#c", 'a"b', "a;b,c", "a\\b", "é/日本")
 

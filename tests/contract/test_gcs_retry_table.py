@@ -21,7 +21,7 @@ from tests.support.raw_http import serving
 from tieringd.errors import ChecksumRejected, StorageUnavailable
 from tieringd.storage.base import IfAbsent
 from tieringd.storage.gcs.store import GcsStore
-from tieringd.storage.settings import GcsSettings
+from tieringd.storage.store_settings import GcsSettings
 
 BROKEN_RECEIPTS = [
     pytest.param(ResetAnswer(10), id="reset-mid-answer"),

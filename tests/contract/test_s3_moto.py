@@ -14,7 +14,7 @@ from tests.contract.object_store_contract import (
 )
 from tests.support.s3_bucket import S3Bucket
 from tieringd.storage.s3.store import S3Store
-from tieringd.storage.settings import S3Settings
+from tieringd.storage.store_settings import S3Settings
 
 
 class TestS3StoreWithMoto(ObjectStoreContract, JoinContract, MissingBucketContract, NestedKeysContract):

@@ -17,7 +17,7 @@ from tieringd.errors import ChecksumRejected, LocalFileError, PreconditionFailed
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, JoinSource
 from tieringd.storage.checked_puts import require_conditional_writes
 from tieringd.storage.s3.store import S3Store
-from tieringd.storage.settings import S3Settings
+from tieringd.storage.store_settings import S3Settings
 
 MIB = 1 << 20
 DATA = random.Random(3).randbytes(12 * MIB + 17)  # Three parts, of which the last is short.

@@ -26,7 +26,7 @@ from tests.support.s3_bucket import S3Bucket
 from tieringd.errors import ChecksumRejected, StorageDenied, StorageUnavailable
 from tieringd.storage.base import IfAbsent
 from tieringd.storage.s3.store import S3Store
-from tieringd.storage.settings import S3Settings
+from tieringd.storage.store_settings import S3Settings
 
 
 def said(status: str, code: str | None, **headers: str) -> Answer:

@@ -8,12 +8,12 @@ import pytest
 
 from tests.support.daemon import directory_config, run_json, run_well, write_config
 from tieringd.cli.demo.comparison import Comparison, compare
+from tieringd.cli.demo.demo_session import summary
 from tieringd.cli.demo.journal import Journal
-from tieringd.cli.demo.session import summary
-from tieringd.cli.demo.view import look
+from tieringd.cli.demo.view import partition_views
 from tieringd.cli.demo.writer import PartitionWriter
 from tieringd.config import load_config
-from tieringd.daemon.archive import opened_archive
+from tieringd.daemon.open_archive import opened_archive
 from tieringd.metrics import Metrics
 from tieringd.model.partition import TopicPartition
 
@@ -56,7 +56,7 @@ def config(tmp_path, journal):
 async def compared(config: Path, journal: Journal) -> Comparison:
     loaded, total = load_config(config, environ={}), Comparison()
     async with opened_archive(loaded, Metrics()) as archive:
-        for view in await look(loaded, archive, journal):
+        for view in await partition_views(loaded, archive, journal):
             await compare(archive, view, journal.partitions[view.partition], total)
     return total
 

@@ -14,22 +14,22 @@ from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.broker import FakeBroker
 from tests.fakes.topics import topic_config
 from tieringd.archiving.archiver import Archiver
-from tieringd.archiving.bookkeeper import Bookkeeper, Follower
+from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import Observation, Observer
 from tieringd.archiving.pinner import Pinner
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.archiving.upload_gate import UploadGate
 from tieringd.broker.layout import KafkaLayout
 from tieringd.config import parse_config
-from tieringd.daemon.archive import Archive, archive_on
+from tieringd.daemon.open_archive import Archive, archive_on
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
-from tieringd.policies.upload import UploadLimits
 from tieringd.policies.upload_control import UploadPace
+from tieringd.policies.upload_plan import UploadLimits
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.resilient import ResilientStore
-from tieringd.topics.first_sight import FirstSight
 from tieringd.topics.retention_manager import RetentionManager
+from tieringd.topics.topic_defaults import TopicDefaultsRecorder
 from tieringd.topics.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tieringd.storage.base import ObjectStore
 
 
-LOOKS = count(1)
+SCAN_NUMBERS = count(1)
 """Ascending numbers for observations."""
 
 
@@ -201,7 +201,7 @@ def reconciler_of(
     Without *now_ms* the reconciler uses the archive's clock.
     """
     metrics = metrics or Metrics()
-    follower = Follower(archive.manifests, steady_ms=now_ms or archive.clock.steady_ms)
+    followed_manifests = FollowedManifests(archive.manifests, steady_ms=now_ms or archive.clock.steady_ms)
 
     def make_archiver(leadership: Leadership) -> Archiver:
         return _archiver(
@@ -211,7 +211,7 @@ def reconciler_of(
             metrics=metrics,
             clock=archive_clock(now_ms, archive.store) if now_ms else archive.clock,
             limits=UploadLimits(segments_per_step=3, max_interval_ms=max_interval_ms),
-            known=follower.take(leadership.partition),
+            known=followed_manifests.take(leadership.partition),
         )
 
     pinner = Pinner(pins or {}, budget_bytes=10**12, metrics=metrics)
@@ -229,11 +229,11 @@ def reconciler_of(
             layout=archive.layout,
         ),
         pinner=pinner,
-        follower=follower,
-        bookkeeper=Bookkeeper(
+        followed_manifests=followed_manifests,
+        upkeep=ManifestUpkeep(
             registry=registry,
-            follower=follower,
-            first_sight=FirstSight(broker, registry),
+            followed_manifests=followed_manifests,
+            defaults_recorder=TopicDefaultsRecorder(broker, registry),
             retention=RetentionManager(broker, registry),
             interval_seconds=interval_seconds,
         ),
@@ -272,7 +272,7 @@ def observed(
 ) -> Observation:
     """Return an observation of *writer*'s current log. Without a target nothing is trimmed."""
     topic = topic_config(target_ms=target_ms, target_bytes=target_bytes, **changes)
-    return Observation(writer.local_log(), writer.bounds(), topic, look=next(LOOKS))
+    return Observation(writer.local_log(), writer.bounds(), topic, scan_number=next(SCAN_NUMBERS))
 
 
 async def archived(writer: LogWriter, archive: Archive) -> PartitionManifest:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
-from tieringd.formats.kafka_wire.fetch import Replacement
-from tieringd.formats.kafka_wire.pieces import FileSlice
+from tieringd.formats.kafka_wire.fetch import PartitionData
+from tieringd.formats.kafka_wire.pieces import FileRegion
 from tieringd.formats.record_batch import parse_header
 from tieringd.formats.records import control_type
 from tieringd.formats.transactions import TransactionTracker
@@ -86,7 +86,7 @@ class LogCopy:
 
     def answer(
         self, asked: AskedPartition, *, max_bytes: int, oversized: bool, committed: bool
-    ) -> Replacement | None:
+    ) -> PartitionData | None:
         """Return batches from the requested offset on; None if the offset was not copied."""
         begin = next(
             (n for n, (_, header) in enumerate(self.batches) if header.last_offset >= asked.fetch_offset),
@@ -105,11 +105,11 @@ class LogCopy:
             for each in self.aborted
             if each.last_offset >= asked.fetch_offset and each.first_offset <= last.last_offset
         ]
-        return Replacement(
+        return PartitionData(
             high_watermark=self.next_offset,
             last_stable_offset=self.next_offset,
             log_start_offset=0,
-            records=(FileSlice(self.descriptor, first, size),) if size else (),
+            records=(FileRegion(self.descriptor, first, size),) if size else (),
             aborted=tuple(visible) if committed else None,
         )
 
@@ -162,7 +162,7 @@ class ArchivedLogs:
             )
             if found is not None:
                 answers[key] = found
-                size = sum(piece.length for piece in found.records if isinstance(piece, FileSlice))
+                size = sum(piece.length for piece in found.records if isinstance(piece, FileRegion))
                 left, oversized = max(left - size, 0), oversized and not size
         self.served += 1
         return ArchivedFetch(answers, self._release)

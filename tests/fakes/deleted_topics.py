@@ -132,21 +132,21 @@ class Purging:
             metrics=self.metrics.purge,
         )
 
-    async def look(self, *, after_ms: int = 0, requests_max: int = 10_000) -> bool:
+    async def turn(self, *, after_ms: int = 0, requests_max: int = 10_000) -> bool:
         """Move the clock by *after_ms*, and run one turn of the job; return whether there is more work."""
         self.clock.now_ms += after_ms
         return (await self.job.turn(requests_max=requests_max)).has_more
 
     async def note(self) -> None:
         """Run the two turns after which the deletion is noted."""
-        await self.look()
-        await self.look(after_ms=10_000)
+        await self.turn()
+        await self.turn(after_ms=10_000)
 
     async def work(self, *, minutes: int = 8) -> None:
         """Run small turns, twelve in each minute."""
         for _ in range(minutes):
             for _ in range(12):
-                await self.look(after_ms=5_000, requests_max=3)
+                await self.turn(after_ms=5_000, requests_max=3)
 
 
 def _made(directory: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tieringd.broker.disk_use import FilesystemLook, FilesystemReading
+from tieringd.broker.disk_use import FilesystemMeasurement, FilesystemReading
 from tieringd.errors import LocalFileError
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ class FakeFilesystems:
 
     def __init__(self, *disks: FakeDisk) -> None:
         self.disks = list(disks)
-        self.looks = 0
+        self.measurements = 0
 
-    async def look(self, paths: Sequence[str]) -> FilesystemLook:
+    async def measure(self, paths: Sequence[str]) -> FilesystemMeasurement:
         """Return the readings of the disks that *paths* are on, and problems by path."""
-        self.looks += 1
+        self.measurements += 1
         readings: dict[int, FilesystemReading] = {}
         problems = {}
         for path in paths:
@@ -47,4 +47,4 @@ class FakeFilesystems:
                 if found
                 else FilesystemReading(device, (path,), disk.total_bytes, disk.free_bytes)
             )
-        return FilesystemLook(tuple(readings.values()), problems)
+        return FilesystemMeasurement(tuple(readings.values()), problems)

@@ -13,9 +13,9 @@ from tests.support.kafka_messages import (
     request_module,
     response_frame,
 )
-from tieringd.formats.kafka_wire.fetch import Replacement
-from tieringd.gateway.archive_answers import ArchivedFetch, NoArchive, Onward
-from tieringd.gateway.opening import GatewaySettings
+from tieringd.formats.kafka_wire.fetch import PartitionData
+from tieringd.gateway.archive_answers import ArchivedFetch, NextFetch, NoArchive
+from tieringd.gateway.connection_opening import GatewaySettings
 from tieringd.gateway.server import GatewayServer
 
 METADATA = 3
@@ -55,14 +55,14 @@ class TopicArchive(NoArchive):
             raise
         if self.failure is not None:
             raise self.failure
-        answers = {key: Replacement(9, 9, 0, records=(b"archived",)) for key in question.partitions}
-        onward = {}
+        answers = {key: PartitionData(9, 9, 0, records=(b"archived",)) for key in question.partitions}
+        next_fetches = {}
         if self.step is not None:
-            onward = {
-                key: Onward(one.fetch_offset + self.step, LAST_OFFSET)
+            next_fetches = {
+                key: NextFetch(one.fetch_offset + self.step, LAST_OFFSET)
                 for key, one in question.partitions.items()
             }
-        return ArchivedFetch(answers, self._release, onward)
+        return ArchivedFetch(answers, self._release, next_fetches)
 
     def _release(self):
         self.released += 1

@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 from tests.builders import segment_bytes
 from tests.fakes.archive import Clock
-from tieringd.cache.directory import CacheDirectory
+from tieringd.cache.cache_directory import CacheDirectory
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.segment_scan import SegmentScanner
 from tieringd.formats.sidecar import encode_sidecar
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from tieringd.policies.reading import Chunk
+    from tieringd.policies.chunk_layout import Chunk
     from tieringd.reading.hydrator import HydratedChunk
 
 PARTITION = TopicIdPartition("east", "orders", "AAAAAAAAAAAAAAAAAAAAAQ", 3)

@@ -23,7 +23,7 @@ from tieringd.formats.index_files import (
     encode_time_index,
     encode_transaction_index,
 )
-from tieringd.formats.log_names import FileKind, encode_file_name
+from tieringd.formats.log_names import LogFileKind, encode_file_name
 from tieringd.formats.record_batch import ABORT_MARKER, COMMIT_MARKER, encode_marker
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.partition import LogBounds, TopicIdPartition, TopicPartition
@@ -93,7 +93,7 @@ class LogWriter:
         self.path.mkdir(parents=True)
         (self.path / "partition.metadata").write_bytes(encode_partition_metadata(topic_id))
         self._write_epochs()
-        self._write_file(encode_file_name(first_offset, FileKind.LOG), b"")
+        self._write_file(encode_file_name(first_offset, LogFileKind.LOG), b"")
 
     def append(
         self,
@@ -134,9 +134,9 @@ class LogWriter:
         base_offset = closed.base_offset
         for kind, data in self._indexes(closed).items():
             self._write_file(encode_file_name(base_offset, kind), data)
-        self._write_file(encode_file_name(self.next_offset, FileKind.PRODUCER_SNAPSHOT), b"producer state")
+        self._write_file(encode_file_name(self.next_offset, LogFileKind.PRODUCER_SNAPSHOT), b"producer state")
         self._segments.append(_Segment(self.next_offset))
-        self._write_file(encode_file_name(self.next_offset, FileKind.LOG), b"")
+        self._write_file(encode_file_name(self.next_offset, LogFileKind.LOG), b"")
         return self.next_offset
 
     def closed_segment(self, *values: bytes) -> int:
@@ -160,7 +160,7 @@ class LogWriter:
         last.batches = [each for each in last.batches if each.next_offset <= offset]
         self.next_offset = last.batches[-1].next_offset if last.batches else last.base_offset
         assert self.next_offset == offset, f"{offset} is no batch's base"
-        for kind in (FileKind.OFFSET_INDEX, FileKind.TIME_INDEX, FileKind.TRANSACTION_INDEX):
+        for kind in (LogFileKind.OFFSET_INDEX, LogFileKind.TIME_INDEX, LogFileKind.TRANSACTION_INDEX):
             (self.path / encode_file_name(last.base_offset, kind)).unlink(missing_ok=True)
         os.truncate(self.log_path(last.base_offset), len(last.data))
         self._touch(self.log_path(last.base_offset))
@@ -213,7 +213,7 @@ class LogWriter:
 
     def log_path(self, base_offset: int) -> Path:
         """Return the path of a segment's `.log`."""
-        return self.path / encode_file_name(base_offset, FileKind.LOG)
+        return self.path / encode_file_name(base_offset, LogFileKind.LOG)
 
     def data_of(self, base_offset: int) -> bytes:
         """Return every byte of a segment, even if it is no longer on disk."""
@@ -309,17 +309,17 @@ class LogWriter:
                     opened.pop(each.producer_id, None)
         return opened
 
-    def _indexes(self, segment: _Segment) -> dict[FileKind, bytes]:
+    def _indexes(self, segment: _Segment) -> dict[LogFileKind, bytes]:
         """Return a closed segment's side files, with an entry for the last batch and aborted transactions."""
         if not segment.batches:
-            return {FileKind.OFFSET_INDEX: b"", FileKind.TIME_INDEX: b""}
+            return {LogFileKind.OFFSET_INDEX: b"", LogFileKind.TIME_INDEX: b""}
         last = segment.batches[-1]
         files = {
-            FileKind.OFFSET_INDEX: encode_offset_index(
+            LogFileKind.OFFSET_INDEX: encode_offset_index(
                 [OffsetEntry(last.next_offset - 1, len(segment.data) - len(last.data))],
                 base_offset=segment.base_offset,
             ),
-            FileKind.TIME_INDEX: encode_time_index(
+            LogFileKind.TIME_INDEX: encode_time_index(
                 [TimeEntry(0, last.next_offset - 1)], base_offset=segment.base_offset
             ),
         }
@@ -340,7 +340,7 @@ class LogWriter:
                 stable = min([each.next_offset, *opened.values()])
                 aborted.append(TransactionEntry(each.producer_id, first_offset, each.base_offset, stable))
         if aborted:
-            files[FileKind.TRANSACTION_INDEX] = encode_transaction_index(aborted)
+            files[LogFileKind.TRANSACTION_INDEX] = encode_transaction_index(aborted)
         return files
 
     def _write_epochs(self) -> None:
@@ -359,5 +359,5 @@ class LogWriter:
         os.utime(path, ns=(self._ticks * _TICK_NS, self._ticks * _TICK_NS))
 
     def _unlink(self, base_offset: int) -> None:
-        for kind in FileKind:
+        for kind in LogFileKind:
             (self.path / encode_file_name(base_offset, kind)).unlink(missing_ok=True)

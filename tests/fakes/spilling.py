@@ -71,7 +71,7 @@ def make_parts_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "SEGMENTS_REMEMBERED", 1)
 
 
-def look(writer: LogWriter, *, total: TotalRetention = FOREVER, **changes: Any) -> Observation:
+def observe(writer: LogWriter, *, total: TotalRetention = FOREVER, **changes: Any) -> Observation:
     """Return an observation of a topic whose manifest always exceeds its target size."""
     return observed(writer, total=total, retention_pace=PACE, target_manifest_bytes=1, **changes)
 
@@ -91,11 +91,11 @@ async def filled(writer: LogWriter, archiver: Archiver, *, segments: int = 6, lo
     """Archive *segments* segments, keep the newest *local* in the local log, and let the others spill."""
     for number in range(segments):
         writer.closed_segment(b"a%d" % number, b"b%d" % number)
-    while (await archiver.step(look(writer))).uploaded:
+    while (await archiver.step(observe(writer))).uploaded:
         pass
     for _ in range(segments - local):
         writer.drop_head()
-    await archiver.step(look(writer))
+    await archiver.step(observe(writer))
 
 
 async def expect_all(archive, manifest, expected) -> None:

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.bounds import bounds_of
-from tieringd.broker.directory import DirectoryBroker
+from tieringd.broker.directory_broker import DirectoryBroker
 from tieringd.broker.kafka import KafkaBroker, KafkaSettings
 from tieringd.broker.log_dir import read_local_log, scan_log_dirs
 from tieringd.errors import BrokerDenied, BrokerUnavailable, ConfigError, LeadershipChanged

@@ -201,7 +201,7 @@ GUARDS: tuple[Guard, ...] = (
     ),
     guard(
         "below-the-last-stable-offset",
-        f"{_POLICIES}/upload.py",
+        f"{_POLICIES}/upload_plan.py",
         "if segment.next_offset > bounds.last_stable_offset:",
         "if False:",
         "Nothing is archived at or above the last stable offset",
@@ -223,22 +223,22 @@ GUARDS: tuple[Guard, ...] = (
         "A gap is recorded only when two looks have missed the offsets",
         Edit(
             f"{_ARCHIVING}/archiver.py",
-            "        if self._missed[0] == seen.look:",
+            "        if self._missed[0] == seen.scan_number:",
             "        if False:",
         ),
     ),
     guard(
         "gap-looks-have-numbers",
         f"{_ARCHIVING}/archiver.py",
-        "        if self._missed[0] == seen.look:",
+        "        if self._missed[0] == seen.scan_number:",
         "        if False:",
         "One look never counts as two for a gap",
     ),
     guard(
         "hole-looks-have-numbers",
         f"{_ARCHIVING}/archiver.py",
-        "return frozenset(hole for hole, first in self._first_seen.items() if first != self._look)",
-        "return frozenset(self._first_seen)",
+        "return frozenset(hole for hole, first in self._first_scans.items() if first != self._scan_number)",
+        "return frozenset(self._first_scans)",
         "A transaction counts as aborted for a hole only when two looks have found it",
     ),
     guard(
@@ -342,7 +342,7 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "pins-by-a-fresh-look",
         f"{_ARCHIVING}/pinner.py",
-        "        if clock() > look.good_until:",
+        "        if clock() > facts.good_until:",
         "        if False:",
         "A process that was stopped releases no pin by an old look",
     ),

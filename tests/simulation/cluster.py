@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tests.simulation.faults import ClusterWire
     from tieringd.broker.layout import Layout
     from tieringd.config import Config
-    from tieringd.housekeeping.job import HousekeepingJob
+    from tieringd.housekeeping.partition_sweep import HousekeepingJob
     from tieringd.model.partition import TopicPartition
 
 EVENTS = 70

@@ -87,7 +87,7 @@ class ClusterPromises:
                 continue
             pins = set(replica.pins())
             for base_offset, next_offset, closed_at in replica.closed_segments():
-                if next_offset > durable_to and node.has_looked_since(closed_at):
+                if next_offset > durable_to and node.has_scanned_since(closed_at):
                     what = f"{partition.name}: {base_offset} is not pinned beside broker {node.number}"
                     assert (base_offset, next_offset) in pins, what
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from tests.simulation.cluster import Cluster
-    from tieringd.housekeeping.job import HousekeepingJob
+    from tieringd.housekeeping.partition_sweep import HousekeepingJob
 
 ROUND_SECONDS = 3.0
 JOB_SECONDS = 7.0
@@ -75,7 +75,7 @@ class Node:
         """Return its ways to the outside."""
         return self.store_wire, self.broker_wire
 
-    def has_looked_since(self, moment: float) -> bool:
+    def has_scanned_since(self, moment: float) -> bool:
         """Say whether the daemon must have seen everything that lay on its disk at *moment*, in loop time."""
         wire = self.broker_wire
         rested_at = max(wire.disturbed_at, moment)

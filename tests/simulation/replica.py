@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tests.fakes.log_writer import LogWriter, _Segment, _Written
 from tieringd.broker.log_dir import EPOCH_CHECKPOINT
-from tieringd.formats.log_names import FileKind, encode_file_name
+from tieringd.formats.log_names import LogFileKind, encode_file_name
 from tieringd.formats.record_batch import parse_header
 from tieringd.policies.epoch_history import without_below
 
@@ -236,7 +236,7 @@ class Replica(LogWriter):
 
     def _begin_segment(self, offset: int) -> None:
         self._segments.append(_Segment(offset))
-        self._write_file(encode_file_name(offset, FileKind.LOG), b"")
+        self._write_file(encode_file_name(offset, LogFileKind.LOG), b"")
         self.next_offset = offset
 
     def _note_epoch(self, batch: _Written) -> None:

@@ -25,7 +25,7 @@ from tests.simulation.node import ROUND_SECONDS
 from tests.simulation.storm_broker import StormBroker
 from tests.simulation.storm_promises import StormPromises
 from tests.simulation.torn_layout import TornLayout
-from tieringd.daemon.housekeeping import merge_job
+from tieringd.daemon.housekeeping_jobs import merge_job
 from tieringd.daemon.scrubbing import scrub_job
 from tieringd.metrics import Metrics
 from tieringd.model import manifest as manifests
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from tieringd.archiving.reconciler import Reconciler
     from tieringd.broker.layout import Layout
     from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.housekeeping.job import HousekeepingJob
+    from tieringd.daemon.open_archive import Archive
+    from tieringd.housekeeping.partition_sweep import HousekeepingJob
 
 BROKER_STOPS = ("replicas", "log_bounds", "trim", "delete_records")
 STORE_STOPS = ("put", "head", "get", "delete_many", "list_page")
@@ -219,7 +219,7 @@ archive_quarantine_ms: 60s
             # Where a replica that lags may lead, a trim for room takes a risk that is documented.
             self._cross: 6 if self.elects_uncleanly else 0,
             self._need_room: 0 if self.elects_uncleanly else 3,
-            self._look_again: 4,
+            self._rescan_partition: 4,
             self._die_committing: 4,
             self._flip_bits: 4 if self._trusts else 0,
             self._lose_power: 2 if self.has_pins else 0,
@@ -401,12 +401,12 @@ archive_quarantine_ms: 60s
             if leadership.partition == partition.log.identified:
                 node.reconciler.request_space(leadership, self._bad.randint(0, partition.log.next_offset + 9))
 
-    def _look_again(self, partition: Replication) -> None:
+    def _rescan_partition(self, partition: Replication) -> None:
         """Tell the leader's daemon that something changed in the partition's directory."""
         node = self.nodes[partition.leader]
         path = str(partition.log.path)
         if path in node.reconciler.paths():
-            node.aside(node.reconciler.look_again([path]))
+            node.aside(node.reconciler.rescan_partitions([path]))
 
     def _flip_bits(self, _: Replication) -> None:
         assert isinstance(self.store, TrustingStore)

@@ -22,7 +22,7 @@ from tests.fakes.wire import CrashingWire, Wire
 from tests.simulation.promises import Promises
 from tieringd.formats.object_keys import manifest_key
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
-from tieringd.policies.upload import UploadLimits
+from tieringd.policies.upload_plan import UploadLimits
 from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:

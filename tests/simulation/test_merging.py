@@ -21,8 +21,8 @@ from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire, Wire
 from tests.simulation.promises import Promises
 from tieringd.archive.object_joiner import ObjectJoiner
-from tieringd.housekeeping.job import ArchivedPartition
 from tieringd.housekeeping.merging import MergeJob, SegmentMerger
+from tieringd.housekeeping.partition_sweep import ArchivedPartition
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.segment_merge import MergeSettings

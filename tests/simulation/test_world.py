@@ -9,7 +9,7 @@ from tests.fakes.log_writer import LogWriter
 from tests.fakes.virtual_loop import run_virtual
 from tests.simulation.seeds import CHUNKS, replay, seeds_of
 from tests.simulation.world import World
-from tieringd.broker.directory import DirectoryBroker
+from tieringd.broker.directory_broker import DirectoryBroker
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

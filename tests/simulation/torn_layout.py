@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tieringd.model.offset_translation import OffsetTranslation
 
 
-WHOLE_LOOKS = 6
+WHOLE_READS = 6
 
 
 class TornLayout(KafkaLayout):
@@ -29,16 +29,16 @@ class TornLayout(KafkaLayout):
         super().__init__()
         self._random = random
         self._rate = rate
-        self._whole_looks: dict[str, int] = {}
+        self._whole_reads: dict[str, int] = {}
         """How many looks at a partition are whole from now on."""
 
     def read_log(self, partition: LocalPartition, known: Sequence[OffsetTranslation] = ()) -> LocalLog:
         """Return the log, or all but its first closed segments."""
         found = super().read_log(partition, known)
-        whole = self._whole_looks.get(partition.path, 0)
-        self._whole_looks[partition.path] = max(0, whole - 1)
+        whole = self._whole_reads.get(partition.path, 0)
+        self._whole_reads[partition.path] = max(0, whole - 1)
         count = len(found.closed_segments)
         if whole or not count or self._random.random() >= self._rate:
             return found
-        self._whole_looks[partition.path] = WHOLE_LOOKS
+        self._whole_reads[partition.path] = WHOLE_READS
         return replace(found, segments=found.segments[self._random.randint(1, count) :])

@@ -22,7 +22,7 @@ from tests.fakes.store import DistantStore
 from tests.fakes.wire import UnreliableWire, Wire
 from tests.simulation.promises import Promises
 from tests.simulation.scrubbing import expect_clean
-from tieringd.broker.directory import DirectoryBroker
+from tieringd.broker.directory_broker import DirectoryBroker
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from tests.support.raw_http import serving
 from tieringd.storage.azure.store import AzureStore
-from tieringd.storage.settings import AzureSettings
+from tieringd.storage.store_settings import AzureSettings
 
 STORED = {"ETag": '"version"', "Last_Modified": "Fri, 02 Jan 2026 03:04:05 GMT"}
 """The headers of an answer with an object, as arguments of `Exchange.answer`."""

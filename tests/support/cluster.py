@@ -19,7 +19,7 @@ from tests.support.daemon import Daemon, kafka_config, write_config
 from tieringd.broker.kafka_protocol import (
     INCREMENTAL_ALTER_CONFIGS,
     METADATA,
-    Api,
+    ApiVersionRange,
     KafkaConnections,
     KafkaRequest,
     KafkaSettings,
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 _PATIENCE_SECONDS = 90
 _POLL_SECONDS = 0.1
-_ELECT_LEADERS = Api("ElectLeaders", 43, min_version=2, max_version=2)
-_REASSIGN = Api("AlterPartitionReassignments", 45, min_version=0, max_version=0)
-_CREATE_PARTITIONS = Api("CreatePartitions", 37, min_version=2, max_version=3)
+_ELECT_LEADERS = ApiVersionRange("ElectLeaders", 43, min_version=2, max_version=2)
+_REASSIGN = ApiVersionRange("AlterPartitionReassignments", 45, min_version=0, max_version=0)
+_CREATE_PARTITIONS = ApiVersionRange("CreatePartitions", 37, min_version=2, max_version=3)
 _PREFERRED = 0
 _TIMEOUT = timedelta(seconds=30)
 _TOPIC_RESOURCE = 2
@@ -203,7 +203,7 @@ class ClusterAdmin:
         answer = await self._ask(INCREMENTAL_ALTER_CONFIGS, build)
         assert all(one.error_code is ErrorCode.none for one in answer.responses), answer
 
-    async def _ask(self, api: Api, build: Callable[[ModuleType], Any]) -> Any:
+    async def _ask(self, api: ApiVersionRange, build: Callable[[ModuleType], Any]) -> Any:
         """Send a request to the first broker that answers."""
         failure: BrokerUnavailable | None = None
         for address in self._connections.bootstrap:

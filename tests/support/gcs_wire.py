@@ -9,9 +9,9 @@ from urllib.parse import parse_qs, urlsplit
 from crc32c import crc32c
 
 from tests.support.raw_http import Exchange, serving
-from tieringd.storage.gcs.answers import encoded_crc32c
+from tieringd.storage.gcs.gcs_responses import encoded_crc32c
 from tieringd.storage.gcs.store import GcsStore
-from tieringd.storage.settings import GcsSettings
+from tieringd.storage.store_settings import GcsSettings
 
 MEDIA = {"x_goog_generation": "7", "Last_Modified": "Fri, 02 Jan 2026 03:04:05 GMT"}
 

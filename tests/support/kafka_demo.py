@@ -21,8 +21,8 @@ from rich.console import Console
 
 from tests.support.kafka import KafkaCluster
 from tests.support.seaweedfs import running_seaweedfs
+from tieringd.cli.demo.demo_session import DemoSetup, run_session, summary
 from tieringd.cli.demo.journal import Journal
-from tieringd.cli.demo.session import DemoSetup, run_session, summary
 from tieringd.cli.logging import configure_logging
 from tieringd.config.model import LogConfig
 from tieringd.model.partition import TopicPartition

@@ -45,8 +45,8 @@ from tests.support.fault_proxy import (
 from tests.support.gcs_metadata_server import running_metadata_server
 from tests.support.seaweedfs import running_seaweedfs
 from tests.support.tls_relay import presenting, relay
+from tieringd.cli.demo.demo_session import DemoSetup, run_session, summary
 from tieringd.cli.demo.journal import Journal
-from tieringd.cli.demo.session import DemoSetup, run_session, summary
 from tieringd.cli.demo.writer import LogDirectoryWriter
 from tieringd.cli.logging import configure_logging
 from tieringd.config.model import LogConfig
@@ -62,7 +62,7 @@ BUCKET = "soak"
 PARTITIONS = tuple(TopicPartition("soak", number) for number in range(4))
 _APPEND_PAUSE_SECONDS = 0.25  # About 600 MiB in half an hour, which the emulators hold in memory.
 _FAULT_SHARE = 0.03
-_LOOK_SECONDS = 5.0
+_SAMPLE_SECONDS = 5.0
 _MEMORY_MIB = 48
 _DESCRIPTORS = 16
 
@@ -108,12 +108,12 @@ class Resources:
         """Sample every few seconds until cancelled. A daemon without an admin page yet is skipped."""
         started = time.monotonic()
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            found = await asyncio.to_thread(self._look)
+            await asyncio.sleep(_SAMPLE_SECONDS)
+            found = await asyncio.to_thread(self._sample)
             if found:
                 self.samples.append((time.monotonic() - started, *found))
 
-    def _look(self) -> tuple[float, float] | None:
+    def _sample(self) -> tuple[float, float] | None:
         url = _admin_url(self.daemon_log)
         if url is None:
             return None

@@ -199,7 +199,7 @@ GRAPH = {
     "tests.support.warm_start": {"tieringd.cli"},
     "tieringd.cli": {"tieringd.__main__"},
     "tieringd.__main__": {"tieringd.storage.s3", "tieringd.archiving.rounds", "tieringd.policies.space"},
-    "tieringd.archiving.rounds": {"tieringd.policies.upload"},
+    "tieringd.archiving.rounds": {"tieringd.policies.upload_plan"},
 }
 KNOWN = {
     "upload": Benchmark((), 1),
@@ -213,7 +213,7 @@ KNOWN = {
     [
         ("tieringd/storage/s3.py", {"upload"}),
         ("tieringd/policies/space.py", {"space"}),
-        ("tieringd/policies/upload.py", {"partitions"}),  # Imported by a package that the table names.
+        ("tieringd/policies/upload_plan.py", {"partitions"}),  # Imported by a package that the table names.
         ("tieringd/archiving/new.py", {"partitions"}),  # Lies in such a package.
         ("tests/support/daemon.py", {"partitions"}),
         ("benchmarks/space.py", {"space"}),

@@ -33,7 +33,7 @@ import structlog
 from crc32c import crc32c
 
 from tieringd.archive.manifest_store import ManifestStore
-from tieringd.archive.scrub.segment_look import read_object
+from tieringd.archive.scrub.segment_inspection import read_object
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, StorageUnavailable
 from tieringd.formats.job_records import decode_rewriting, encode_rewriting
@@ -51,7 +51,7 @@ from tieringd.storage.threads import in_thread
 
 log = structlog.get_logger(__name__)
 
-LOOKS_AT_ONCE = 32
+HEADS_AT_ONCE = 32
 """How many successors are checked at a time; each costs two HEAD requests."""
 
 
@@ -270,8 +270,8 @@ class SegmentSwap:
 
     async def _require_stored(self, partition: TopicIdPartition, successors: Sequence[Successor]) -> None:
         """Check that the new objects still exist: until a manifest names them, a scrub may delete them."""
-        for begin in range(0, len(successors), LOOKS_AT_ONCE):
-            group = successors[begin : begin + LOOKS_AT_ONCE]
+        for begin in range(0, len(successors), HEADS_AT_ONCE):
+            group = successors[begin : begin + HEADS_AT_ONCE]
             keys = [name(partition, one.segment) for one in group for name in (data_key, index_key)]
             await asyncio.gather(*map(self._store.head, keys))
 

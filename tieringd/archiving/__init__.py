@@ -7,8 +7,8 @@ and index objects, manifests that name them, trims of the local log, and pins.
 Read in this order:
 
 * `reconciler`: keeps one archiver for each partition that this broker leads. A round begins with
-  `observer`, which makes an `Observation` of each partition. `pinner` and `bookkeeper` (with its
-  `Follower`) act on it. `resting` tells which archivers need no step, and which partitions changed.
+  `observer`, which makes an `Observation` of each partition. `pinner` and `manifest_upkeep` (with its
+  `FollowedManifests`) act on it. `resting` tells which archivers need no step, and which partitions changed.
 * `archiver`: one step of one partition, on its `claim` (the manifest under one leader epoch), with gaps,
   holes and gauges. `claim` also queues the changes that housekeeping prepares and the archiver commits.
   `lineage_keeper` comes before the upload and keeps the manifest small.

@@ -47,7 +47,7 @@ from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import spillover_deleted, spillover_expired
 from tieringd.model.spillover import ExpiredSpillover, Spillover
 from tieringd.policies.local_retention import plan_trim, trim_due_ms
-from tieringd.policies.record_removal import LogLook, plan_release
+from tieringd.policies.record_removal import LogObservation, plan_release
 from tieringd.policies.retention_time import (
     NOTHING_IS_OLD_MS,
     is_impossible,
@@ -55,7 +55,7 @@ from tieringd.policies.retention_time import (
     proven_upload_ms,
 )
 from tieringd.policies.total_retention import (
-    FirstLook,
+    FirstEvaluation,
     TotalRetentionPlan,
     expiry_due_ms,
     plan_total_retention,
@@ -65,7 +65,7 @@ from tieringd.storage.archive_clock import ArchiveClock
 
 log = structlog.get_logger(__name__)
 
-LOOKED_UP_AT_ONCE = 16
+LOOKUPS_AT_ONCE = 16
 REMEMBERED_MAX = 1024
 """
 Proven times kept for one partition. Only segments about to go, and the one after them, are asked for more
@@ -78,7 +78,7 @@ DELETED_AT_ONCE_MAX = 500
 """Segments whose objects one step deletes, so that uploads do not wait long behind a large deletion."""
 
 
-LOOKS_TO_RELEASE = 2
+OBSERVATIONS_TO_RELEASE = 2
 """Observations that must agree: a broker that crashed may come back with a lower log start offset."""
 
 
@@ -162,8 +162,8 @@ class UploadTimes:
         """
         doubtful = [one for one in segments if needs_proof(one, now_ms=now_ms)]
         unproven = [one for one in doubtful if SegmentIdentity.of(one) not in self._proven]
-        for begin in range(0, len(unproven), LOOKED_UP_AT_ONCE):
-            some = unproven[begin : begin + LOOKED_UP_AT_ONCE]
+        for begin in range(0, len(unproven), LOOKUPS_AT_ONCE):
+            some = unproven[begin : begin + LOOKUPS_AT_ONCE]
             found = await asyncio.gather(
                 *(self._remote_log.stored_at_ms(self._partition, one) for one in some)
             )
@@ -204,7 +204,7 @@ class UploadTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Evaluation:
     """When total retention was last evaluated, and on which observation."""
 
     seen: Observation
@@ -268,13 +268,13 @@ class ArchiveRetention:
         self._upload_times = upload_times
         self._clock = clock
         self._log = log.bind(topic=partition.topic, partition=partition.partition)
-        self._last: _Look | None = None
-        self._first: FirstLook | None = None
-        self._log_looks: tuple[LogLook, ...] = ()
+        self._last: _Evaluation | None = None
+        self._first: FirstEvaluation | None = None
+        self._log_observations: tuple[LogObservation, ...] = ()
         """The log bounds of the last observations, at most two."""
-        self._log_look: int | None = None
-        """The number of the observation that `_log_looks` ends with."""
-        self._awaits_look = False
+        self._log_scan_number: int | None = None
+        """The number of the observation that `_log_observations` ends with."""
+        self._awaits_scan = False
         """Whether the last observation alone would release held segments."""
         self._gone_since = _GoneSince()
 
@@ -292,7 +292,7 @@ class ArchiveRetention:
         try:
             return await self._step(stored, seen)
         except (ObjectNotFound, CorruptDataError) as error:
-            self._last = _Look(seen, self._clock())
+            self._last = _Evaluation(seen, self._clock())
             self._log.error(
                 "nothing is deleted: the archive's older segments cannot be told", error=str(error)
             )
@@ -306,7 +306,7 @@ class ArchiveRetention:
         if not deleted:
             stored, deleted = await self._delete_retired(stored, delay_ms=delay_ms)
         if self._is_due(stored.existing, seen):
-            stored, expired = await self._look(stored, seen)
+            stored, expired = await self._evaluate(stored, seen)
             return stored, deleted + expired
         return stored, deleted
 
@@ -315,11 +315,11 @@ class ArchiveRetention:
         pace = seen.topic.retention_pace
         first: list[Retired | ExpiredSpillover] = [*islice(_free(manifest), 1), *_spilled(manifest)[:1]]
         gone_since_ms = min(map(self._gone_since.ms, first), default=math.inf)
-        if self._awaits_look:
+        if self._awaits_scan:
             return -math.inf
-        return min(gone_since_ms + pace.delete_delay_ms, self._look_due_ms(manifest, seen))
+        return min(gone_since_ms + pace.delete_delay_ms, self._evaluation_due_ms(manifest, seen))
 
-    def _look_due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
+    def _evaluation_due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
         """Return the time from which `_is_due` holds and an evaluation may find something."""
         if not manifest.segment_count:
             # `_is_due` never holds for an empty manifest, and a due time that has passed would end the
@@ -328,10 +328,10 @@ class ArchiveRetention:
         if self._last is None:
             return -math.inf
         interval_ms = seen.topic.retention_pace.interval_ms
-        look_ms = -math.inf
+        evaluation_ms = -math.inf
         if seen.shows_same(self._last.seen):
-            look_ms = expiry_due_ms(manifest, seen.topic.total, self._first, interval_ms=interval_ms)
-        return max(look_ms, self._last.at_ms + interval_ms)
+            evaluation_ms = expiry_due_ms(manifest, seen.topic.total, self._first, interval_ms=interval_ms)
+        return max(evaluation_ms, self._last.at_ms + interval_ms)
 
     async def _release(self, stored: StoredManifest, seen: Observation) -> StoredManifest:
         """
@@ -340,23 +340,23 @@ class ArchiveRetention:
         The release is a commit of its own: objects are deleted only after it, so held segments can be put
         back until then.
         """
-        if seen.look == self._log_look:
+        if seen.scan_number == self._log_scan_number:
             return stored
-        self._log_look = seen.look
+        self._log_scan_number = seen.scan_number
         topic = seen.topic
-        look = LogLook(
+        observation = LogObservation(
             seen.bounds.log_start_offset,
             keeps_all=topic.is_compact_only and bool(topic.never_trimmed_because),
         )
-        self._log_looks = (*self._log_looks[-1:], look)
+        self._log_observations = (*self._log_observations[-1:], observation)
         manifest = stored.existing
-        self._awaits_look = bool(plan_release(manifest, (look,)))
-        if len(self._log_looks) < LOOKS_TO_RELEASE:
+        self._awaits_scan = bool(plan_release(manifest, (observation,)))
+        if len(self._log_observations) < OBSERVATIONS_TO_RELEASE:
             return stored
-        release = plan_release(manifest, self._log_looks)
+        release = plan_release(manifest, self._log_observations)
         if not release or not await self._claim.is_current():
             return stored
-        self._awaits_look = False
+        self._awaits_scan = False
         left = manifest.released(release.settled).released(release.in_log, is_settled=False)
         if release.is_all_settled:
             left = replace(left, unsettled=None)
@@ -373,12 +373,12 @@ class ArchiveRetention:
             return False
         if self._last is None:
             return True
-        if self._last.seen.look == seen.look:
+        if self._last.seen.scan_number == seen.scan_number:
             return False  # The same observation would confirm itself.
         passed_ms = self._clock() - self._last.at_ms
         return not 0 <= passed_ms < seen.topic.retention_pace.interval_ms
 
-    async def _look(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
+    async def _evaluate(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
         """Expire what this evaluation and an earlier one agree on; return how many segments that were."""
         now_ms, first = self._clock(), self._first
         # One clock reading for the whole evaluation: a segment without proof does not become old on the way.
@@ -414,9 +414,9 @@ class ArchiveRetention:
                 size_bytes=agreed.size_bytes,
                 objects_go_in_seconds=seen.topic.retention_pace.delete_delay_ms / 1000,
             )
-        self._last = _Look(seen, now_ms)
+        self._last = _Evaluation(seen, now_ms)
         is_more = found.first_offset > agreed.first_offset
-        self._first = FirstLook(found.start_offset, now_ms, deleted_before) if is_more else None
+        self._first = FirstEvaluation(found.start_offset, now_ms, deleted_before) if is_more else None
         return stored, agreed.segments
 
     async def _with_upload_times(

@@ -45,7 +45,7 @@ from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.segment import SegmentSlice
 from tieringd.policies.epoch_history import clipped, completed
 from tieringd.policies.total_retention import users_start
-from tieringd.policies.upload import (
+from tieringd.policies.upload_plan import (
     MissingRange,
     UploadLimits,
     UploadPlan,
@@ -84,7 +84,7 @@ class GapRecorder:
             self._missed = None
             return None, missing is None
         if self._missed is None or not _covers(self._missed[1], missing):
-            self._missed = (seen.look, missing)
+            self._missed = (seen.scan_number, missing)
             self._log.warning(
                 "local log begins after the archive's end; looking again before a gap is recorded",
                 archive_next_offset=missing.base_offset,
@@ -92,7 +92,7 @@ class GapRecorder:
                 path=seen.log.partition.path,
             )
             return None, False
-        if self._missed[0] == seen.look:
+        if self._missed[0] == seen.scan_number:
             return None, False
         reason = "the broker removed these offsets before they were copied"
         return Gap(missing.base_offset, missing.last_offset, reason, self._now_ms()), True
@@ -193,7 +193,7 @@ class StepResult:
     """Why the first segment that is not eligible waits."""
     waits_for_lineage: bool = field(default=False, compare=False)
     """The step did nothing, because the archive's tail is not known to be on the leader's lineage."""
-    needs_another_look: bool = False
+    needs_another_scan: bool = False
     """Offsets are missing on disk; the next observation decides whether they are a gap."""
 
     @property
@@ -210,26 +210,28 @@ class HoleWatch:
     """Remember when each hole of one partition's log was first seen. Owned by its archiver."""
 
     def __init__(self) -> None:
-        self._first_seen: dict[Hole, int] = {}
+        self._first_scans: dict[Hole, int] = {}
         """
         The holes of the newest observation, each with the number of the first consecutive one that showed it.
         """
-        self._look = 0
+        self._scan_number = 0
 
     def note(self, seen: Observation) -> None:
         """Take note of an observation. Noting the same observation again changes nothing."""
-        self._look = seen.look
-        self._first_seen = {hole: self._first_seen.get(hole, seen.look) for hole in seen.uploadable.holes}
+        self._scan_number = seen.scan_number
+        self._first_scans = {
+            hole: self._first_scans.get(hole, seen.scan_number) for hole in seen.uploadable.holes
+        }
 
     @property
     def confirmed(self) -> frozenset[Hole]:
         """Return the holes of the newest observation that an earlier one showed as well."""
-        return frozenset(hole for hole, first in self._first_seen.items() if first != self._look)
+        return frozenset(hole for hole, first in self._first_scans.items() if first != self._scan_number)
 
     @property
     def new(self) -> frozenset[Hole]:
         """Return the holes that only the newest observation shows."""
-        return frozenset(hole for hole, first in self._first_seen.items() if first == self._look)
+        return frozenset(hole for hole, first in self._first_scans.items() if first == self._scan_number)
 
 
 class Archiver:
@@ -396,7 +398,7 @@ class Archiver:
             next_offset=last.next_offset if last else None,
             limits=self._limits,
         ).pending_bytes
-        await self._claim.look_for_edits(seen.topic.retention_pace, now_ms=self._clock())
+        await self._claim.check_for_edits(seen.topic.retention_pace, now_ms=self._clock())
         stored = await self._claim.current(
             lambda: self._begin(seen), log_start_offset=seen.bounds.log_start_offset
         )
@@ -409,7 +411,7 @@ class Archiver:
                 pending_segments=left.pending_segments,
                 waits_because=waits_because,
                 waits_for_lineage=True,
-                needs_another_look=bool(self._holes.new),
+                needs_another_scan=bool(self._holes.new),
             )
         stored = await self._spiller.take_back(stored, seen)
         stored = await self._upload_times.keep(stored, seen)
@@ -429,7 +431,7 @@ class Archiver:
             if not self._awaits_users_start(stored.existing, seen):
                 trimmed = await self._trimmer.trim(trimmed_by, seen)
                 stored = self._claim.newest(stored)
-        looked_at_version = stored.version
+        version_before = stored.version
         if failure is None:
             stored = await self._changes.commit_all(stored)
             if self._uploader.is_confirmed:
@@ -441,7 +443,7 @@ class Archiver:
         if isinstance(failure, TieringError):
             raise failure
         # A commit after the trim was planned may allow more of it: a replaced segment now matches its file.
-        is_changed = stored.version != looked_at_version
+        is_changed = stored.version != version_before
         has_acted = bool(plan.slices or trimmed or expired or is_changed)
         if not (has_acted or self.quarantine_fault or left.held_by_transaction):
             self._rests_on, self._rests_since_ms = seen, self._clock()
@@ -454,7 +456,7 @@ class Archiver:
             pending_segments=left.pending_segments,
             waits_because=left.waits_because,
             fault=self.quarantine_fault,
-            needs_another_look=bool(plan.slices) and not plan_holds,
+            needs_another_scan=bool(plan.slices) and not plan_holds,
         )
 
     def _awaits_users_start(self, manifest: PartitionManifest, seen: Observation) -> bool:

@@ -70,7 +70,7 @@ class Claim:
         """Whether this claim has read or written the manifest under its leader epoch."""
         self._rival_commit: tuple[str, int] | None = None
         """The writer and number of the one commit by another process that came in after that."""
-        self._looked_at_ms = 0
+        self._edits_checked_at_ms = 0
         self._log = log.bind(
             topic=leadership.partition.topic,
             partition=leadership.partition.partition,
@@ -174,7 +174,7 @@ class Claim:
         self._log.warning("another writer has changed the manifest; reading it again")
         return False
 
-    async def look_for_edits(self, pace: RetentionPace, *, now_ms: int) -> None:
+    async def check_for_edits(self, pace: RetentionPace, *, now_ms: int) -> None:
         """
         Check now and then whether a job has edited the manifest (`ManifestStore.edit`).
 
@@ -186,14 +186,14 @@ class Claim:
         """
         if self._stored is None:
             # The next step is about to read the manifest anyway.
-            self._looked_at_ms = now_ms
-        elif not 0 <= now_ms - self._looked_at_ms < pace.edits_interval_ms:
+            self._edits_checked_at_ms = now_ms
+        elif not 0 <= now_ms - self._edits_checked_at_ms < pace.edits_interval_ms:
             await self.is_current()
-            self._looked_at_ms = now_ms
+            self._edits_checked_at_ms = now_ms
 
     def edits_due_ms(self, pace: RetentionPace) -> int:
-        """Return the time from which `look_for_edits` asks the bucket again."""
-        return self._looked_at_ms + pace.edits_interval_ms
+        """Return the time from which `check_for_edits` asks the bucket again."""
+        return self._edits_checked_at_ms + pace.edits_interval_ms
 
     async def record_trim(self, before_offset: int, *, is_stored_end: bool) -> bool:
         """

@@ -64,9 +64,9 @@ class Observation:
     bounds: LogBounds
     topic: TopicConfig
     pins: tuple[Pin, ...] = ()
-    looked_at: float = field(default=math.inf, compare=False)
+    scan_began_at: float = field(default=math.inf, compare=False)
     """When the scan began, in loop time. It may not show effects after this time."""
-    look: int = field(kw_only=True, compare=False)
+    scan_number: int = field(kw_only=True, compare=False)
     """The number of the scan; a later scan has a higher one."""
     uploadable: LocalLog = field(init=False)
     """The broker's files, preceded by those that only pins hold."""
@@ -75,9 +75,9 @@ class Observation:
         log = replace(self.log, segments=with_pins(self.log, self.pins)) if self.pins else self.log
         object.__setattr__(self, "uploadable", log)
 
-    def renumbered(self, look: int, *, looked_at: float = math.inf) -> Observation:
-        """Return this observation for scan number *look*, which found the same again."""
-        return replace(self, look=look, looked_at=looked_at)
+    def renumbered(self, scan_number: int, *, scan_began_at: float = math.inf) -> Observation:
+        """Return this observation for number *scan_number*, which found the same again."""
+        return replace(self, scan_number=scan_number, scan_began_at=scan_began_at)
 
     def shows_same(self, other: Observation | None) -> bool:
         """
@@ -103,7 +103,7 @@ class Followed:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class BrokerSnapshot:
     """The result of one scan of the log directories and the broker."""
 
     cluster: str
@@ -121,7 +121,7 @@ class World:
     """Partitions on disk that the cluster does not list, such as new ones or ones being deleted."""
     untiered: tuple[LocalPartition, ...] = ()
     """Partitions of topics that are not archived."""
-    first_seen: Mapping[TopicKey, TopicConfig] = field(default_factory=dict)
+    unrecorded_topics: Mapping[TopicKey, TopicConfig] = field(default_factory=dict)
     """Topics whose partition 0 this broker leads, and of which the bucket has no `defaults` yet."""
     defaults: TieringDefaults | None = None
     """The cluster's tiering defaults at the time of the scan."""
@@ -139,9 +139,9 @@ class World:
     """All partitions on this broker that the cluster lists, of any topic."""
     topics: Mapping[str, TopicConfig] = field(default_factory=dict)
     """The configurations of the topics of `local`, by topic name."""
-    look: int = 0
+    scan_number: int = 0
     """The number of this scan."""
-    looked_at: float = math.inf
+    scan_began_at: float = math.inf
     """When this scan began, in loop time."""
 
     def confirmed(self, seen: Observation) -> Observation:
@@ -151,7 +151,11 @@ class World:
         An unchanged observation keeps its first number in `wanted`: of ten thousand partitions nearly all
         are at rest, and only an archiver that acts has to know the number of the newest scan that found it.
         """
-        return seen if seen.look >= self.look else seen.renumbered(self.look, looked_at=self.looked_at)
+        return (
+            seen
+            if seen.scan_number >= self.scan_number
+            else seen.renumbered(self.scan_number, scan_began_at=self.scan_began_at)
+        )
 
 
 class Observer:
@@ -186,14 +190,14 @@ class Observer:
         self._wanted: dict[Leadership, Observation] = {}
         """The observations in `_observed`, as the last scan returned them."""
         # A scan remembers files for the next one, so only one runs at a time.
-        self._looking = asyncio.Lock()
+        self._scan_lock = asyncio.Lock()
         self._topics: dict[str, TopicConfig] = {}
         self._problems: dict[str, str] = {}
         self._topic_problems: set[str] = set()
         self._told: frozenset[str] = frozenset()
         """The topics whose configuration the broker returned at the last scan."""
-        self._has_looked = False
-        self._looks = 0
+        self._has_scanned = False
+        self._scan_count = 0
 
     def set_config(self, config: Config) -> None:
         """Use *config* from the next scan on; the log directories stay as they were."""
@@ -210,7 +214,7 @@ class Observer:
         paths = (path for log_dir in self._log_dirs for path in (log_dir, f"{log_dir}/meta.properties"))
         return next((self._problems[path] for path in paths if path in self._problems), "")
 
-    async def look(self) -> World:
+    async def scan(self) -> BrokerSnapshot:
         """
         Read the log directories and ask the broker, once for all partitions.
 
@@ -218,10 +222,10 @@ class Observer:
             BrokerUnavailable: The broker does not answer; archivers go on with their last observations.
             BrokerDenied: The broker refuses to answer.
         """
-        async with self._looking:
-            return await self._look()
+        async with self._scan_lock:
+            return await self._scan()
 
-    async def look_again(self, paths: Collection[str]) -> dict[Leadership, Observation] | None:
+    async def rescan_partitions(self, paths: Collection[str]) -> dict[Leadership, Observation] | None:
         """
         Observe some partitions again: their files and bounds.
 
@@ -237,8 +241,8 @@ class Observer:
             BrokerUnavailable: The broker does not answer.
             BrokerDenied: The broker refuses to answer.
         """
-        async with self._looking:
-            look, looked_at = self._next_look()
+        async with self._scan_lock:
+            scan_number, scan_began_at = self._next_scan()
             known = [one for one in self._observed.values() if one[1].log.partition.path in paths]
             if len(known) != len(paths):
                 return None
@@ -255,18 +259,20 @@ class Observer:
                 found = bounds[local_log.partition.topic_partition]
                 if local_log.epochs != earlier.log.epochs or not isinstance(found, LogBounds):
                     return None
-                again[leadership] = Observation(local_log, found, earlier.topic, pins, looked_at, look=look)
+                again[leadership] = Observation(
+                    local_log, found, earlier.topic, pins, scan_began_at, scan_number=scan_number
+                )
             self._observed |= {one.partition.topic_partition: (one, seen) for one, seen in again.items()}
             self._wanted = self._wanted | again
             return again
 
-    def _next_look(self) -> tuple[int, float]:
+    def _next_scan(self) -> tuple[int, float]:
         """Return the number of a scan that begins now, and the loop time."""
-        self._looks += 1
-        return self._looks, asyncio.get_running_loop().time()
+        self._scan_count += 1
+        return self._scan_count, asyncio.get_running_loop().time()
 
-    async def _look(self) -> World:
-        look, looked_at = self._next_look()
+    async def _scan(self) -> BrokerSnapshot:
+        scan_number, scan_began_at = self._next_scan()
         scan = await asyncio.to_thread(self._layout.scan, self._log_dirs)
         problems: dict[str, str] = {problem.path: str(problem) for problem in scan.problems}
         cluster = await self._broker.cluster_id()
@@ -320,7 +326,7 @@ class Observer:
                 if earlier is None or not _shows(earlier[1], local_log, found, topic, pins):
                     earlier = (
                         Leadership(_identify(cluster, local_log.partition), replica.leader_epoch),
-                        Observation(local_log, found, topic, pins, looked_at, look=look),
+                        Observation(local_log, found, topic, pins, scan_began_at, scan_number=scan_number),
                     )
                 observed[name] = earlier
                 continue
@@ -331,7 +337,7 @@ class Observer:
         self._metrics.followed_partitions.set(len(followed))
         self._metrics.upload_share.set(len(led) / in_cluster if in_cluster else 0.0)
         self._metrics.paused_topics.set(len(paused))
-        return World(
+        return BrokerSnapshot(
             cluster,
             self._wanted,
             tuple(followed),
@@ -339,7 +345,7 @@ class Observer:
             tuple(held_back),
             tuple(one for one in scan.partitions if one.topic_partition not in view.replicas),
             tuple(one for one in ours if not topics[one.topic_partition.topic].remote_write),
-            self._first_seen(cluster, ours, view),
+            self._unrecorded_topics(cluster, ours, view),
             self._config.tiering_defaults,
             managed,
             self._remote_delete(cluster, ours, view),
@@ -347,11 +353,11 @@ class Observer:
             frozenset(unclear),
             tuple(ours),
             topics,
-            look,
-            looked_at,
+            scan_number,
+            scan_began_at,
         )
 
-    def _first_seen(
+    def _unrecorded_topics(
         self, cluster: str, partitions: Sequence[LocalPartition], view: ClusterView
     ) -> dict[TopicKey, TopicConfig]:
         if not (self._registry.is_known and self._config.cloud_storage_enabled):
@@ -503,9 +509,9 @@ class Observer:
             log.info("readable again", path=path)
         self._problems = dict(problems)
         self._metrics.unreadable_paths.set(len(problems))
-        if not self._has_looked and scan.left_alone:
+        if not self._has_scanned and scan.left_alone:
             log.info("directories left alone", paths=sorted(scan.left_alone))
-        self._has_looked = True
+        self._has_scanned = True
 
 
 def _why_overtaken(log: LocalLog, leader_epoch: int) -> str:

@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class PinLook:
+class PinFacts:
     """What the pinner needs to know of one partition."""
 
     log: LocalLog
@@ -82,19 +82,19 @@ class Pinner:
             return directory.found(partition)
 
     async def step(
-        self, looks: Sequence[PinLook], *, unnamed: Sequence[LocalPartition] = (), is_complete: bool
+        self, partitions: Sequence[PinFacts], *, unnamed: Sequence[LocalPartition] = (), is_complete: bool
     ) -> None:
         """
         Make and release pins, and keep those that hold bytes within the budget.
 
         Args:
-            looks: What is known of each partition.
+            partitions: What is known of each partition.
             unnamed: Partitions on disk that the cluster does not list: their pins stay as they are.
-            is_complete: Whether *looks* has every other partition to be archived. Only then do the pins of
-                all others count as those of deleted partitions.
+            is_complete: Whether *partitions* has every other partition to be archived. Only then do the pins
+                of all others count as those of deleted partitions.
         """
         clock = asyncio.get_running_loop().time
-        held = await asyncio.to_thread(self._step, looks, unnamed, is_complete=is_complete, clock=clock)
+        held = await asyncio.to_thread(self._step, partitions, unnamed, is_complete=is_complete, clock=clock)
         ours = [pin for pin in held if not pin.is_stray]
         strays = [pin for pin in held if pin.is_stray]
         self._metrics.pinned_bytes.set(sum(pin.segment.size_bytes for pin in ours))
@@ -104,7 +104,7 @@ class Pinner:
 
     def _step(
         self,
-        looks: Sequence[PinLook],
+        partitions: Sequence[PinFacts],
         unnamed: Sequence[LocalPartition],
         *,
         is_complete: bool,
@@ -112,15 +112,15 @@ class Pinner:
     ) -> list[Pin]:
         held: list[Pin] = []
         for root, directory in self._directories.items():
-            ours = [look for look in looks if look.log.partition.log_dir == root]
+            ours = [facts for facts in partitions if facts.log.partition.log_dir == root]
             kept: list[tuple[LocalPartition, Pin]] = []
-            for look in ours:
+            for facts in ours:
                 with self._busy:
-                    kept.extend((look.log.partition, pin) for pin in self._adjust(directory, look, clock))
+                    kept.extend((facts.log.partition, pin) for pin in self._adjust(directory, facts, clock))
             try:
                 kept = self._within_budget(directory, kept)
                 if is_complete:
-                    known = [look.log.partition for look in ours]
+                    known = [facts.log.partition for facts in ours]
                     known += [one for one in unnamed if one.log_dir == root]
                     self._forget_deleted(directory, known)
             except LocalFileError as error:
@@ -128,29 +128,29 @@ class Pinner:
             held.extend(pin for _, pin in kept if pin.is_held)
         return held
 
-    def _adjust(self, directory: PinDirectory, look: PinLook, clock: Callable[[], float]) -> list[Pin]:
+    def _adjust(self, directory: PinDirectory, facts: PinFacts, clock: Callable[[], float]) -> list[Pin]:
         """
         Carry out one partition's plan; return the pins that stay.
 
         An outdated plan changes nothing: when this process was stopped and goes on, offsets that were
         durable may have been cut off the archive, and the broker may have deleted its own file.
         """
-        if clock() > look.good_until:
+        if clock() > facts.good_until:
             log.info(
                 "pins stay as they are: the last look at the log is too long ago",
-                partition=str(look.log.partition.topic_partition),
+                partition=str(facts.log.partition.topic_partition),
             )
-            return list(look.pins)
-        local_log = look.log
+            return list(facts.pins)
+        local_log = facts.log
         plan = plan_pins(
             local_log,
-            look.pins,
-            next_offset=look.next_offset,
-            expiring_end=look.expiring_end,
-            gaps=look.gaps,
+            facts.pins,
+            next_offset=facts.next_offset,
+            expiring_end=facts.expiring_end,
+            gaps=facts.gaps,
         )
         gone = {*plan.release, *plan.stray}
-        kept = [pin for pin in look.pins if pin not in gone]
+        kept = [pin for pin in facts.pins if pin not in gone]
         try:
             # Stray pins go before the log is noted as the one that the pins belong to. Releases go before
             # new pins: a segment that replaced another may have the same bounds, and so the same names.

@@ -9,7 +9,7 @@ An archiver whose last step left nothing to do rests (`archiving.resting`): no r
 | what happens                                    | what wakes the archiver                                |
 |-------------------------------------------------|--------------------------------------------------------|
 | a file, an offset, a pin or a setting changed   | the round's observation is another object              |
-| a directory watch reports a closed segment      | `look_again` hands it a new observation at once        |
+| a directory watch reports a closed segment      | `rescan_partitions` hands it a new observation at once |
 | an upload, a hint or retention becomes due      | `Resting.due`: the last step returned that time        |
 | a job may have edited the manifest              | the same: the archiver polls for edits now and then    |
 | the upload limits changed                       | `set_config`; the next round steps every archiver      |
@@ -31,9 +31,9 @@ from dataclasses import dataclass, field
 import structlog
 
 from tieringd.archiving.archiver import Archiver
-from tieringd.archiving.bookkeeper import Bookkeeper, Follower
-from tieringd.archiving.observer import Observation, Observer, World
-from tieringd.archiving.pinner import PinLook, Pinner
+from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
+from tieringd.archiving.observer import BrokerSnapshot, Observation, Observer
+from tieringd.archiving.pinner import PinFacts, Pinner
 from tieringd.archiving.resting import ChangeFeed, Resting
 from tieringd.config import Config
 from tieringd.errors import STORE_FAULTS, CorruptDataError, FencedError, TieringError
@@ -41,8 +41,8 @@ from tieringd.formats.object_keys import TopicKey
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership, TopicIdPartition, TopicPartition
-from tieringd.policies.lineage import durable_end
-from tieringd.policies.upload import UploadLimits, plan_assignment, rescue_due_ms
+from tieringd.policies.lineage import archived_end
+from tieringd.policies.upload_plan import UploadLimits, plan_assignment, rescue_due_ms
 
 log = structlog.get_logger(__name__)
 
@@ -102,7 +102,7 @@ class _Matched:
     """The last scan's partitions and the archivers that were matched with them."""
 
     wanted: Mapping[Leadership, Observation]
-    """The mapping of the `World`: the same object again where nothing has changed."""
+    """The mapping of the `BrokerSnapshot`: the same object again where nothing has changed."""
     unclear: frozenset[TopicPartition]
     archivers: tuple[Archiver, ...]
     """The archivers of the partitions in *wanted*."""
@@ -122,8 +122,8 @@ class Reconciler:
         interval_seconds: float,
         observer: Observer,
         pinner: Pinner,
-        follower: Follower,
-        bookkeeper: Bookkeeper,
+        followed_manifests: FollowedManifests,
+        upkeep: ManifestUpkeep,
         metrics: Metrics,
         make_archiver: Callable[[Leadership], Archiver],
         now_ms: Callable[[], int],
@@ -132,13 +132,13 @@ class Reconciler:
         """Take the collaborators; *now_ms* is this host's clock, *archive_ms* the clock of the archivers."""
         self._observer = observer
         self._pinner = pinner
-        self._follower = follower
-        self._bookkeeper = bookkeeper
+        self._followed_manifests = followed_manifests
+        self._upkeep = upkeep
         self._metrics = metrics
         self._make_archiver = make_archiver
         self._now_ms = now_ms
         self._archive_ms = archive_ms
-        self._world: World | None = None
+        self._snapshot: BrokerSnapshot | None = None
         self._topics: frozenset[str] = frozenset()
         """Topics with a partition on this broker's disks, or with an archiver, at the last scan."""
         self._unknown_since: dict[TopicIdPartition, float] = {}
@@ -155,12 +155,12 @@ class Reconciler:
         self._fenced: dict[Leadership, str] = {}
         self._stopping = False
         self._hint = asyncio.Event()
-        self._looked = asyncio.Event()
+        self._scan_ended = asyncio.Event()
         self._fault = ""
         self.interval_seconds = interval_seconds
         """Maximum time between two rounds; a hint brings the next one forward."""
         self.rounds = 0
-        self.look_seconds = 0.0
+        self.scan_seconds = 0.0
         """Seconds from the start of the last scan until the archivers had its observations."""
 
     @property
@@ -174,17 +174,17 @@ class Reconciler:
 
         The same reasons are there at all times, for metrics.
         """
-        bookkeeper, statuses = self._bookkeeper, (running.status for running in self._running.values())
+        upkeep, statuses = self._upkeep, (running.status for running in self._running.values())
         unready = next((status.fault for status in statuses if status.is_store_fault), "")
         starting = ""
         if self.rounds == 0:
             starting = "the first round of reconciliation has not ended yet"
-        elif not bookkeeper.knows_topics:
+        elif not upkeep.knows_topics:
             starting = "the object store has not told of the archive's topics yet"
         return {
             "round": self._fault,
-            "store": bookkeeper.store_fault or unready,
-            "bookkeeping": "" if bookkeeper.store_fault else bookkeeper.fault,
+            "store": upkeep.store_fault or unready,
+            "bookkeeping": "" if upkeep.store_fault else upkeep.fault,
             "log_directory": self._observer.log_dir_fault,
             "starting": starting,
         }
@@ -192,7 +192,7 @@ class Reconciler:
     def set_config(self, config: Config, limits: UploadLimits) -> None:
         """Use *config* from the next round on, and upload by *limits*."""
         self.interval_seconds = config.cloud_storage_reconciliation_interval_ms / 1000
-        self._bookkeeper.interval_seconds = self.interval_seconds
+        self._upkeep.interval_seconds = self.interval_seconds
         self._observer.set_config(config)
         for leadership, running in self._running.items():
             running.archiver.set_limits(limits)
@@ -202,14 +202,14 @@ class Reconciler:
         """Bring the next round forward: something in the log directories changed."""
         self._hint.set()
 
-    async def look_again(self, paths: Collection[str]) -> bool:
+    async def rescan_partitions(self, paths: Collection[str]) -> bool:
         """
         Hand a new observation to the archivers of the partitions in *paths*, between two rounds.
 
         Returns whether that was enough; if not, it takes a whole round.
         """
         try:
-            again = await self._observer.look_again(paths)
+            again = await self._observer.rescan_partitions(paths)
         except TieringError as error:
             log.info("looking at what changed takes a whole round", reason=str(error))
             return False
@@ -225,9 +225,9 @@ class Reconciler:
         self._resting.wake(leadership)
         self.changes.note(leadership)
 
-    async def next_look(self) -> None:
-        """Wait until the next scan has ended and `world` and `paths` show its result."""
-        await self._looked.wait()
+    async def next_scan(self) -> None:
+        """Wait until the next scan has ended and `snapshot` and `paths` show its result."""
+        await self._scan_ended.wait()
 
     @property
     def paused_topics(self) -> tuple[str, ...]:
@@ -240,9 +240,9 @@ class Reconciler:
         return sum(running.archiver.backlog_bytes for running in self._running.values())
 
     @property
-    def world(self) -> World | None:
+    def snapshot(self) -> BrokerSnapshot | None:
         """Return the result of the last scan; None before the first."""
-        return self._world
+        return self._snapshot
 
     def archiver(self, leadership: Leadership) -> Archiver | None:
         """Return the archiver of a partition; None where none runs."""
@@ -303,7 +303,7 @@ class Reconciler:
     async def run(self) -> None:
         """Do a round every reconciliation interval, or sooner on a hint, until stopped."""
         async with asyncio.TaskGroup() as tasks:
-            bookkeeping = tasks.create_task(self._keep_books())
+            upkeep = tasks.create_task(self._run_upkeep())
             while not self._stopping:
                 try:
                     await self.step(tasks)
@@ -315,41 +315,41 @@ class Reconciler:
                 if not self.fault:
                     self._metrics.reconciled_at.set_to_current_time()
                 await self._wait_for_next_round(self.interval_seconds)
-            bookkeeping.cancel()
+            upkeep.cancel()
 
     async def step(self, tasks: asyncio.TaskGroup) -> None:
         """Do one round: scan, start and stop archivers, hand each its observation, and adjust pins."""
         clock = asyncio.get_running_loop().time
         started = clock()
-        world = await self._observer.look()
+        snapshot = await self._observer.scan()
         matched = self._matched
         # Of ten thousand partitions nearly all are idle, and matching them all is a large part of a round.
-        if matched is None or matched.wanted is not world.wanted or matched.unclear != world.unclear:
-            matched = self._match(world, tasks)
-        self._forget_topics(world)
-        fresh_until = self._fresh_until(look_seconds=clock() - started)
+        if matched is None or matched.wanted is not snapshot.wanted or matched.unclear != snapshot.unclear:
+            matched = self._match(snapshot, tasks)
+        self._forget_topics(snapshot)
+        fresh_until = self._fresh_until(scan_seconds=clock() - started)
         for archiver in matched.archivers:
             archiver.confirm_leadership(until=fresh_until)
         for leadership in self._resting.due(self._archive_ms()):
             running = self._running[leadership]
-            if running.newest is not None and leadership in world.wanted:
-                running.newest = world.confirmed(running.newest)
+            if running.newest is not None and leadership in snapshot.wanted:
+                running.newest = snapshot.confirmed(running.newest)
             running.arrived.set()
-        self._world = world
+        self._snapshot = snapshot
         self.rounds += 1
-        self.look_seconds = clock() - started
-        self._looked.set()
-        self._looked.clear()
-        await self._pin(world, good_until=fresh_until)
-        self._paused = world.paused
+        self.scan_seconds = clock() - started
+        self._scan_ended.set()
+        self._scan_ended.clear()
+        await self._pin(snapshot, good_until=fresh_until)
+        self._paused = snapshot.paused
         self._publish(clock() - started)
 
-    def _match(self, world: World, tasks: asyncio.TaskGroup) -> _Matched:
+    def _match(self, snapshot: BrokerSnapshot, tasks: asyncio.TaskGroup) -> _Matched:
         """Stop and start archivers, and hand each one its observation if it changed."""
         running = set(self._running)
-        if world.unclear:
-            running = {one for one in running if one.partition.topic_partition not in world.unclear}
-        plan = plan_assignment(set(world.wanted), running, set(self._fenced))
+        if snapshot.unclear:
+            running = {one for one in running if one.partition.topic_partition not in snapshot.unclear}
+        plan = plan_assignment(set(snapshot.wanted), running, set(self._fenced))
         for leadership in plan.stop:
             self._stop_archiver(leadership)
         for leadership in plan.start:
@@ -359,74 +359,74 @@ class Reconciler:
             fresh.task = tasks.create_task(self._archive(leadership, fresh))
             fresh.task.add_done_callback(fresh.end)
         archivers: list[Archiver] = []
-        for leadership, observation in world.wanted.items():
+        for leadership, observation in snapshot.wanted.items():
             if (known := self._running.get(leadership)) is not None:
                 archivers.append(known.archiver)
                 if not observation.shows_same(known.newest):
                     self._hand_over(leadership, known, observation)
-        self._fenced = {one: why for one, why in self._fenced.items() if one in world.wanted}
-        self._matched = _Matched(world.wanted, world.unclear, tuple(archivers))
+        self._fenced = {one: why for one, why in self._fenced.items() if one in snapshot.wanted}
+        self._matched = _Matched(snapshot.wanted, snapshot.unclear, tuple(archivers))
         return self._matched
 
-    def _fresh_until(self, *, look_seconds: float) -> float:
+    def _fresh_until(self, *, scan_seconds: float) -> float:
         """
         Return until when, in loop time, archivers may store objects because of this round's leadership.
 
         A long scan, as over a large log that is read for the first time, is likely to be followed by
         another long one, so it extends the limit.
         """
-        seconds = max(LEADERSHIP_FRESH_SECONDS, 3 * self.interval_seconds, 3 * look_seconds)
+        seconds = max(LEADERSHIP_FRESH_SECONDS, 3 * self.interval_seconds, 3 * scan_seconds)
         return asyncio.get_running_loop().time() + seconds
 
-    async def _pin(self, world: World, *, good_until: float) -> None:
+    async def _pin(self, snapshot: BrokerSnapshot, *, good_until: float) -> None:
         """
         Pin what is not known to be durable, whatever the state of the object store.
 
-        The observations in *world* are acted on until *good_until*, in loop time.
+        The observations in *snapshot* are acted on until *good_until*, in loop time.
         """
         if not self._pinner.is_used:
             return
-        found: list[tuple[TopicIdPartition, PinLook]] = []
+        found: list[tuple[TopicIdPartition, PinFacts]] = []
         now_ms = self._now_ms()
-        for leadership, seen in world.wanted.items():
+        for leadership, seen in snapshot.wanted.items():
             known = self._running.get(leadership)
             manifest = known.archiver.last_manifest if known else None
             is_expiring = now_ms >= rescue_due_ms(seen.log, retention_ms=seen.topic.broker_retention_ms)
-            look = PinLook(
+            facts = PinFacts(
                 seen.log,
                 seen.pins,
-                durable_end(manifest, seen.log),
+                archived_end(manifest, seen.log),
                 seen.bounds.log_end_offset if is_expiring else None,
                 manifest.gaps if manifest else (),
                 good_until,
             )
-            found.append((leadership.partition, look))
-        for one in (*world.followed, *world.held_back):
-            manifest = self._follower.manifest(one.partition)
-            durable_to = durable_end(manifest, one.log)
+            found.append((leadership.partition, facts))
+        for one in (*snapshot.followed, *snapshot.held_back):
+            manifest = self._followed_manifests.manifest(one.partition)
+            durable_to = archived_end(manifest, one.log)
             gaps = manifest.gaps if manifest else ()
             found.append(
-                (one.partition, PinLook(one.log, one.pins, durable_to, gaps=gaps, good_until=good_until))
+                (one.partition, PinFacts(one.log, one.pins, durable_to, gaps=gaps, good_until=good_until))
             )
         now = asyncio.get_running_loop().time()
-        unknown = [partition for partition, look in found if look.next_offset is None]
+        unknown = [partition for partition, facts in found if facts.next_offset is None]
         self._unknown_since = {one: self._unknown_since.get(one, now) for one in unknown}
-        looks = [
-            look
-            for partition, look in found
+        partitions = [
+            facts
+            for partition, facts in found
             if now - self._unknown_since.get(partition, -math.inf) >= PIN_UNKNOWN_AFTER_SECONDS
         ]
-        is_complete = not world.problems and len(looks) == len(found)
-        await self._pinner.step(looks, unnamed=world.unnamed, is_complete=is_complete)
+        is_complete = not snapshot.problems and len(partitions) == len(found)
+        await self._pinner.step(partitions, unnamed=snapshot.unnamed, is_complete=is_complete)
 
-    async def _keep_books(self) -> None:
-        """Run the bookkeeper after each round, concurrently with the next ones."""
+    async def _run_upkeep(self) -> None:
+        """Run the manifest upkeep after each round, concurrently with the next ones."""
         self._metrics.health.loop_succeeded("bookkeeping")
         while True:
-            await self._looked.wait()
-            if self._world is not None and await self._bookkeeper.step(self._world):
+            await self._scan_ended.wait()
+            if self._snapshot is not None and await self._upkeep.step(self._snapshot):
                 self.hint()
-            if not self._bookkeeper.fault:
+            if not self._upkeep.fault:
                 self._metrics.health.loop_succeeded("bookkeeping")
 
     async def run_once(self, *, concurrency: int = 16) -> PassResult:
@@ -458,19 +458,20 @@ class Reconciler:
 
         progressing = True
         while progressing and not self._stopping:
-            world = await self._observer.look()
-            if await self._bookkeeper.keep_topics(world):
-                world = await self._observer.look()
+            snapshot = await self._observer.scan()
+            if await self._upkeep.keep_topics(snapshot):
+                snapshot = await self._observer.scan()
             self.rounds += 1
             async with asyncio.TaskGroup() as tasks:
                 drains = [
-                    tasks.create_task(drain(one, world.confirmed(seen))) for one, seen in world.wanted.items()
+                    tasks.create_task(drain(one, snapshot.confirmed(seen)))
+                    for one, seen in snapshot.wanted.items()
                 ]
             progressing = any(task.result() for task in drains)
             self._publish(0.0)
         problems = dict(self.problems)
-        if self._bookkeeper.fault:
-            problems["object store"] = self._bookkeeper.fault
+        if self._upkeep.fault:
+            problems["object store"] = self._upkeep.fault
         return PassResult(totals, problems)
 
     async def _archive(self, leadership: Leadership, running: _Running) -> None:
@@ -511,14 +512,14 @@ class Reconciler:
         Returns the summed status, and whether another observation may bring more progress.
         """
         uploaded = trimmed = pending = gaps = 0
-        fault, waits_because, is_store_fault, needs_another_look = "", "", False, False
+        fault, waits_because, is_store_fault, needs_another_scan = "", "", False, False
         try:
             while True:
                 result = await archiver.step(seen)
                 uploaded, trimmed = uploaded + result.uploaded, trimmed + result.trimmed
                 pending, fault, gaps = result.pending_segments, result.fault, gaps + result.gaps
                 waits_because = result.waits_because
-                needs_another_look = result.needs_another_look
+                needs_another_scan = result.needs_another_scan
                 if not result.made_progress or self._stopping:
                     break
         except FencedError as error:
@@ -530,7 +531,7 @@ class Reconciler:
             self._metrics.upload_failures.labels(leadership.partition.topic, type(error).__name__).inc()
             report = log.error if isinstance(error, CorruptDataError) else log.warning
             report("archiver step failed", partition=str(leadership.partition), error=fault)
-        moved = bool(uploaded or trimmed or gaps) or needs_another_look
+        moved = bool(uploaded or trimmed or gaps) or needs_another_scan
         return PartitionStatus(uploaded, trimmed, pending, fault, waits_because, is_store_fault), moved
 
     def _stop_archiver(self, leadership: Leadership) -> None:
@@ -541,9 +542,9 @@ class Reconciler:
         self._metrics.forget_partition(leadership.partition.topic_partition)
         log.info("archiver stopped: this broker no longer leads", partition=str(leadership.partition))
 
-    def _forget_topics(self, world: World) -> None:
+    def _forget_topics(self, snapshot: BrokerSnapshot) -> None:
         """Drop the counters of topics that have left this broker's disks."""
-        topics = {one.topic_partition.topic for one in (*world.local, *world.unnamed)}
+        topics = {one.topic_partition.topic for one in (*snapshot.local, *snapshot.unnamed)}
         topics |= {one.partition.topic for one in self._running}
         for gone in self._topics - topics:
             self._metrics.forget_topic(gone)

@@ -52,7 +52,7 @@ _SEGMENT_BYTES = 1 << 30
 
 DENIED_PAUSE_MS = 300_000
 """Pause after the broker refused a trim for good; an operator may grant the permission meanwhile."""
-STALE_LOOK_SECONDS = 60.0
+STALE_SCAN_SECONDS = 60.0
 """
 How long after a trim older observations are not used for another trim: they show segments that are already
 deleted.
@@ -278,7 +278,7 @@ class Trimmer:
         This holds for a limited time: a broker that crashed may have forgotten the trim, and its log then
         looks as before.
         """
-        return seen.looked_at < self._trimmed_at > asyncio.get_running_loop().time() - STALE_LOOK_SECONDS
+        return seen.scan_began_at < self._trimmed_at > asyncio.get_running_loop().time() - STALE_SCAN_SECONDS
 
     async def _prove(self, candidates: Sequence[TrimCandidate]) -> list[TrimCandidate]:
         """Return the prefix of *candidates* whose local bytes match the archive."""

@@ -36,9 +36,9 @@ log = structlog.get_logger(__name__)
 _RECENT_SECONDS = 5.0
 """A longer interval does not describe the machine's current load."""
 
-LOOK_SECONDS = 0.5
+PROBE_SECONDS = 0.5
 """Interval of load probes while uploads run or wait."""
-LISTENING_LOOK_SECONDS = 0.05
+LISTENING_PROBE_SECONDS = 0.05
 """Interval of load probes while no upload may begin, short because it delays uploads."""
 
 
@@ -47,7 +47,7 @@ class LoadWatch:
 
     def __init__(self, counters: Callable[[], HostCounters]) -> None:
         self._counters = counters
-        self._looked = self._quiet_since = counters()
+        self._last_sample = self._quiet_since = counters()
         self._is_uploading = False
         self._others: list[HostLoad] = []
 
@@ -56,17 +56,17 @@ class LoadWatch:
         reading = self._counters()
         self._note_quiet(reading)
         self._is_uploading = True
-        if reading.at - self._looked.at > _RECENT_SECONDS:
-            self._looked = reading
+        if reading.at - self._last_sample.at > _RECENT_SECONDS:
+            self._last_sample = reading
 
     def uploads_end(self) -> None:
         """Note that the last upload has ended."""
         self._is_uploading, self._quiet_since = False, self._counters()
 
-    def look(self) -> tuple[HostLoad, HostLoad]:
+    def probe(self) -> tuple[HostLoad, HostLoad]:
         """Return the load since the last probe, and the load of the moments without uploads so far."""
         reading = self._counters()
-        total, self._looked = load_between(self._looked, reading), reading
+        total, self._last_sample = load_between(self._last_sample, reading), reading
         if not self._is_uploading:
             self._note_quiet(reading)
         return total, sum_of(self._others)
@@ -131,8 +131,8 @@ class UploadController:
     async def _watch(self) -> None:
         while True:
             await self._active.wait()
-            await asyncio.sleep(LISTENING_LOOK_SECONDS if self._contention.is_listening else LOOK_SECONDS)
-            self.look()
+            await asyncio.sleep(LISTENING_PROBE_SECONDS if self._contention.is_listening else PROBE_SECONDS)
+            self.probe()
 
     def step(self) -> None:
         """Set the shares by the current backlog."""
@@ -158,10 +158,10 @@ class UploadController:
         self._metrics.upload_backlog_bytes.set(self._backlog_seen)
         self._metrics.health.loop_succeeded("upload_controller")
 
-    def look(self) -> None:
+    def probe(self) -> None:
         """Judge by the load since the last probe whether other work wants the machine."""
         before = self._contention
-        total, others = self._load.look()
+        total, others = self._load.probe()
         self._contention = judge(
             before,
             self._limits,

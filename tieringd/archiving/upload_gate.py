@@ -528,7 +528,7 @@ class UploadGate:
         if request.is_limit_charged:
             self._limit.refund(request.size_bytes)
 
-    def _next_look(self) -> float:
+    def _next_admission(self) -> float:
         """Return when a budget or a last moment lets the next upload begin, if there is a slot."""
         if not self._line.requests or self._uploads_in_flight >= self._pace.most_uploads:
             return math.inf
@@ -541,7 +541,7 @@ class UploadGate:
         return max(when, self._limit.free_at)
 
     def _set_timer(self) -> None:
-        when = self._next_look()
+        when = self._next_admission()
         if self._timer is not None:
             if self._timer[0] == when:
                 return

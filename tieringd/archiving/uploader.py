@@ -25,7 +25,7 @@ from tieringd.metrics import Metrics
 from tieringd.model.local_log import Hole, LocalLog
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.segment import LocalSegment, SegmentSlice
-from tieringd.policies.upload import admissible_prefix
+from tieringd.policies.upload_plan import admissible_prefix
 
 log = structlog.get_logger(__name__)
 

@@ -7,7 +7,8 @@ trims, pins, and logs that are restored for a stopped broker.
 Read in this order:
 
 * `base`: the seam of a broker. `kafka` sends requests to a live one, with `kafka_protocol`,
-  `kafka_topic_configs`, `kafka_quotas` and `kafka_errors`; `directory` replaces a broker that does not run.
+  `kafka_topic_configs`, `kafka_quotas` and `kafka_errors`; `directory_broker` replaces a broker that does not
+  run.
 * `layout`: the seam of files on disk. `log_dir` and `segment_file` for Kafka; `redpanda_log_dir` and
   `redpanda_segment_file` for Redpanda.
 * `pins`, `watch`: closed segments that are held, and hints of changes. * `disk_use`, `ballast_file`,

@@ -10,7 +10,7 @@ partition's directory only the active segment is appended to, its indexes togeth
 begins, deletes, replaces and renames all other files, which changes the directory's time. So a directory
 is listed again when its time or its active segment has changed. Some changes show in neither: a
 filesystem frees blocks that it had reserved, or a file is edited by hand. The next full scan of the
-directory finds them, which comes after `WHOLE_LOOK_EVERY` measurements at the latest. These figures
+directory finds them, which comes after `FULL_SCAN_EVERY` measurements at the latest. These figures
 alone trim nothing: they tell how much room is needed, and archivers prove what may be trimmed.
 
 `Filesystems` reports the size and the free space of filesystems, by the directories that are on them. It
@@ -30,10 +30,10 @@ from typing import Final, Protocol
 
 from tieringd.broker.log_dir import is_settled
 from tieringd.errors import LocalFileError
-from tieringd.formats.log_names import FileKind, parse_file_name
+from tieringd.formats.log_names import LogFileKind, parse_file_name
 from tieringd.policies.disk_areas import DirectoryUse
 
-WHOLE_LOOK_EVERY: Final = 20
+FULL_SCAN_EVERY: Final = 20
 """Of this many measurements of a directory, one is a full scan: every ten minutes by default."""
 _BLOCK_BYTES = 512  # The unit of `st_blocks`, whatever the filesystem's own block size.
 _LEAVING_SUFFIXES = (".deleted", "-delete")
@@ -57,7 +57,7 @@ class FilesystemReading:
 
 
 @dataclass(frozen=True, slots=True)
-class FilesystemLook:
+class FilesystemMeasurement:
     """The states of all requested filesystems."""
 
     readings: tuple[FilesystemReading, ...]
@@ -68,19 +68,19 @@ class FilesystemLook:
 class Filesystems(Protocol):
     """The filesystems of directories, and how full they are."""
 
-    async def look(self, paths: Sequence[str]) -> FilesystemLook:
+    async def measure(self, paths: Sequence[str]) -> FilesystemMeasurement:
         """Return the filesystems that *paths* are on, each once, in the order of *paths*."""
 
 
 class LocalFilesystems:
     """The filesystems of this host. A mount that hangs blocks one thread, not the caller's loop."""
 
-    async def look(self, paths: Sequence[str]) -> FilesystemLook:
+    async def measure(self, paths: Sequence[str]) -> FilesystemMeasurement:
         """Return the filesystems that *paths* are on, each once, in the order of *paths*."""
-        return await asyncio.to_thread(look_at, paths)
+        return await asyncio.to_thread(measure_filesystems, paths)
 
 
-def look_at(paths: Sequence[str]) -> FilesystemLook:
+def measure_filesystems(paths: Sequence[str]) -> FilesystemMeasurement:
     """Return the filesystems that *paths* are on; this blocks."""
     by_device: dict[int, list[str]] = {}
     sizes: dict[int, tuple[int, int]] = {}
@@ -97,7 +97,7 @@ def look_at(paths: Sequence[str]) -> FilesystemLook:
         by_device.setdefault(device, []).append(path)
         sizes[device] = (found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
     readings = (FilesystemReading(device, tuple(held), *sizes[device]) for device, held in by_device.items())
-    return FilesystemLook(tuple(readings), problems)
+    return FilesystemMeasurement(tuple(readings), problems)
 
 
 def directory_uses(paths: Sequence[str]) -> tuple[DirectoryUse, ...]:
@@ -147,7 +147,7 @@ class _Measured:
     directory: _Identity
     active_path: str
     active: _Identity
-    looks_left: int
+    measurements_left: int
     """Measurements until the next full scan."""
 
 
@@ -157,7 +157,7 @@ class DiskUseMeter:
     def __init__(self) -> None:
         self._measured: dict[str, dict[str, _Measured]] = {}
         """For each measured path, the partitions' directories in it."""
-        self._looks = 0
+        self._full_scans = 0
 
     def __call__(self, paths: Sequence[str]) -> tuple[DirectoryUse, ...]:
         """
@@ -192,12 +192,12 @@ class DiskUseMeter:
 
     def _again(self, path: str, known: _Measured | None) -> _Measured | None:
         """Return the known measurement of an unchanged directory; None if it must be scanned again."""
-        if known is None or not known.looks_left:
+        if known is None or not known.measurements_left:
             return None
         # The directory comes last, so that its time shows a name added while the file was inspected.
         if _identity(known.active_path) != known.active or _identity(path) != known.directory:
             return None
-        known.looks_left -= 1
+        known.measurements_left -= 1
         return known
 
     def _whole(self, path: str, device: int, known: _Measured | None) -> tuple[int, _Measured | None]:
@@ -214,7 +214,7 @@ class DiskUseMeter:
                     return sum(_file_bytes(path, device)), None
                 size_bytes += _entry_bytes(entry, device)
                 name = parse_file_name(entry.name)
-                if name is not None and name.kind is FileKind.LOG:
+                if name is not None and name.kind is LogFileKind.LOG:
                     active_path = max(active_path, entry.path)
         active = _identity(active_path) if active_path else None
         if directory is None or active is None:
@@ -222,9 +222,9 @@ class DiskUseMeter:
         if not is_settled(max(directory[2], active[2]), now_ns=now_ns):
             return size_bytes, None
         # Spread the full scans of ten thousand directories over the measurements.
-        self._looks += 1
-        looks_left = WHOLE_LOOK_EVERY - 1 if known else self._looks % WHOLE_LOOK_EVERY
-        return size_bytes, _Measured(size_bytes, directory, active_path, active, looks_left)
+        self._full_scans += 1
+        measurements_left = FULL_SCAN_EVERY - 1 if known else self._full_scans % FULL_SCAN_EVERY
+        return size_bytes, _Measured(size_bytes, directory, active_path, active, measurements_left)
 
 
 def _identity(path: str) -> _Identity | None:

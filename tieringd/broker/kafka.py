@@ -38,7 +38,7 @@ from tieringd.broker.kafka_protocol import (
     DELETE_RECORDS,
     LIST_OFFSETS,
     METADATA,
-    Api,
+    ApiVersionRange,
     KafkaConnections,
     KafkaRequest,
     KafkaSettings,
@@ -58,7 +58,7 @@ __all__ = ["KafkaBroker", "KafkaSettings"]
 
 log = structlog.get_logger()
 
-DESCRIBE_LOG_DIRS: Final = Api("DescribeLogDirs", 35, min_version=1, max_version=4)
+DESCRIBE_LOG_DIRS: Final = ApiVersionRange("DescribeLogDirs", 35, min_version=1, max_version=4)
 
 _EARLIEST: Final = -2
 _LATEST: Final = -1

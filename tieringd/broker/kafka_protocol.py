@@ -74,7 +74,7 @@ class KafkaSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Api:
+class ApiVersionRange:
     """One kind of message, and the range of versions in which the fields that we use are the same."""
 
     name: str
@@ -83,13 +83,15 @@ class Api:
     max_version: int
 
 
-METADATA: Final = Api("Metadata", 3, min_version=7, max_version=13)
-LIST_OFFSETS: Final = Api("ListOffsets", 2, min_version=4, max_version=9)
-DESCRIBE_CONFIGS: Final = Api("DescribeConfigs", 32, min_version=1, max_version=4)
-INCREMENTAL_ALTER_CONFIGS: Final = Api("IncrementalAlterConfigs", 44, min_version=0, max_version=1)
-DELETE_RECORDS: Final = Api("DeleteRecords", 21, min_version=0, max_version=2)
-DESCRIBE_CLIENT_QUOTAS: Final = Api("DescribeClientQuotas", 48, min_version=0, max_version=1)
-ALTER_CLIENT_QUOTAS: Final = Api("AlterClientQuotas", 49, min_version=0, max_version=1)
+METADATA: Final = ApiVersionRange("Metadata", 3, min_version=7, max_version=13)
+LIST_OFFSETS: Final = ApiVersionRange("ListOffsets", 2, min_version=4, max_version=9)
+DESCRIBE_CONFIGS: Final = ApiVersionRange("DescribeConfigs", 32, min_version=1, max_version=4)
+INCREMENTAL_ALTER_CONFIGS: Final = ApiVersionRange(
+    "IncrementalAlterConfigs", 44, min_version=0, max_version=1
+)
+DELETE_RECORDS: Final = ApiVersionRange("DeleteRecords", 21, min_version=0, max_version=2)
+DESCRIBE_CLIENT_QUOTAS: Final = ApiVersionRange("DescribeClientQuotas", 48, min_version=0, max_version=1)
+ALTER_CLIENT_QUOTAS: Final = ApiVersionRange("AlterClientQuotas", 49, min_version=0, max_version=1)
 
 
 class KafkaRequest:
@@ -102,7 +104,11 @@ class KafkaRequest:
     """
 
     def __init__(
-        self, api: Api, build: Callable[[ModuleType], RequestPayload], *, send_by: float = math.inf
+        self,
+        api: ApiVersionRange,
+        build: Callable[[ModuleType], RequestPayload],
+        *,
+        send_by: float = math.inf,
     ) -> None:
         """Keep *api*, *build* and *send_by*: the loop time after which the request must not be sent."""
         self._api = api

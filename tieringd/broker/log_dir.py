@@ -39,7 +39,7 @@ from tieringd.formats.checkpoints import (
     parse_meta_properties,
     parse_partition_metadata,
 )
-from tieringd.formats.log_names import DirectoryKind, FileKind, parse_directory_name, parse_file_name
+from tieringd.formats.log_names import DirectoryKind, LogFileKind, parse_directory_name, parse_file_name
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.partition import NO_TOPIC_ID, TopicPartition
 from tieringd.model.segment import EpochStart, LocalSegment
@@ -204,7 +204,7 @@ def read_local_log(partition: LocalPartition) -> LocalLog:
     failure: LocalFileError | None = None
     for _ in range(_LISTING_ATTEMPTS):
         try:
-            return _look(partition)
+            return _read_unchanged(partition)
         except _ChangedError as error:
             failure = error
     assert failure is not None
@@ -245,7 +245,7 @@ class _ChangedError(LocalFileError):
     """The directory changed while it was listed."""
 
 
-def _look(partition: LocalPartition) -> LocalLog:
+def _read_unchanged(partition: LocalPartition) -> LocalLog:
     """
     List the `.log` files of one directory, and check that all of them existed at the same time.
 
@@ -261,7 +261,7 @@ def _look(partition: LocalPartition) -> LocalLog:
         with os.scandir(directory) as entries:
             for entry in entries:
                 file_name = parse_file_name(entry.name)
-                if file_name is not None and file_name.kind is FileKind.LOG:
+                if file_name is not None and file_name.kind is LogFileKind.LOG:
                     file_path = f"{path}/{entry.name}"
                     found.append((file_name.base_offset, file_path, _regular(entry, file_path)))
                 elif entry.name.endswith(".swap"):

@@ -29,7 +29,7 @@ from typing import Final
 from tieringd.broker.log_dir import EPOCH_CHECKPOINT, read_leader_epochs
 from tieringd.errors import ConfigError, LocalFileError
 from tieringd.formats.checkpoints import encode_epoch_checkpoint
-from tieringd.formats.log_names import FileKind, encode_file_name
+from tieringd.formats.log_names import LogFileKind, encode_file_name
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.segment import EpochStart, LocalSegment
 from tieringd.policies.pinning import Pin, PinnedLog
@@ -39,7 +39,7 @@ _STRAY: Final = ".stray"
 _ANCHOR: Final = "anchor"
 _NEW: Final = ".new"
 _HINT: Final = "Run tieringd as the broker's user: only who owns a file, or may write it, may link it"
-_SIDE_KINDS: Final = (FileKind.OFFSET_INDEX, FileKind.TIME_INDEX, FileKind.TRANSACTION_INDEX)
+_SIDE_KINDS: Final = (LogFileKind.OFFSET_INDEX, LogFileKind.TIME_INDEX, LogFileKind.TRANSACTION_INDEX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class PinDirectory:
                 if segment.path.endswith(_STRAY):
                     aside.append(pin)
                     continue
-                stem = segment.path.removesuffix(f".{FileKind.LOG.value}")
+                stem = segment.path.removesuffix(f".{LogFileKind.LOG.value}")
                 path = f"{stem}-{segment.inode}{_STRAY}"
                 os.rename(segment.path, path)  # noqa: PTH104 - paths are text throughout this layer
                 _unlink(directory, _side_files(directory, segment))
@@ -142,14 +142,14 @@ class PinDirectory:
         """
         assert segment.next_offset is not None, "only closed segments are pinned"
         directory = self._directory(partition)
-        # Suffixes such as `log` are added from FileKind, so the dot stays.
+        # Suffixes such as `log` are added from LogFileKind, so the dot stays.
         stem = f"{directory}/{segment.base_offset:020d}-{segment.next_offset:020d}."
-        source = segment.path.removesuffix(FileKind.LOG.value)
-        snapshot = encode_file_name(segment.next_offset, FileKind.PRODUCER_SNAPSHOT)
+        source = segment.path.removesuffix(LogFileKind.LOG.value)
+        snapshot = encode_file_name(segment.next_offset, LogFileKind.PRODUCER_SNAPSHOT)
         # The log comes last: its link makes the pin, so every pin has its side files.
         links = [(f"{source}{kind.value}", f"{stem}{kind.value}") for kind in _SIDE_KINDS]
         links.append((f"{os.path.dirname(source)}/{snapshot}", f"{directory}/{snapshot}"))  # noqa: PTH120 - a name
-        pin = f"{stem}{FileKind.LOG.value}"
+        pin = f"{stem}{LogFileKind.LOG.value}"
         try:
             os.makedirs(directory, mode=0o750, exist_ok=True)  # noqa: PTH103 - paths are text throughout this layer
             for old, new in links:
@@ -270,8 +270,8 @@ def _link(segment: LocalSegment, path: str) -> bool:
 
 def _side_files(directory: str, segment: LocalSegment) -> list[str]:
     assert segment.next_offset is not None, "only closed segments are pinned"
-    stem = segment.path.removesuffix(FileKind.LOG.value)
-    snapshot = encode_file_name(segment.next_offset, FileKind.PRODUCER_SNAPSHOT)
+    stem = segment.path.removesuffix(LogFileKind.LOG.value)
+    snapshot = encode_file_name(segment.next_offset, LogFileKind.PRODUCER_SNAPSHOT)
     return [*(f"{stem}{kind.value}" for kind in _SIDE_KINDS), f"{directory}/{snapshot}"]
 
 

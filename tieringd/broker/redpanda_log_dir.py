@@ -116,7 +116,7 @@ def read_raw_log(partition: LocalPartition) -> RawLog:
     failure: LocalFileError | None = None
     for _ in range(_LISTING_ATTEMPTS):
         try:
-            return _look(partition)
+            return _read_unchanged(partition)
         except _ChangedError as error:
             failure = error
     assert failure is not None
@@ -290,7 +290,7 @@ class _ChangedError(LocalFileError):
     """The directory changed while it was listed."""
 
 
-def _look(partition: LocalPartition) -> RawLog:
+def _read_unchanged(partition: LocalPartition) -> RawLog:
     """List the segments of one directory, and check that all of them existed at the same time."""
     path = partition.path
     found: list[tuple[int, int, str, os.stat_result]] = []

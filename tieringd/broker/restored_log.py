@@ -39,7 +39,7 @@ from tieringd.formats.checkpoints import (
     parse_offset_checkpoint,
 )
 from tieringd.formats.index_files import EMPTY_PRODUCER_SNAPSHOT, aborted_index, whole_indexes
-from tieringd.formats.log_names import FileKind, encode_file_name, parse_file_name
+from tieringd.formats.log_names import LogFileKind, encode_file_name, parse_file_name
 from tieringd.formats.record_batch import HEADER_BYTES, parse_header
 from tieringd.formats.restored_batches import FIRST_LEADER_EPOCH, restored_batch, turn_back
 from tieringd.formats.transactions import TransactionTracker
@@ -148,7 +148,7 @@ class RestoredLog:
         Turned back into stored batches, with *epochs* of the stored object, it must have the checksum of
         that object.
         """
-        path = self._path(segment.base_offset, FileKind.LOG)
+        path = self._path(segment.base_offset, LogFileKind.LOG)
         if not path.is_file() or path.stat().st_size != segment.size_bytes:
             return False
 
@@ -169,7 +169,7 @@ class RestoredLog:
 
     def open_segment(self, base_offset: int) -> SegmentWriter:
         """Begin a segment's file."""
-        return SegmentWriter(self._path(base_offset, FileKind.LOG))
+        return SegmentWriter(self._path(base_offset, LogFileKind.LOG))
 
     def write_indexes(
         self, segment: RemoteSegment, index: SegmentIndex, aborted: Iterable[AbortedTransaction]
@@ -181,9 +181,9 @@ class RestoredLog:
         """
         indexes = whole_indexes(segment, index, aborted)
         for kind, data in (
-            (FileKind.OFFSET_INDEX, indexes.offset_index),
-            (FileKind.TIME_INDEX, indexes.time_index),
-            (FileKind.TRANSACTION_INDEX, indexes.transaction_index),
+            (LogFileKind.OFFSET_INDEX, indexes.offset_index),
+            (LogFileKind.TIME_INDEX, indexes.time_index),
+            (LogFileKind.TRANSACTION_INDEX, indexes.transaction_index),
         ):
             self._write_side_file(segment.base_offset, kind, data)
 
@@ -212,11 +212,11 @@ class RestoredLog:
         *aborted* lists what they abort.
         """
         # Kafka takes an empty offset index for that of a short segment, and a missing one for damage.
-        self._write_side_file(base_offset, FileKind.OFFSET_INDEX, b"")
-        self._write_side_file(base_offset, FileKind.TRANSACTION_INDEX, aborted_index(aborted) or None)
-        _write_whole(self._path(base_offset, FileKind.LOG), b"".join(markers))
+        self._write_side_file(base_offset, LogFileKind.OFFSET_INDEX, b"")
+        self._write_side_file(base_offset, LogFileKind.TRANSACTION_INDEX, aborted_index(aborted) or None)
+        _write_whole(self._path(base_offset, LogFileKind.LOG), b"".join(markers))
 
-    def _write_side_file(self, base_offset: int, kind: FileKind, data: bytes | None) -> None:
+    def _write_side_file(self, base_offset: int, kind: LogFileKind, data: bytes | None) -> None:
         path = self._path(base_offset, kind)
         if data is None:
             path.unlink(missing_ok=True)
@@ -224,7 +224,7 @@ class RestoredLog:
             _write_whole(path, data)
 
     def _local(self, segment: RemoteSegment) -> LocalSegment:
-        path = self._path(segment.base_offset, FileKind.LOG)
+        path = self._path(segment.base_offset, LogFileKind.LOG)
         with _translated(path):
             found = path.stat()
         return LocalSegment(
@@ -266,13 +266,15 @@ class RestoredLog:
             for path in self._directory.iterdir():
                 name = parse_file_name(path.name)
                 # An attempt with other limits may have left segments that are not wanted now.
-                is_known = name is not None and (name.base_offset in known or name.kind is not FileKind.LOG)
-                if not is_known or (name is not None and name.kind is FileKind.PRODUCER_SNAPSHOT):
+                is_known = name is not None and (
+                    name.base_offset in known or name.kind is not LogFileKind.LOG
+                )
+                if not is_known or (name is not None and name.kind is LogFileKind.PRODUCER_SNAPSHOT):
                     path.unlink()
             # A broker continues at the base offset of its last segment, if that is empty.
-            _write_whole(self._path(next_offset, FileKind.LOG), b"")
-            _write_whole(self._path(next_offset, FileKind.OFFSET_INDEX), b"")
-            _write_whole(self._path(next_offset, FileKind.PRODUCER_SNAPSHOT), EMPTY_PRODUCER_SNAPSHOT)
+            _write_whole(self._path(next_offset, LogFileKind.LOG), b"")
+            _write_whole(self._path(next_offset, LogFileKind.OFFSET_INDEX), b"")
+            _write_whole(self._path(next_offset, LogFileKind.PRODUCER_SNAPSHOT), EMPTY_PRODUCER_SNAPSHOT)
             _write_whole(self._directory / _PARTITION_METADATA, encode_partition_metadata(self.topic_id))
             _write_whole(
                 self._directory / _EPOCHS, encode_epoch_checkpoint([(FIRST_LEADER_EPOCH, start_offset)])
@@ -306,7 +308,7 @@ class RestoredLog:
             raise
         _sync_directory(log_dir)
 
-    def _path(self, base_offset: int, kind: FileKind) -> Path:
+    def _path(self, base_offset: int, kind: LogFileKind) -> Path:
         return self._directory / encode_file_name(base_offset, kind)
 
 

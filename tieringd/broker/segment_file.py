@@ -26,7 +26,7 @@ from tieringd.formats.index_files import (
     parse_transaction_index,
     time_index_columns,
 )
-from tieringd.formats.log_names import FileKind, encode_file_name
+from tieringd.formats.log_names import LogFileKind, encode_file_name
 from tieringd.formats.segment_scan import (
     DEFAULT_INDEX_INTERVAL_BYTES,
     EndedBy,
@@ -272,15 +272,15 @@ def read_broker_indexes(segment: LocalSegment) -> BrokerIndexes:
     Raises:
         LocalFileError: A side file exists and cannot be read.
     """
-    stem = segment.path.removesuffix(FileKind.LOG.value)
+    stem = segment.path.removesuffix(LogFileKind.LOG.value)
     snapshot = None
     if segment.next_offset is not None:
-        name = encode_file_name(segment.next_offset, FileKind.PRODUCER_SNAPSHOT)
+        name = encode_file_name(segment.next_offset, LogFileKind.PRODUCER_SNAPSHOT)
         snapshot = _read_side_file(f"{os.path.dirname(segment.path)}/{name}")  # noqa: PTH120 - a name, no file
     return BrokerIndexes(
-        offset_index=_read_side_file(f"{stem}{FileKind.OFFSET_INDEX.value}"),
-        time_index=_read_side_file(f"{stem}{FileKind.TIME_INDEX.value}"),
-        transaction_index=_read_side_file(f"{stem}{FileKind.TRANSACTION_INDEX.value}"),
+        offset_index=_read_side_file(f"{stem}{LogFileKind.OFFSET_INDEX.value}"),
+        time_index=_read_side_file(f"{stem}{LogFileKind.TIME_INDEX.value}"),
+        transaction_index=_read_side_file(f"{stem}{LogFileKind.TRANSACTION_INDEX.value}"),
         producer_snapshot=snapshot,
     )
 

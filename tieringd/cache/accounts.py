@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TypeAlias
 
-from tieringd.formats.cache_names import FileKind, parse_cache_name
+from tieringd.formats.cache_names import CacheFileKind, parse_cache_name
 from tieringd.policies.cache_trim import CachedFile, CacheUse
 
 Identity: TypeAlias = tuple[int, int, int, int]
@@ -30,7 +30,7 @@ def identity_of(found: os.stat_result) -> Identity:
 class _Account:
     size_bytes: int
     accessed_ms: int
-    kind: FileKind
+    kind: CacheFileKind
     segment: str
     seen: int
     """The last comparison with the disk that saw the file."""

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 import typer
 
-from tieringd.archive.scrub.segment_look import PartitionReport
-from tieringd.cli.archive_move import copy, move
+from tieringd.archive.scrub.segment_inspection import PartitionReport
 from tieringd.cli.archive_scrub import quarantine_app, scrub
 from tieringd.cli.daemon_status import waiting
 from tieringd.cli.human import time_text
+from tieringd.cli.move_commands import copy, move
 from tieringd.cli.options import (
     ConfigFile,
     Format,
@@ -30,8 +30,8 @@ from tieringd.cli.options import (
     run_async,
 )
 from tieringd.config import Config
-from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.file_archive import init_file_root
+from tieringd.daemon.open_archive import Archive, opened_archive
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.topic_manifest import TopicManifest

@@ -22,7 +22,7 @@ from tieringd.cli.options import (
     run_async,
 )
 from tieringd.config import Config
-from tieringd.daemon.archive import Archive, opened_archive
+from tieringd.daemon.open_archive import Archive, opened_archive
 from tieringd.daemon.scrubbing import LocalLogs, scrub_parts
 from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.formats.object_keys import owner_of
@@ -205,7 +205,7 @@ def _print(report: ScrubReport) -> None:
                 one.partition.topic,
                 one.partition.partition,
                 one.segments,
-                one.looked_bytes,
+                one.inspected_bytes,
                 one.records or None,
                 len(one.findings),
             ]
@@ -239,7 +239,7 @@ def _document(report: ScrubReport, *, deep: bool) -> dict[str, Any]:
                 "topic": one.partition.topic,
                 "partition": one.partition.partition,
                 "segments": one.segments,
-                "size_bytes": one.looked_bytes,
+                "size_bytes": one.inspected_bytes,
                 "records": one.records if deep else None,
             }
             for one in report.partitions

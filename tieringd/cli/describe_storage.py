@@ -23,7 +23,7 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
-from tieringd.cli.topic_look import PartitionLook, TopicLook, look_at_topic
+from tieringd.cli.topic_snapshot import PartitionSnapshot, TopicSnapshot, take_topic_snapshot
 from tieringd.clock import wall_clock_ms
 from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.limit_wording import span
@@ -83,9 +83,9 @@ def describe_storage(
 
     Local values are those of the replicas on this host. JSON always has everything.
     """
-    look = run_async(look_at_topic(loaded(config), topic))
-    rows = [storage_row(one, now_ms=wall_clock_ms()) for one in look.partitions]
-    document = {**_summary(look, rows), "partitions": rows}
+    snapshot = run_async(take_topic_snapshot(loaded(config), topic))
+    rows = [storage_row(one, now_ms=wall_clock_ms()) for one in snapshot.partitions]
+    document = {**_summary(snapshot, rows), "partitions": rows}
     if output is OutputFormat.JSON:
         print_json(document)
         return
@@ -106,7 +106,7 @@ def describe_storage(
             typer.echo(f"{topic}-{row['partition']}: {row['problem']}", err=True)
 
 
-def storage_row(one: PartitionLook, *, now_ms: int) -> dict[str, Any]:
+def storage_row(one: PartitionSnapshot, *, now_ms: int) -> dict[str, Any]:
     """Return one partition's fields, named as in Redpanda's admin API; None where a value is unknown."""
     log, bounds = one.log, one.bounds
     local_start = bounds.log_start_offset if bounds else log.first_offset if log else None
@@ -138,7 +138,7 @@ def _cloud_fields(manifest: PartitionManifest | None, *, now_ms: int) -> dict[st
     }
 
 
-def _total_bytes(one: PartitionLook, local_start: int) -> int:
+def _total_bytes(one: PartitionSnapshot, local_start: int) -> int:
     """Return the bytes of both tiers. Offsets that are in both count once."""
     if one.manifest is None:
         return one.log.size_bytes if one.log else 0
@@ -147,7 +147,7 @@ def _total_bytes(one: PartitionLook, local_start: int) -> int:
     return total_bytes(one.manifest, one.log, log_start_offset=local_start)
 
 
-def _summary(look: TopicLook, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _summary(snapshot: TopicSnapshot, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     uploads = [
         row[name]
         for row in rows
@@ -155,9 +155,9 @@ def _summary(look: TopicLook, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if row[name] is not None
     ]
     return {
-        "topic": look.key.topic,
-        "topic_id": look.key.topic_id,
-        "cloud_storage_mode": _MODES[look.config.remote_write, look.config.remote_read],
+        "topic": snapshot.key.topic,
+        "topic_id": snapshot.key.topic_id,
+        "cloud_storage_mode": _MODES[snapshot.config.remote_write, snapshot.config.remote_read],
         "ms_since_last_upload": min(uploads, default=None),
     }
 

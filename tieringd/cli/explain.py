@@ -19,7 +19,7 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
-from tieringd.cli.topic_look import PartitionLook, TopicLook, look_at_topic
+from tieringd.cli.topic_snapshot import PartitionSnapshot, TopicSnapshot, take_topic_snapshot
 from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
 from tieringd.daemon.assembly import upload_limits
@@ -63,22 +63,24 @@ def explain_partition(
 
 
 async def _explained(config: Config, topic: str, number: int) -> dict[str, Any]:
-    look = await look_at_topic(config, topic, number=number)
-    (one,) = look.partitions
+    snapshot = await take_topic_snapshot(config, topic, number=number)
+    (one,) = snapshot.partitions
     log = one.log or _no_log(one)
     manifest = one.manifest or PartitionManifest.begin(one.partition, start_offset=log.first_offset or 0)
-    facts = topic_facts(config, look, one)
+    facts = topic_facts(config, snapshot, one)
     found = explain(log, manifest, one.bounds, facts, now_ms=wall_clock_ms())
     daemon_says = (await waiting(config, topic)).get(number)
-    merging = _merging(look, log, manifest, one, idle_because=facts.idle_because)
-    return _document(look, manifest, facts, found) | {"daemon_says": daemon_says} | _segments(found, merging)
+    merging = _merging(snapshot, log, manifest, one, idle_because=facts.idle_because)
+    return (
+        _document(snapshot, manifest, facts, found) | {"daemon_says": daemon_says} | _segments(found, merging)
+    )
 
 
-def topic_facts(config: Config, look: TopicLook, one: PartitionLook) -> TopicFacts:
+def topic_facts(config: Config, snapshot: TopicSnapshot, one: PartitionSnapshot) -> TopicFacts:
     """Return the settings and the state of a topic that decide about a partition's segments."""
-    topic, limits = look.config, upload_limits(config)
+    topic, limits = snapshot.config, upload_limits(config)
     idle_because = why_idle(
-        is_written=topic.remote_write, is_paused=look.is_paused, is_held=one.is_held, is_led=one.is_led
+        is_written=topic.remote_write, is_paused=snapshot.is_paused, is_held=one.is_held, is_led=one.is_led
     )
     return TopicFacts(
         local_target=topic.local_target,
@@ -92,20 +94,20 @@ def topic_facts(config: Config, look: TopicLook, one: PartitionLook) -> TopicFac
     )
 
 
-def _no_log(one: PartitionLook) -> LocalLog:
+def _no_log(one: PartitionSnapshot) -> LocalLog:
     name = one.partition
     return LocalLog(LocalPartition(name.topic_partition, name.topic_id, path="", log_dir=""), (), ())
 
 
 def _document(
-    look: TopicLook, manifest: PartitionManifest, facts: TopicFacts, found: Explanation
+    snapshot: TopicSnapshot, manifest: PartitionManifest, facts: TopicFacts, found: Explanation
 ) -> dict[str, Any]:
     target = facts.local_target
     return {
-        "topic": look.key.topic,
-        "topic_id": look.key.topic_id,
+        "topic": snapshot.key.topic,
+        "topic_id": snapshot.key.topic_id,
         "partition": manifest.partition.partition,
-        "storage_mode": look.config.storage_mode.value,
+        "storage_mode": snapshot.config.storage_mode.value,
         "local_target_ms": target.ms.enforced,
         "local_target_ms_source": target.ms.source,
         "local_target_bytes": target.bytes.enforced,
@@ -119,14 +121,19 @@ def _document(
         "never_trimmed_because": found.never_trimmed_because or None,
         "expired_offset": found.expired_offset,
         "expired_because": found.expired_because,
-        "nothing_goes_by_age_because": look.clock_doubt or None,
+        "nothing_goes_by_age_because": snapshot.clock_doubt or None,
     }
 
 
 def _merging(
-    look: TopicLook, log: LocalLog, manifest: PartitionManifest, one: PartitionLook, *, idle_because: str
+    snapshot: TopicSnapshot,
+    log: LocalLog,
+    manifest: PartitionManifest,
+    one: PartitionSnapshot,
+    *,
+    idle_because: str,
 ) -> Mapping[int, str]:
-    topic = look.config
+    topic = snapshot.config
     terms = MergingTerms(topic.merging.is_enabled, topic.is_compacted, topic.merge_limits, idle_because)
     log_start_offset = one.bounds.log_start_offset if one.bounds else log.first_offset or 0
     return explain_merging(manifest, log, terms, log_start_offset=log_start_offset)

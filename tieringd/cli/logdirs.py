@@ -26,13 +26,13 @@ from tieringd.cli.options import (
     run_async,
 )
 from tieringd.config import Config
-from tieringd.daemon.archive import opened_archive
-from tieringd.daemon.beside import opened_broker
+from tieringd.daemon.local_broker import opened_broker
+from tieringd.daemon.open_archive import opened_archive
 from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.metrics import Metrics
 from tieringd.model.local_log import NO_BROKER, LogDirSizes
 from tieringd.model.partition import TopicPartition
-from tieringd.storage.opening import bucket_name
+from tieringd.storage.store_opening import bucket_name
 
 logdirs_app = typer.Typer(
     help="Look at the log directories of all brokers, and at the bucket as one of them.", no_args_is_help=True

@@ -38,7 +38,7 @@ COMMANDS: Final = {
         "Print a partition's records, one a line, from the first archived offset or where told to begin.",
     ),
     "demo": CommandPlace(
-        "tieringd.cli.demo.command",
+        "tieringd.cli.demo.demo_command",
         "demo",
         "Write record batches, archive and trim them, read everything back, and compare.",
     ),

@@ -19,15 +19,15 @@ import typer
 
 from tieringd.cli.human import human_size
 from tieringd.cli.options import ConfigFile, loaded, run_async
-from tieringd.cli.reading import PartitionReading
+from tieringd.cli.partition_log import PartitionReading
 from tieringd.config import Config
-from tieringd.daemon.archive import opened_archive
+from tieringd.daemon.open_archive import opened_archive
 from tieringd.formats.records import Record
 from tieringd.metrics import Metrics
 from tieringd.model.manifest_parts import Gap
 
 SECONDS_BETWEEN = 2.0
-_LOOK_EVERY = 256
+_CHECK_EVERY = 256
 """Records between two reads of the clock."""
 
 _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
@@ -58,7 +58,7 @@ class ReadProgress:
             self._first_offset = record.offset
         self.records += 1
         self.size_bytes += len(record.key or b"") + len(record.value or b"")
-        if self.records % _LOOK_EVERY and end_offset is not None:
+        if self.records % _CHECK_EVERY and end_offset is not None:
             return
         now = self._clock()
         if now - self._said >= SECONDS_BETWEEN:

@@ -24,7 +24,7 @@ from tieringd.cli.options import (
 from tieringd.config import Config
 from tieringd.config.units import format_size
 from tieringd.daemon.disks import ballast_of
-from tieringd.daemon.space_look import plan_space_once
+from tieringd.daemon.space_preview import plan_space_once
 from tieringd.metrics import Metrics
 from tieringd.space.ballast import Ballast, BallastStatus
 from tieringd.space.space_manager import SpaceReport

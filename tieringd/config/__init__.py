@@ -12,7 +12,7 @@ Read in this order:
 * `model`: the tree, composed of `properties` (a class for each subject) and `access` (the object store).
   `topic`: the settings of one topic.
 * `load`: from a file to a `Config`, with `yaml_source` (the text), `fields` and `units` (single values),
-  `naming` (names), `checks`, `store_checks` and `finding` (rules between properties).
+  `naming` (names), `checks`, `store_checks` and `rule_violation` (rules between properties).
 * `describe`: what the classes declare of each property, for `reference` (page and JSON schema),
   `effective` (`config show`) and `reload`.
 """

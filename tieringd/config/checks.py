@@ -15,9 +15,9 @@ from os.path import realpath
 from pathlib import Path
 
 from tieringd.config.fields import UNLIMITED
-from tieringd.config.finding import Finding
 from tieringd.config.model import Config
 from tieringd.config.properties import Cache, GatewayConfig, Space, TopicProperties
+from tieringd.config.rule_violation import RuleViolation
 from tieringd.config.store_checks import find_store_contradictions, find_store_doubts
 from tieringd.config.yaml_source import Place
 
@@ -30,7 +30,7 @@ _LAST_PORT = 65_535
 _ENABLED: Place = ("gateway", "enabled")
 
 
-def find_cache_contradictions(config: Config) -> Iterator[Finding]:
+def find_cache_contradictions(config: Config) -> Iterator[RuleViolation]:
     """Yield the settings that keep the cache from holding anything."""
     directory = config.cloud_storage_cache_directory
     if directory is not None:
@@ -40,30 +40,30 @@ def find_cache_contradictions(config: Config) -> Iterator[Finding]:
             (("ballast_file_path",), config.ballast_file_path),
         ):
             if other is not None and realpath(directory) == realpath(other):
-                yield Finding(
+                yield RuleViolation(
                     (("cloud_storage_cache_directory",), place),
                     f"{directory} is {'.'.join(place)} as well; give the cache a directory of its own",
                 )
     limit, chunk = config.cloud_storage_cache_size, config.cloud_storage_cache_chunk_size
     if limit and chunk > limit and not config.cloud_storage_disable_chunk_reads:
-        yield Finding(
+        yield RuleViolation(
             (_SIZE, _CHUNK),
             f"is {limit} bytes: no room for one chunk of cloud_storage_cache_chunk_size, {chunk}",
         )
 
 
-def find_cache_doubts(config: Config) -> Iterator[Finding]:
+def find_cache_doubts(config: Config) -> Iterator[RuleViolation]:
     """Yield cache settings without effect, and those that get less room than they say."""
     if not config.cloud_storage_enabled:
         for name in Cache.model_fields:
             if _is_cache_changed(config, name):
-                yield Finding(
+                yield RuleViolation(
                     ((name,), ("cloud_storage_enabled",)),
                     "has no effect while cloud_storage_enabled is false",
                 )
         return
     if not (config.cloud_storage_cache_size or config.cloud_storage_cache_size_percent):
-        yield Finding(
+        yield RuleViolation(
             (_PERCENT, _SIZE),
             "is 0 as cloud_storage_cache_size is: nothing is cached, every read is a download",
         )
@@ -74,17 +74,17 @@ def find_cache_doubts(config: Config) -> Iterator[Finding]:
             "cloud_storage_min_chunks_per_segment_threshold",
         ):
             if _is_cache_changed(config, name):
-                yield Finding(((name,), strategy), f"has no effect while {strategy[0]} is eager")
+                yield RuleViolation(((name,), strategy), f"has no effect while {strategy[0]} is eager")
     yield from _areas(config)
 
 
-def _areas(config: Config) -> Iterator[Finding]:
+def _areas(config: Config) -> Iterator[RuleViolation]:
     """Yield a finding if the cache's percentage is not available, because the log's area comes first."""
     log_place: Place = ("retention_local_target_capacity_percent",)
     reserved, log = config.disk_reservation_percent, config.retention_local_target_capacity_percent or 0
     left, wanted = max(0.0, _WHOLE_PERCENT - reserved - log), config.cloud_storage_cache_size_percent
     if log and left < wanted and config.cloud_storage_cache_directory is None:
-        yield Finding(
+        yield RuleViolation(
             (_PERCENT, log_place, ("disk_reservation_percent",)),
             f"is {wanted:g}, and on a disk with logs {log_place[0]} {log:g} and disk_reservation_percent "
             f"{reserved:g} leave {left:g}",
@@ -96,44 +96,44 @@ def _is_cache_changed(config: Config, name: str) -> bool:
     return bool(getattr(config, name) != Cache.model_fields[name].default)
 
 
-def find_gateway_contradictions(config: Config) -> Iterator[Finding]:
+def find_gateway_contradictions(config: Config) -> Iterator[RuleViolation]:
     """Yield the settings that keep the gateway from starting."""
     gateway = config.gateway
     yield from _certificate(gateway)
     if gateway.advertised is not None and not 0 < int(gateway.advertised.rpartition(":")[2]) <= _LAST_PORT:
-        yield Finding((("gateway", "advertised"),), "must have a port from 1 to 65535")
+        yield RuleViolation((("gateway", "advertised"),), "must have a port from 1 to 65535")
     # Without a broker section the bucket is served alone, so the gateway's broker settings do not matter.
     if not gateway.enabled or not config.has_broker_section:
         return
     if config.broker.kind == "none":
-        yield Finding(
+        yield RuleViolation(
             (_ENABLED, ("broker", "kind")),
             "needs a broker behind it, and broker.kind is none; set false, and serve the bucket alone with "
             "`tieringd gateway --archive-only`",
         )
     if not config.cloud_storage_enabled:
-        yield Finding(
+        yield RuleViolation(
             (_ENABLED, ("cloud_storage_enabled",)),
             "has no archive to read while cloud_storage_enabled is false; set that, or false here",
         )
     if gateway.broker in config.broker.bootstrap:
-        yield Finding(
+        yield RuleViolation(
             (("gateway", "broker"), ("broker", "bootstrap")),
             "is in broker.bootstrap as well: the gateway needs the broker's second listener, which "
             "advertises the gateway, and the daemon one that does not",
         )
 
 
-def _certificate(gateway: GatewayConfig) -> Iterator[Finding]:
+def _certificate(gateway: GatewayConfig) -> Iterator[RuleViolation]:
     if (gateway.tls_cert_file is None) != (gateway.tls_key_file is None):
         names = ("tls_cert_file", "tls_key_file")
         missing, given = names if gateway.tls_cert_file is None else names[::-1]
-        yield Finding(
+        yield RuleViolation(
             (("gateway", given), ("gateway", missing)), f"needs gateway.{missing} as well: set both or none"
         )
 
 
-def find_gateway_doubts(config: Config) -> Iterator[Finding]:
+def find_gateway_doubts(config: Config) -> Iterator[RuleViolation]:
     """Yield gateway settings without effect."""
     gateway = config.gateway
     if not config.has_broker_section:
@@ -141,21 +141,23 @@ def find_gateway_doubts(config: Config) -> Iterator[Finding]:
     if not gateway.enabled:
         for name in sorted(gateway.model_fields_set - {"enabled", "advertised"}):
             if getattr(gateway, name) != GatewayConfig.model_fields[name].default:
-                yield Finding((("gateway", name), _ENABLED), "has no effect while gateway.enabled is false")
+                yield RuleViolation(
+                    (("gateway", name), _ENABLED), "has no effect while gateway.enabled is false"
+                )
     elif gateway.broker_tls_ca_file is not None and not gateway.broker_tls:
-        yield Finding(
+        yield RuleViolation(
             (("gateway", "broker_tls_ca_file"), ("gateway", "broker_tls")),
             "has no effect while gateway.broker_tls is false",
         )
     if gateway.enabled and gateway.advertised is not None:
-        yield Finding(
+        yield RuleViolation(
             (("gateway", "advertised"), _ENABLED),
             "has no effect beside a broker, whose listener advertises the gateway; it is for "
             "`tieringd gateway --archive-only`",
         )
 
 
-def find_retention_doubts(config: Config) -> Iterator[Finding]:
+def find_retention_doubts(config: Config) -> Iterator[RuleViolation]:
     """Yield retention settings that are allowed but probably a mistake."""
     yield from _unlimited(config)
     for names in (_cluster_ms(config), _cluster_bytes(config)):
@@ -166,36 +168,36 @@ def find_retention_doubts(config: Config) -> Iterator[Finding]:
             yield from _shadowed(("topics", topic), names)
 
 
-def _unlimited(config: Config) -> Iterator[Finding]:
+def _unlimited(config: Config) -> Iterator[RuleViolation]:
     if config.total_ms == UNLIMITED and not (
         config.cloud_storage_enabled and config.cloud_storage_enable_remote_write
     ):
         name = next(name for name, value in _cluster_ms(config) if value is not None)
-        yield Finding(
+        yield RuleViolation(
             ((name,), ("cloud_storage_enabled",), ("cloud_storage_enable_remote_write",)),
             "keeps records without limit, and without remote write that fills the local disks: "
             "set cloud_storage_enable_remote_write, or a limit in the broker",
         )
 
 
-def _said_by_the_broker(config: Config, names: Sequence[tuple[str, int | None]]) -> Iterator[Finding]:
+def _said_by_the_broker(config: Config, names: Sequence[tuple[str, int | None]]) -> Iterator[RuleViolation]:
     """Yield cluster limits that no topic uses, because a Kafka broker has its own for every topic."""
     if config.broker.kind == "none":
         return
     for name, value in names:
         if value not in {None, UNLIMITED}:
-            yield Finding(
+            yield RuleViolation(
                 ((name,), ("broker", "kind")),
                 f"has no effect with broker.kind {config.broker.kind}: the broker has a value for every "
                 "topic; set it there, or under topics",
             )
 
 
-def _shadowed(section: Place, names: Sequence[tuple[str, int | None]]) -> Iterator[Finding]:
+def _shadowed(section: Place, names: Sequence[tuple[str, int | None]]) -> Iterator[RuleViolation]:
     """Yield settings that another name of the same setting overrides. The first set name in *names* wins."""
     known = [name for name, value in names if value is not None]
     for name in known[1:]:
-        yield Finding(
+        yield RuleViolation(
             ((*section, name), (*section, known[0])),
             f"has no effect beside {known[0]}, which holds; remove one",
         )
@@ -238,35 +240,37 @@ def _topic_names(properties: TopicProperties) -> list[list[tuple[str, int | None
     ]
 
 
-def find_space_contradictions(config: Config) -> Iterator[Finding]:
+def find_space_contradictions(config: Config) -> Iterator[RuleViolation]:
     """Yield the settings with which the areas do not fit on a disk."""
     reserved, log = config.disk_reservation_percent, config.retention_local_target_capacity_percent or 0
     if reserved + log > _WHOLE_PERCENT:
-        yield Finding(
+        yield RuleViolation(
             (("retention_local_target_capacity_percent",), ("disk_reservation_percent",)),
             f"is {log:g}, and with disk_reservation_percent {reserved:g} that is more than the disk",
         )
 
 
-def find_space_doubts(config: Config) -> Iterator[Finding]:
+def find_space_doubts(config: Config) -> Iterator[RuleViolation]:
     """Yield disk space settings without effect."""
     if not config.tune_ballast_file:
         switch: Place = ("tune_ballast_file",)
         for name in ("ballast_file_path", "ballast_file_size", "ballast_release_when_degraded"):
             if _is_space_changed(config, name):
-                yield Finding(((name,), switch), "has no effect while tune_ballast_file is false")
+                yield RuleViolation(((name,), switch), "has no effect while tune_ballast_file is false")
     kind: Place = ("broker", "kind")
     rate, action = "storage_degraded_producer_byte_rate", "storage_degraded_action"
     for name in (action, rate):
         if config.broker.kind != "kafka" and _is_space_changed(config, name):
             reason = "there are no producers" if config.broker.kind == "none" else "it refuses writes itself"
-            yield Finding(((name,), kind), f"has no effect with broker.kind {config.broker.kind}: {reason}")
+            yield RuleViolation(
+                ((name,), kind), f"has no effect with broker.kind {config.broker.kind}: {reason}"
+            )
     if (
         config.broker.kind == "kafka"
         and config.storage_degraded_action == "alert"
         and _is_space_changed(config, rate)
     ):
-        yield Finding(((rate,), (action,)), "has no effect while storage_degraded_action is alert")
+        yield RuleViolation(((rate,), (action,)), "has no effect while storage_degraded_action is alert")
 
 
 def _is_space_changed(config: Config, name: str) -> bool:
@@ -274,7 +278,7 @@ def _is_space_changed(config: Config, name: str) -> bool:
     return bool(getattr(config, name) != Space.model_fields[name].default)
 
 
-def find_contradictions(config: Config) -> Iterator[Finding]:
+def find_contradictions(config: Config) -> Iterator[RuleViolation]:
     """Yield the faults that make *config* unusable."""
     yield from _broker(config)
     yield from _security(config)
@@ -288,7 +292,7 @@ def find_contradictions(config: Config) -> Iterator[Finding]:
         yield from find_store_contradictions(config)
 
 
-def find_doubts(config: Config) -> Iterator[Finding]:
+def find_doubts(config: Config) -> Iterator[RuleViolation]:
     """Yield settings that are allowed but probably a mistake."""
     yield from _pins(config)
     yield from find_retention_doubts(config)
@@ -304,42 +308,46 @@ def find_doubts(config: Config) -> Iterator[Finding]:
         topic.remote_write or topic.remote_storage_enable for topic in config.topics.values()
     )
     if config.broker.kind == "none" and config.has_broker_section and not archives:
-        yield Finding(
+        yield RuleViolation(
             (("cloud_storage_enabled",), ("cloud_storage_enable_remote_write",), ("topics",)),
             "nothing will be archived: set cloud_storage_enable_remote_write, "
             "or redpanda.remote.write for a topic",
         )
 
 
-def _disabled(config: Config) -> Iterator[Finding]:
+def _disabled(config: Config) -> Iterator[RuleViolation]:
     message = "has no effect while cloud_storage_enabled is false"
     for name in ("cloud_storage_enable_remote_write", "cloud_storage_enable_remote_read"):
         if getattr(config, name):
-            yield Finding(((name,), ("cloud_storage_enabled",)), message)
+            yield RuleViolation(((name,), ("cloud_storage_enabled",)), message)
     for topic, properties in config.topics.items():
         if properties.remote_storage_enable:
-            yield Finding((("topics", topic, "remote.storage.enable"), ("cloud_storage_enabled",)), message)
+            yield RuleViolation(
+                (("topics", topic, "remote.storage.enable"), ("cloud_storage_enabled",)), message
+            )
         if properties.remote_write:
-            yield Finding((("topics", topic, "redpanda.remote.write"), ("cloud_storage_enabled",)), message)
+            yield RuleViolation(
+                (("topics", topic, "redpanda.remote.write"), ("cloud_storage_enabled",)), message
+            )
 
 
-def _broker(config: Config) -> Iterator[Finding]:
+def _broker(config: Config) -> Iterator[RuleViolation]:
     kind: Place = ("broker", "kind")
     if config.broker.kind != "none":
         if not config.broker.bootstrap:
-            yield Finding(
+            yield RuleViolation(
                 (("broker", "bootstrap"), kind),
                 f"is required with broker.kind {config.broker.kind}: a list of host:port",
             )
         if "cluster_id" in config.model_fields_set:
-            yield Finding(
+            yield RuleViolation(
                 (("cluster_id",), kind), "remove the line: the broker knows its cluster's id itself"
             )
         if (
             config.broker.kind == "redpanda"
             and config.cloud_storage_segment_max_upload_interval_sec is not None
         ):
-            yield Finding(
+            yield RuleViolation(
                 (("cloud_storage_segment_max_upload_interval_sec",), kind),
                 "remove it: a Redpanda log is uploaded in whole segments; to bound how long a record waits, "
                 "set segment.ms on the topic, or log_segment_ms in the cluster",
@@ -347,42 +355,46 @@ def _broker(config: Config) -> Iterator[Finding]:
         return
     for name in ("bootstrap", "node_id", "security"):
         if getattr(config.broker, name) != type(config.broker).model_fields[name].default:
-            yield Finding(
+            yield RuleViolation(
                 (("broker", name), kind), "remove it: with broker.kind none there is no broker to reach"
             )
 
 
-def _security(config: Config) -> Iterator[Finding]:
+def _security(config: Config) -> Iterator[RuleViolation]:
     security = config.broker.security
     protocol: Place = ("broker", "security", "protocol")
     for name in ("sasl_username", "sasl_password"):
         place: Place = ("broker", "security", name)
         is_set = getattr(security, name) is not None
         if security.protocol.startswith("SASL_") and not is_set:
-            yield Finding((place, protocol), f"is required with protocol {security.protocol}")
+            yield RuleViolation((place, protocol), f"is required with protocol {security.protocol}")
         if not security.protocol.startswith("SASL_") and is_set:
-            yield Finding((place, protocol), f"contradicts protocol {security.protocol}, which has no login")
+            yield RuleViolation(
+                (place, protocol), f"contradicts protocol {security.protocol}, which has no login"
+            )
     if not security.protocol.endswith("SSL"):
         for name in ("ssl_ca_file", "ssl_cert_file", "ssl_key_file"):
             if getattr(security, name) is not None:
-                yield Finding(
+                yield RuleViolation(
                     (("broker", "security", name), protocol),
                     f"contradicts protocol {security.protocol}, which has no TLS",
                 )
     certificate: Place = ("broker", "security", "ssl_cert_file")
     key: Place = ("broker", "security", "ssl_key_file")
     if security.ssl_key_file is not None and security.ssl_cert_file is None:
-        yield Finding((key, certificate), "needs ssl_cert_file beside it")
+        yield RuleViolation((key, certificate), "needs ssl_cert_file beside it")
 
 
-def _directories(config: Config) -> Iterator[Finding]:
+def _directories(config: Config) -> Iterator[RuleViolation]:
     log_dirs: list[tuple[Place, Path]] = [
         (("broker", "log_dirs", index), path) for index, path in enumerate(config.broker.log_dirs)
     ]
     for index, (place, path) in enumerate(log_dirs):
         for _, earlier in log_dirs[:index]:
             if realpath(path) == realpath(earlier):
-                yield Finding((place,), f"{path} is the same directory as {earlier}, which is listed already")
+                yield RuleViolation(
+                    (place,), f"{path} is the same directory as {earlier}, which is listed already"
+                )
     state: Place = ("state_directory",)
     root: Place = ("cloud_storage_file_root",)
     pins: Place = ("broker", "pin_directory")
@@ -398,7 +410,7 @@ def _directories(config: Config) -> Iterator[Finding]:
     ):
         for place, path in log_dirs:
             if own is not None and _holds(path, own):
-                yield Finding(
+                yield RuleViolation(
                     (own_place, place),
                     f"{own} is inside the log directory {path}: Kafka does not start when it finds "
                     "anything there that it does not know",
@@ -415,7 +427,9 @@ def _directories(config: Config) -> Iterator[Finding]:
     )
     for place, held in (*own_paths, *apart):
         if held is not None and _holds(file_root, held):
-            yield Finding((root, place), f"{file_root} holds {held}; it must hold nothing but the archive")
+            yield RuleViolation(
+                (root, place), f"{file_root} holds {held}; it must hold nothing but the archive"
+            )
 
 
 def _holds(outer: Path, inner: Path) -> bool:
@@ -424,7 +438,7 @@ def _holds(outer: Path, inner: Path) -> bool:
     return inner_path == outer_path or inner_path.startswith(outer_path.rstrip("/") + "/")
 
 
-def _topics(config: Config) -> Iterator[Finding]:
+def _topics(config: Config) -> Iterator[RuleViolation]:
     for topic, properties in config.topics.items():
         kafka = properties.remote_storage_enable
         for name, value in (
@@ -432,14 +446,14 @@ def _topics(config: Config) -> Iterator[Finding]:
             ("redpanda.remote.read", properties.remote_read),
         ):
             if kafka is not None and value is not None and kafka != value:
-                yield Finding(
+                yield RuleViolation(
                     (("topics", topic, name), ("topics", topic, "remote.storage.enable")),
                     "contradicts remote.storage.enable, which stands for write and read; remove one of them",
                 )
         yield from _read_replica(topic, properties)
 
 
-def _read_replica(topic: str, properties: TopicProperties) -> Iterator[Finding]:
+def _read_replica(topic: str, properties: TopicProperties) -> Iterator[RuleViolation]:
     if properties.read_replica is None:
         return
     for name, value in (
@@ -447,13 +461,13 @@ def _read_replica(topic: str, properties: TopicProperties) -> Iterator[Finding]:
         ("redpanda.remote.write", properties.remote_write),
     ):
         if value:
-            yield Finding(
+            yield RuleViolation(
                 (("topics", topic, name), ("topics", topic, "redpanda.remote.readreplica")),
                 "contradicts redpanda.remote.readreplica, as a read replica is never uploaded; remove one",
             )
 
 
-def _deletes(config: Config) -> Iterator[Finding]:
+def _deletes(config: Config) -> Iterator[RuleViolation]:
     """Yield topics whose objects should be deleted with them, without the settings that this requires."""
     for topic, properties in config.topics.items():
         if not properties.remote_delete:
@@ -467,23 +481,23 @@ def _deletes(config: Config) -> Iterator[Finding]:
         off = [name for name, value in needs if value is False]
         if off or properties.read_replica is not None:
             reason = f"{' and '.join(off)} set to false" if off else "a read replica"
-            yield Finding(
+            yield RuleViolation(
                 (place, ("topics", topic)),
                 f"has no effect with {reason}: it takes write, read and no read replica",
             )
 
 
-def _controller(config: Config) -> Iterator[Finding]:
+def _controller(config: Config) -> Iterator[RuleViolation]:
     low: Place = ("cloud_storage_upload_ctrl_min_shares",)
     high: Place = ("cloud_storage_upload_ctrl_max_shares",)
     lowest, highest = config.cloud_storage_upload_ctrl_min_shares, config.cloud_storage_upload_ctrl_max_shares
     if lowest > highest:
-        yield Finding(
+        yield RuleViolation(
             (low, high), f"{lowest} is more than cloud_storage_upload_ctrl_max_shares, which is {highest}"
         )
 
 
-def _pins(config: Config) -> Iterator[Finding]:
+def _pins(config: Config) -> Iterator[RuleViolation]:
     kind: Place = ("broker", "kind")
     switch: Place = ("pin_segments",)
     names = ("pin_segments", "pin_max_bytes")
@@ -492,8 +506,8 @@ def _pins(config: Config) -> Iterator[Finding]:
         places.append(("broker", "pin_directory"))
     for place in places:
         if config.broker.kind == "none":
-            yield Finding(
+            yield RuleViolation(
                 (place, kind), "has no effect with broker.kind none: only this daemon deletes segments"
             )
         elif not config.pin_segments and place != switch:
-            yield Finding((place, switch), "has no effect while pin_segments is false")
+            yield RuleViolation((place, switch), "has no effect while pin_segments is false")

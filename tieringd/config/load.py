@@ -19,9 +19,9 @@ from pydantic import ValidationError
 
 from tieringd.config.checks import find_contradictions, find_doubts
 from tieringd.config.fields import described
-from tieringd.config.finding import Finding
 from tieringd.config.model import WITHOUT_BROKER, Config
 from tieringd.config.naming import explain_unknown, nearest_place, why_not_applicable
+from tieringd.config.rule_violation import RuleViolation
 from tieringd.config.yaml_source import Document, Place, Problem, read_document
 from tieringd.errors import ConfigError
 
@@ -216,7 +216,7 @@ def _remove(data: _Data, place: Place) -> None:
     section.pop(str(place[-1]), None)
 
 
-def _problems(findings: Iterable[Finding], document: Document, suspects: set[Place]) -> list[Problem]:
+def _problems(findings: Iterable[RuleViolation], document: Document, suspects: set[Place]) -> list[Problem]:
     return [
         Problem(document.line_of(one.places[0]), one.places[0], one.message)
         for one in findings

@@ -42,7 +42,7 @@ from tieringd.config.properties import (
 )
 from tieringd.config.topic import ClusterDefaults, TopicConfig, is_pattern, keeps_deleted, resolve_topic
 from tieringd.formats.topic_manifest import TieringDefaults, TopicManifest
-from tieringd.policies.housekeeping import HousekeepingLimits
+from tieringd.policies.housekeeping_turns import HousekeepingLimits
 from tieringd.policies.local_retention import ClusterLocalTarget
 from tieringd.policies.total_retention import RetentionPace
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import get_args
 
 from tieringd.config.access import GCS_ENDPOINT, HTTPS_PORT, Backend, CredentialsSource
-from tieringd.config.finding import Finding
 from tieringd.config.model import Config
+from tieringd.config.rule_violation import RuleViolation
 from tieringd.config.yaml_source import Place
 
 _AZURE = "cloud_storage_azure_"
@@ -81,11 +81,11 @@ _CLASSES: dict[Backend, tuple[str, ...]] = {
 """S3 has no such list: a compatible server names its classes freely."""
 
 
-def find_store_contradictions(config: Config) -> Iterator[Finding]:
+def find_store_contradictions(config: Config) -> Iterator[RuleViolation]:
     """Yield the faults that keep the object store from being opened."""
     backend = config.backend
     if backend is None:
-        yield Finding(
+        yield RuleViolation(
             (_BACKEND, _ON, *_INFERRED_FROM),
             "is required: set file, aws, google, azure or plugin (a bucket with its region, an endpoint or a "
             "storage account would say it as well)",
@@ -93,7 +93,7 @@ def find_store_contradictions(config: Config) -> Iterator[Finding]:
         return
     # A source of another cloud is reported alone: it explains more than the properties that are missing.
     if config.cloud_storage_credentials_source not in _SOURCES[backend] and backend != "file":
-        yield Finding(
+        yield RuleViolation(
             (_SOURCE, _BACKEND, *_INFERRED_FROM),
             f"must be one of {', '.join(_SOURCES[backend])} with the {backend} backend, "
             f"not {config.cloud_storage_credentials_source}",
@@ -101,26 +101,26 @@ def find_store_contradictions(config: Config) -> Iterator[Finding]:
         return
     for name, reason in _required(config, backend):
         if getattr(config, name) is None:
-            yield Finding(((name,), _BACKEND, _ON, *_INFERRED_FROM), f"is required for {reason}")
+            yield RuleViolation(((name,), _BACKEND, _ON, *_INFERRED_FROM), f"is required for {reason}")
     yield from _google_credentials(config)
     yield from _encryption(config)
     yield from _storage_class(config, backend)
     yield from _parts(config)
 
 
-def find_store_doubts(config: Config) -> Iterator[Finding]:
+def find_store_doubts(config: Config) -> Iterator[RuleViolation]:
     """Yield settings of the object store that have no effect, or probably an unintended one."""
     backend = config.backend
     if backend is None:
         return
     for name in _WITHOUT_EFFECT[backend]:
         if name in config.model_fields_set:
-            yield Finding(((name,), _BACKEND), f"has no effect with the {backend} backend")
+            yield RuleViolation(((name,), _BACKEND), f"has no effect with the {backend} backend")
     source = config.cloud_storage_credentials_source
     read = _CREDENTIALS.get(source, ())
     for name in dict.fromkeys(name for names in _CREDENTIALS.values() for name in names):
         if name in config.model_fields_set and name not in (*read, *_WITHOUT_EFFECT[backend]):
-            yield Finding(
+            yield RuleViolation(
                 ((name,), _SOURCE), f"has no effect while cloud_storage_credentials_source is {source}"
             )
     yield from _idle_transfer_settings(config, backend)
@@ -132,37 +132,37 @@ def find_store_doubts(config: Config) -> Iterator[Finding]:
         and config.cloud_storage_disable_tls
         and config.cloud_storage_api_endpoint_port == HTTPS_PORT
     ):
-        yield Finding(
+        yield RuleViolation(
             (("cloud_storage_disable_tls",), ("cloud_storage_api_endpoint_port",)),
             "plain HTTP goes to port 443; set cloud_storage_api_endpoint_port if that is not meant",
         )
     if config.cloud_storage_single_writer:
-        yield Finding(
+        yield RuleViolation(
             (("cloud_storage_single_writer",),),
             "a store that ignores conditional writes is accepted; nothing but you keeps a second daemon out",
         )
 
 
-def _idle_transfer_settings(config: Config, backend: Backend) -> Iterator[Finding]:
+def _idle_transfer_settings(config: Config, backend: Backend) -> Iterator[RuleViolation]:
     if config.cloud_storage_sse == "managed" and backend in {"google", "azure"}:
-        yield Finding(
+        yield RuleViolation(
             (("cloud_storage_sse",), _BACKEND),
             f"has no effect with the {backend} backend, which always encrypts with keys of its own",
         )
     if config.store_kind == "gcs":
         for name in _MULTIPART:
             if name in config.model_fields_set:
-                yield Finding(
+                yield RuleViolation(
                     ((name,), _BACKEND), "has no effect: GCS by its own API takes every object in one piece"
                 )
 
 
-def _idle_adls_settings(config: Config) -> Iterator[Finding]:
+def _idle_adls_settings(config: Config) -> Iterator[RuleViolation]:
     host, port = _AZURE_ADLS
     if config.cloud_storage_azure_adls_endpoint is None and config.cloud_storage_azure_adls_port is not None:
-        yield Finding(((port,), (host,)), f"has no effect without {host}")
+        yield RuleViolation(((port,), (host,)), f"has no effect without {host}")
     if config.cloud_storage_azure_adls_endpoint is not None and config.cloud_storage_api_endpoint is not None:
-        yield Finding(((host,), _ENDPOINT), "has no effect beside cloud_storage_api_endpoint")
+        yield RuleViolation(((host,), _ENDPOINT), "has no effect beside cloud_storage_api_endpoint")
 
 
 def _required(config: Config, backend: Backend) -> Iterator[tuple[str, str]]:
@@ -195,66 +195,68 @@ def _reason_for_keys(backend: Backend) -> str:
     )
 
 
-def _google_credentials(config: Config) -> Iterator[Finding]:
+def _google_credentials(config: Config) -> Iterator[RuleViolation]:
     if config.backend != "google" or config.cloud_storage_gcs_credentials_file is None:
         return
     if config.cloud_storage_credentials_source != "config_file":
         return
     for name in _KEYS:
         if getattr(config, name) is not None:
-            yield Finding(
+            yield RuleViolation(
                 ((name,), (_GOOGLE_FILE,), _SOURCE),
                 f"contradicts {_GOOGLE_FILE}, which is another way in; remove one of them",
             )
 
 
-def _encryption(config: Config) -> Iterator[Finding]:
+def _encryption(config: Config) -> Iterator[RuleViolation]:
     how: Place = ("cloud_storage_sse",)
     key: Place = ("cloud_storage_sse_kms_key_id",)
     if config.cloud_storage_sse_kms_key_id is not None and config.cloud_storage_sse != "kms":
-        yield Finding((key, how), "needs cloud_storage_sse: kms beside it")
+        yield RuleViolation((key, how), "needs cloud_storage_sse: kms beside it")
     if config.cloud_storage_sse != "kms":
         return
     if config.backend == "azure":
-        yield Finding(
+        yield RuleViolation(
             (how, _BACKEND, *_INFERRED_FROM),
             "Azure takes no key with a request; make an encryption scope the container's default",
         )
     if config.backend == "google" and config.cloud_storage_sse_kms_key_id is None:
-        yield Finding(
+        yield RuleViolation(
             (key, how, _BACKEND, *_INFERRED_FROM),
             f"is required for the {config.backend} backend with cloud_storage_sse: kms",
         )
     if config.backend == "google" and config.store_kind == "s3":
-        yield Finding(
+        yield RuleViolation(
             (how, *_INFERRED_FROM),
             "GCS takes no KMS key with HMAC keys; use a service account or an identity",
         )
 
 
-def _storage_class(config: Config, backend: Backend) -> Iterator[Finding]:
+def _storage_class(config: Config, backend: Backend) -> Iterator[RuleViolation]:
     place: Place = ("cloud_storage_storage_class",)
     found = config.cloud_storage_storage_class
     if found is None or backend == "file":
         return
     known = _CLASSES.get(backend)
     if known is not None and found not in known:
-        yield Finding(
+        yield RuleViolation(
             (place, _BACKEND, *_INFERRED_FROM),
             f"must be one of {', '.join(known)} with the {backend} backend, not {found!r}",
         )
     elif backend == "aws" and found in _UNREADABLE_CLASSES:
-        yield Finding(
+        yield RuleViolation(
             (place, _BACKEND, *_INFERRED_FROM),
             f"{found} needs a restore of hours before an object can be read; use GLACIER_IR or STANDARD_IA",
         )
 
 
-def _parts(config: Config) -> Iterator[Finding]:
+def _parts(config: Config) -> Iterator[RuleViolation]:
     threshold, part = _MULTIPART
     if config.backend == "azure":
         for name, most in ((threshold, _AZURE_PUT_MIB), (part, _AZURE_BLOCK_MIB)):
             if getattr(config, name) > most * 2**20:
-                yield Finding(((name,), _BACKEND, *_INFERRED_FROM), f"Azure takes at most {most}MiB at once")
+                yield RuleViolation(
+                    ((name,), _BACKEND, *_INFERRED_FROM), f"Azure takes at most {most}MiB at once"
+                )
     if config.cloud_storage_multipart_part_size_bytes > config.cloud_storage_multipart_threshold_bytes:
-        yield Finding(((part,), (threshold,)), f"must not be more than {threshold}")
+        yield RuleViolation(((part,), (threshold,)), f"must not be more than {threshold}")

@@ -5,11 +5,11 @@ In: a configuration. Out: opened parts that are given to each other, and closed 
 
 Read in this order:
 
-* `app`: the daemon's life, from its start to its stop; `reload` takes over a changed configuration.
-* `assembly`: a daemon's parts. `beside` opens the broker, `archive` the bucket, `file_archive` a
+* `app`: the daemon's life, from its start to its stop; `config_reloader` takes over a changed configuration.
+* `assembly`: a daemon's parts. `local_broker` opens the broker, `open_archive` the bucket, `file_archive` a
   directory that replaces a bucket.
-* `gateway`, `disks`, `housekeeping`, `scrubbing`: one builder for each room.
+* `gateway_service`, `disks`, `housekeeping_jobs`, `scrubbing`: one builder for each room.
 * `archive_endpoint`: the endpoint without a broker, built and run.
-* `admin`, `certificates`: what daemon and endpoint show to operators. `space_look`: one plan for the
+* `admin`, `certificates`: what daemon and endpoint show to operators. `space_preview`: one plan for the
   disks, for a command.
 """

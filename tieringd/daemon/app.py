@@ -33,7 +33,7 @@ from tieringd.config import Config
 from tieringd.daemon.admin import serving
 from tieringd.daemon.assembly import DaemonParts, assembled
 from tieringd.daemon.certificates import certificate_files
-from tieringd.daemon.reload import Reloader
+from tieringd.daemon.config_reloader import Reloader
 from tieringd.errors import StorageUnavailable
 from tieringd.metrics import Metrics
 
@@ -189,18 +189,18 @@ async def _pass_hints(watch: DirectoryWatch, parts: DaemonParts) -> None:
     while True:
         hint = await watch.changes()
         await asyncio.sleep(_HINT_PAUSE_SECONDS)
-        if not hint.rescan and await parts.reconciler.look_again(hint.paths):
+        if not hint.rescan and await parts.reconciler.rescan_partitions(hint.paths):
             continue
         parts.reconciler.hint()
         # Where topics come and go all the time, rounds would follow each other without end. After one
         # scan the broker gets the machine for twice that time.
-        await asyncio.sleep(2 * parts.reconciler.look_seconds)
+        await asyncio.sleep(2 * parts.reconciler.scan_seconds)
 
 
 async def _follow(watch: DirectoryWatch, parts: DaemonParts) -> None:
     """Watch the directories of archived partitions, updated after each scan."""
     while True:
-        await parts.reconciler.next_look()
+        await parts.reconciler.next_scan()
         if watch.follow(parts.reconciler.paths()):
             # No event reports a segment that was closed since the scan.
             parts.reconciler.hint()

@@ -19,26 +19,26 @@ import structlog
 
 from tieringd.config import Config
 from tieringd.daemon.admin import serving
-from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.assembly import sole_owner
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
-from tieringd.daemon.gateway import ReadCache, client_tls
-from tieringd.endpoint.api import Api
-from tieringd.endpoint.cluster import ClusterAnswers, DescriptionAnswers
-from tieringd.endpoint.connection import EndpointConnection
-from tieringd.endpoint.fetch import FetchAnswers
-from tieringd.endpoint.offsets import OffsetAnswers
+from tieringd.daemon.gateway_service import ReadCache, client_tls
+from tieringd.daemon.open_archive import Archive, opened_archive
+from tieringd.endpoint.cluster_answers import ClusterAnswers, DescriptionAnswers
+from tieringd.endpoint.endpoint_connection import EndpointConnection
+from tieringd.endpoint.endpoint_settings import EndpointSettings
+from tieringd.endpoint.fetch_answers import FetchAnswers
+from tieringd.endpoint.offset_answers import OffsetAnswers
 from tieringd.endpoint.refusals import Refusals
-from tieringd.endpoint.served import ServedPartitions, ServedTopics
-from tieringd.endpoint.settings import EndpointSettings
+from tieringd.endpoint.request_handlers import RequestHandlers
+from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopics
 from tieringd.errors import ConfigError
 from tieringd.gateway.connection import Shared
-from tieringd.gateway.opening import GatewaySettings
+from tieringd.gateway.connection_opening import GatewaySettings
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
 from tieringd.reading.partition_reader import PartitionReader
-from tieringd.storage.opening import bucket_name
+from tieringd.storage.store_opening import bucket_name
 from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
@@ -131,7 +131,7 @@ async def archive_endpoint_of(
         own = EndpointSettings(
             host, port or server.port, bucket_name(config), sync_interval_seconds=interval_seconds
         )
-        api = Api(
+        api = RequestHandlers(
             cluster=ClusterAnswers(topics, partitions, own),
             offsets=OffsetAnswers(topics, partitions, archive.records, own, history=archive.history),
             fetch=FetchAnswers(

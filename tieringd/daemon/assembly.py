@@ -19,7 +19,7 @@ from urllib.parse import quote
 import structlog
 
 from tieringd.archiving.archiver import Archiver
-from tieringd.archiving.bookkeeper import Bookkeeper, Follower
+from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import Observer
 from tieringd.archiving.pinner import Pinner
 from tieringd.archiving.reconciler import Reconciler
@@ -29,23 +29,23 @@ from tieringd.broker.host_load import HostLoadReader
 from tieringd.broker.pins import PinDirectory, pin_root
 from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
-from tieringd.daemon.archive import Archive, max_uploads, opened_archive
-from tieringd.daemon.beside import opened_broker
 from tieringd.daemon.disks import DiskParts, disk_parts
 from tieringd.daemon.file_archive import claim_file_root, note_first_start
-from tieringd.daemon.gateway import Gateway, ReadCache, gateway_of
-from tieringd.daemon.housekeeping import HousekeepingParts, housekeeping_of
+from tieringd.daemon.gateway_service import Gateway, ReadCache, gateway_of
+from tieringd.daemon.housekeeping_jobs import HousekeepingParts, housekeeping_of
+from tieringd.daemon.local_broker import opened_broker
+from tieringd.daemon.open_archive import Archive, max_uploads, opened_archive
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import parse_data_key
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
-from tieringd.policies.upload import UploadLimits
 from tieringd.policies.upload_control import ControllerLimits, PaceLimits
-from tieringd.storage.opening import store_limits
+from tieringd.policies.upload_plan import UploadLimits
 from tieringd.storage.resilient import ResilientStore
 from tieringd.storage.s3.store import S3Store
-from tieringd.topics.first_sight import FirstSight
+from tieringd.storage.store_opening import store_limits
 from tieringd.topics.retention_manager import RetentionManager
+from tieringd.topics.topic_defaults import TopicDefaultsRecorder
 from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
@@ -55,13 +55,18 @@ class ArchiverFactory:
     """Make the archivers of one daemon, with the upload limits in force at the time."""
 
     def __init__(
-        self, config: Config, metrics: Metrics, archive: Archive, broker: Broker, follower: Follower
+        self,
+        config: Config,
+        metrics: Metrics,
+        archive: Archive,
+        broker: Broker,
+        followed_manifests: FollowedManifests,
     ) -> None:
         self.limits = upload_limits(config)
         self._metrics = metrics
         self._archive = archive
         self._broker = broker
-        self._follower = follower
+        self._followed_manifests = followed_manifests
 
     def __call__(self, leadership: Leadership) -> Archiver:
         """Return an archiver that starts with the last manifest that this daemon read as a follower."""
@@ -74,7 +79,7 @@ class ArchiverFactory:
             limits=self.limits,
             clock=self._archive.clock,
             layout=self._archive.layout,
-            known=self._follower.take(leadership.partition),
+            known=self._followed_manifests.take(leadership.partition),
         )
 
 
@@ -106,9 +111,11 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
             opened_archive(config, metrics, writer_id=writer_id) as archive,
             opened_broker(config) as broker,
         ):
-            follower = Follower(archive.manifests, steady_ms=archive.clock.steady_ms)
-            archivers = ArchiverFactory(config, metrics, archive, broker, follower)
-            reconciler = _reconciler(config, metrics, archive, broker, follower=follower, archivers=archivers)
+            followed_manifests = FollowedManifests(archive.manifests, steady_ms=archive.clock.steady_ms)
+            archivers = ArchiverFactory(config, metrics, archive, broker, followed_manifests)
+            reconciler = _reconciler(
+                config, metrics, archive, broker, followed_manifests=followed_manifests, archivers=archivers
+            )
             controller = await asyncio.to_thread(_controller, config, metrics, archive, reconciler, load)
             cache = ReadCache(config, archive, metrics) if config.gateway.enabled else None
             disks = disk_parts(
@@ -177,7 +184,7 @@ def _reconciler(
     archive: Archive,
     broker: Broker,
     *,
-    follower: Follower,
+    followed_manifests: FollowedManifests,
     archivers: ArchiverFactory,
 ) -> Reconciler:
     pinner = Pinner(_pin_directories(config), budget_bytes=config.pin_max_bytes, metrics=metrics)
@@ -195,11 +202,11 @@ def _reconciler(
             layout=archive.layout,
         ),
         pinner=pinner,
-        follower=follower,
-        bookkeeper=Bookkeeper(
+        followed_manifests=followed_manifests,
+        upkeep=ManifestUpkeep(
             registry=registry,
-            follower=follower,
-            first_sight=FirstSight(broker, registry),
+            followed_manifests=followed_manifests,
+            defaults_recorder=TopicDefaultsRecorder(broker, registry),
             retention=RetentionManager(broker, registry),
             interval_seconds=interval_seconds,
             check_store=archive.check_store,

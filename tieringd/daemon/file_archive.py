@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from tieringd.config import Config
-from tieringd.daemon.beside import known_cluster_id, layout_of
+from tieringd.daemon.local_broker import known_cluster_id, layout_of
 from tieringd.errors import BucketNotFound, ConfigError, StorageUnavailable
 from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, parse_topic_manifest_key
 from tieringd.storage.file_root import (

@@ -13,7 +13,7 @@ from tieringd.archive.scrub.partition_scrub import PartitionScrubber, ScrubStret
 from tieringd.archiving.claim import ManifestChange
 from tieringd.broker.layout import Layout
 from tieringd.config import Config
-from tieringd.daemon.archive import Archive
+from tieringd.daemon.open_archive import Archive
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine, QuarantineExpiry
 from tieringd.housekeeping.healer import Healer
@@ -82,8 +82,8 @@ def scrub_job(
     """
 
     def led() -> dict[TopicIdPartition, Observation]:
-        world = reconciler.world
-        return {one.partition: seen for one, seen in world.wanted.items()} if world else {}
+        snapshot = reconciler.snapshot
+        return {one.partition: seen for one, seen in snapshot.wanted.items()} if snapshot else {}
 
     def local_log(partition: TopicIdPartition) -> LocalLog | None:
         seen = led().get(partition)

@@ -5,10 +5,10 @@ In: requests of Kafka clients, manifests and segments of the bucket. Out: respon
 
 Read in this order:
 
-* `connection`: one client, one request at a time, on the sockets of the read gateway.
-* `api`, `settings`: which requests are answered, in which versions, and by which part.
-* `served`: the topic and partition manifests, each read again when it is too old.
-* `cluster`, `offsets`: metadata, configurations and offsets.
-* `fetch`: records, from the cache's files to the socket.
+* `endpoint_connection`: one client, one request at a time, on the sockets of the read gateway.
+* `request_handlers`, `endpoint_settings`: which requests are answered, in which versions, and by which part.
+* `served_manifests`: the topic and partition manifests, each read again when it is too old.
+* `cluster_answers`, `offset_answers`: metadata, configurations and offsets.
+* `fetch_answers`: records, from the cache's files to the socket.
 * `refusals`: final errors for requests that would write.
 """

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from tieringd.endpoint.cluster import NO_DELAY
-from tieringd.endpoint.settings import NODE_ID, ApiKey, EndpointSettings
+from tieringd.endpoint.cluster_answers import NO_DELAY
+from tieringd.endpoint.endpoint_settings import NODE_ID, ApiKey, EndpointSettings
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.messages import made, response_module
 

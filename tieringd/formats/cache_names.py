@@ -34,7 +34,7 @@ _NAME = re.compile(
 _ODD_PARTS = frozenset((".", ".."))
 
 
-class FileKind(Enum):
+class CacheFileKind(Enum):
     """The kinds of cached files."""
 
     CHUNK = "chunk"
@@ -46,7 +46,7 @@ class FileKind(Enum):
 class CacheName:
     """The parts of a cached file's name."""
 
-    kind: FileKind
+    kind: CacheFileKind
     segment: str
     """The key of the data object that a chunk or an index belongs to; empty for a manifest."""
     position: int | None
@@ -76,10 +76,10 @@ def parse_cache_name(name: str, *, buckets: int) -> CacheName | None:
     first = found["first"]
     if found["manifest"]:
         is_reachable = len(first) == 8 if not buckets else len(first) < 8 and int(first) < buckets  # noqa: PLR2004
-        return CacheName(FileKind.MANIFEST, "", None, is_reachable)
+        return CacheName(CacheFileKind.MANIFEST, "", None, is_reachable)
     # An object's key begins with the hash of the rest, as in `formats.object_keys`.
     segment = f"{xxhash.xxh32_intdigest(found['data'].encode()):08x}/{found['data']}"
     is_reachable = cached_name(segment, buckets=buckets).partition("/")[0] == first
     if found["position"] is None:
-        return CacheName(FileKind.INDEX, segment, None, is_reachable)
-    return CacheName(FileKind.CHUNK, segment, int(found["position"]), is_reachable)
+        return CacheName(CacheFileKind.INDEX, segment, None, is_reachable)
+    return CacheName(CacheFileKind.CHUNK, segment, int(found["position"]), is_reachable)

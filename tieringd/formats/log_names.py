@@ -53,7 +53,7 @@ class DirectoryName:
     """None for the index cache. The topic of a deleted, stray or future one may be cut short."""
 
 
-class FileKind(Enum):
+class LogFileKind(Enum):
     """The files of a segment, by suffix."""
 
     LOG = "log"
@@ -69,7 +69,7 @@ class FileName:
 
     base_offset: int
     """For a producer snapshot, the end of the offsets that it covers, exclusive."""
-    kind: FileKind
+    kind: LogFileKind
 
 
 def is_topic_name(name: str) -> bool:
@@ -100,7 +100,7 @@ def parse_file_name(name: str) -> FileName | None:
     match = _LOG_FILE.fullmatch(name)
     if match is None or int(match["base"]) > _MAX_OFFSET:
         return None
-    return FileName(int(match["base"]), FileKind(match["kind"]))
+    return FileName(int(match["base"]), LogFileKind(match["kind"]))
 
 
 def is_unsettled(name: str) -> bool:
@@ -108,6 +108,6 @@ def is_unsettled(name: str) -> bool:
     return name.endswith(_UNSETTLED_SUFFIXES)
 
 
-def encode_file_name(base_offset: int, kind: FileKind) -> str:
+def encode_file_name(base_offset: int, kind: LogFileKind) -> str:
     """Return the name of a segment's file."""
     return f"{base_offset:020d}.{kind.value}"

@@ -21,10 +21,10 @@ from typing import Final
 
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.fetch import AskedFetch, asked_of, with_offsets
-from tieringd.formats.kafka_wire.request_header import Api, RequestHead
-from tieringd.gateway.answers import fetched_ahead
+from tieringd.formats.kafka_wire.request_header import InspectedApi, RequestHead
 from tieringd.gateway.archive_answers import ArchiveAnswers
-from tieringd.gateway.pending import Answer, PendingRequest
+from tieringd.gateway.combined_answers import fetched_ahead
+from tieringd.gateway.pending import ClientResponse, PendingRequest
 from tieringd.gateway.responses import Question
 
 PERMIT_SECONDS: Final = 1.0
@@ -94,25 +94,27 @@ class FetchAhead:
         self._asked_at = 0.0
         self._permit: _Permit | None = None
         self._task: asyncio.Task[None] | None = None
-        self._ready: Answer | None = None
+        self._ready: ClientResponse | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.is_awaited = False
         """Whether `claim` held back a request, and `on_known` has not been called since."""
 
-    def expect(self, pending: PendingRequest, sent: Answer) -> None:
+    def expect(self, pending: PendingRequest, sent: ClientResponse) -> None:
         """Record the answer *sent* to *pending*. After a Fetch, the next Fetch is derived from it."""
-        if pending.head.api_key != Api.FETCH:
+        if pending.head.api_key != InspectedApi.FETCH:
             return
         self._drop()
         if self.is_awaited:
             # A held-back request waits for an answer that is no longer expected. It is released in a
             # later turn, after the caller has sent the current answer.
             self._loop.call_soon(self._tell)
-        if not sent.onward or pending.request is None:
+        if not sent.next_fetches or pending.request is None:
             return
         frame, head = memoryview(pending.request), pending.head
-        following = with_offsets(frame, head, {key: one.next_offset for key, one in sent.onward.items()})
-        for_last = with_offsets(frame, head, {key: one.last_offset for key, one in sent.onward.items()})
+        following = with_offsets(
+            frame, head, {key: one.next_offset for key, one in sent.next_fetches.items()}
+        )
+        for_last = with_offsets(frame, head, {key: one.last_offset for key, one in sent.next_fetches.items()})
         self._expected = _Expected(
             head, asked_of(memoryview(following), head), asked_of(memoryview(for_last), head), for_last
         )
@@ -162,7 +164,7 @@ class FetchAhead:
         if self._task is None and self._ready is None:
             self._give_up()
 
-    def claim(self, frame: memoryview, head: RequestHead) -> Answer | None:
+    def claim(self, frame: memoryview, head: RequestHead) -> ClientResponse | None:
         """
         Return the answer to a Fetch that has arrived, if it is ready. None lets the request go to the broker.
 

@@ -16,7 +16,7 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from tieringd.errors import TieringError
-from tieringd.formats.kafka_wire.fetch import AskedPartition, Replacement
+from tieringd.formats.kafka_wire.fetch import AskedPartition, PartitionData
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -50,7 +50,7 @@ class FetchQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Onward:
+class NextFetch:
     """Where a client's next Fetch of a partition continues, if the archive serves it again."""
 
     next_offset: int
@@ -63,9 +63,9 @@ class Onward:
 class ArchivedFetch:
     """Answers for some of the partitions. *release* is called once, after sending or on failure."""
 
-    partitions: Mapping[PartitionKey, Replacement] = field(default_factory=dict)
+    partitions: Mapping[PartitionKey, PartitionData] = field(default_factory=dict)
     release: Callable[[], None] = _nothing
-    onward: Mapping[PartitionKey, Onward] = field(default_factory=dict)
+    next_fetches: Mapping[PartitionKey, NextFetch] = field(default_factory=dict)
     """Only partitions that the archive is expected to serve again."""
 
 

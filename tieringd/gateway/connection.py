@@ -19,13 +19,13 @@ import structlog
 from tieringd.errors import LocalFileError, ProtocolViolation, RetryableError
 from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.gateway.ahead import FetchAhead
-from tieringd.gateway.answers import answer
 from tieringd.gateway.archive_answers import ArchiveAnswers
-from tieringd.gateway.opening import GatewaySettings, connected, host_of
-from tieringd.gateway.pending import Answer, PendingRequest, PendingRequests
+from tieringd.gateway.combined_answers import answer
+from tieringd.gateway.connection_opening import GatewaySettings, connected, host_of
+from tieringd.gateway.pending import ClientResponse, PendingRequest, PendingRequests
 from tieringd.gateway.requests import RequestFrames
 from tieringd.gateway.responses import SPLICED_BYTES, Question, ResponseFrames
-from tieringd.gateway.wire import NOTHING_NOW, ByteBudget, PipePool, ReadRates, Wire, wire_of
+from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, PipePool, ReadRates, Wire, wire_of
 
 _WAKE_BYTES: Final = 256 << 10
 """How many bytes of passing records wake the loop: each turn of the loop has a fixed cost."""
@@ -59,7 +59,7 @@ class Shared:
     archive: ArchiveAnswers
     scratch: memoryview
     """Every connection receives into it, and is done with it before it returns to the loop."""
-    budget: ByteBudget
+    budget: MemoryBudget
     rates: ReadRates = field(default_factory=ReadRates)
     pipes: PipePool = field(default_factory=PipePool)
     counters: GatewayCounters = field(default_factory=GatewayCounters)
@@ -307,7 +307,7 @@ class Connection:
         self._early.clear()
         self._give_kept()
 
-    def _rest_after(self, sent: Answer) -> None:
+    def _rest_after(self, sent: ClientResponse) -> None:
         """Pause reading from the client until its rates allow more archived records."""
         seconds = self._shared.rates.spend(self._host, size_of(sent.pieces), now=self._loop.time())
         if seconds and not self._is_closed:
@@ -352,7 +352,7 @@ class Connection:
         self._send_archived(question.pending, found)
         self._guarded(self._responses.answered)
 
-    def _send_archived(self, pending: PendingRequest, found: Answer) -> None:
+    def _send_archived(self, pending: PendingRequest, found: ClientResponse) -> None:
         self._shared.counters.archived_answers += found.archived
         self._shared.counters.prepared_answers += pending.prepared is not None
         if found.archived:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tieringd.errors import BrokerUnavailable, ProtocolViolation
-from tieringd.gateway.wire import ByteBudget
+from tieringd.gateway.wire import MemoryBudget
 
 SCRATCH_BYTES: Final = 256 << 10
 ALWAYS_HELD_BYTES: Final = 64 << 10
@@ -34,7 +34,7 @@ class Frames(ABC):
     def __init__(
         self,
         scratch: memoryview,
-        budget: ByteBudget,
+        budget: MemoryBudget,
         forward: Callable[[memoryview], None],
         *,
         held_bytes: int,

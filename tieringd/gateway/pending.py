@@ -3,7 +3,8 @@ The unanswered requests of one connection, in the order in which their answers a
 
 The bytes that they keep count in the budget of all connections.
 
-An `Answer` holds the bytes to send to a client, and the cache files that they come from until they are sent.
+A `ClientResponse` holds the bytes to send to a client, and the cache files that they come from until they are
+sent.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from typing import Final
 from tieringd.formats.kafka_wire.fetch import readdressed
 from tieringd.formats.kafka_wire.pieces import Piece
 from tieringd.formats.kafka_wire.request_header import RequestHead
-from tieringd.gateway.archive_answers import Onward, PartitionKey
-from tieringd.gateway.wire import ByteBudget
+from tieringd.gateway.archive_answers import NextFetch, PartitionKey
+from tieringd.gateway.wire import MemoryBudget
 
 MAX_REQUESTS: Final = 256
 MAX_KEPT_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ClientResponse:
     """What goes to the client in place of the broker's response."""
 
     pieces: tuple[Piece, ...]
@@ -32,10 +33,10 @@ class Answer:
     """To be called once, after the pieces were sent or on failure."""
     archived: bool
     """False if the pieces are the broker's own bytes."""
-    onward: Mapping[PartitionKey, Onward] = field(default_factory=dict)
+    next_fetches: Mapping[PartitionKey, NextFetch] = field(default_factory=dict)
     """For a Fetch: where each partition continues, if the archive is expected to serve all of them again."""
 
-    def addressed_to(self, correlation_id: int) -> Answer:
+    def addressed_to(self, correlation_id: int) -> ClientResponse:
         """Return this answer for another request that asks the same."""
         return replace(self, pieces=readdressed(self.pieces, correlation_id))
 
@@ -49,7 +50,7 @@ class PendingRequest:
     """The whole request if its response is inspected; None lets the response pass."""
     own_answer: bytes | None = None
     """The gateway's own answer, sent when its turn comes. The broker has not seen the request."""
-    prepared: Answer | None = None
+    prepared: ClientResponse | None = None
     """An archived answer that was ready before the request came. The broker has not seen the request."""
     is_ahead: bool = False
     """Whether the gateway itself asks, and no client. The response is not forwarded."""
@@ -68,7 +69,7 @@ class PendingRequest:
 class PendingRequests:
     """A queue of requests, bounded by their number and by the bytes that they keep."""
 
-    def __init__(self, budget: ByteBudget) -> None:
+    def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
         self._is_closed = False
         self._queue: deque[PendingRequest] = deque()

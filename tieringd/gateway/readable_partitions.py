@@ -37,7 +37,7 @@ import structlog
 
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archive.record_reader import RecordReader
-from tieringd.archiving.observer import World
+from tieringd.archiving.observer import BrokerSnapshot
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.gateway.archive_answers import PartitionKey
@@ -51,9 +51,9 @@ log = structlog.get_logger(__name__)
 
 FRESH_SECONDS = 1.0
 """How old a manifest may be that does not come from an archiver."""
-LOOK_SECONDS: Final = 5.0
+SCAN_WAIT_SECONDS: Final = 5.0
 """How long a question may wait for scans of the log directories to see its partition."""
-_LOOKS: Final = 2
+_SCANS: Final = 2
 """The first scan may have begun before the partition existed."""
 _UNSEEN_SECONDS: Final = 10.0
 """How long no scan is brought forward for a partition that two scans did not see."""
@@ -88,7 +88,7 @@ class ReadablePartition:
 
 
 @dataclass(frozen=True, slots=True)
-class _Looked:
+class _ManifestRead:
     at: float
     stored: StoredManifest
 
@@ -101,12 +101,12 @@ class ReadablePartitions:
         self._reconciler = reconciler
         self._manifests = manifests
         self._now = now
-        self._world: World | None = None
+        self._snapshot: BrokerSnapshot | None = None
         self._seen: set[_Name] = set()
         self._by_name: dict[_Name, TopicIdPartition] = {}
         self._leaderships: dict[TopicIdPartition, Leadership] = {}
         self._pins: dict[TopicIdPartition, tuple[Pin, ...]] = {}
-        self._looked: dict[TopicIdPartition, _Looked] = {}
+        self._manifest_reads: dict[TopicIdPartition, _ManifestRead] = {}
         self._deleted_before: dict[TopicIdPartition, int] = {}
         self._unseen_until: dict[_Name, float] = {}
         self._readable: Mapping[TopicIdPartition, None] = {}
@@ -150,7 +150,7 @@ class ReadablePartitions:
             CorruptDataError: Its manifest is damaged.
         """
         name = _name(topic, number)
-        world = await self._world_with(name, f"{topic}-{number}")
+        snapshot = await self._snapshot_with(name, f"{topic}-{number}")
         partition = self._by_name.get(name)
         if partition is None:
             return None
@@ -159,35 +159,35 @@ class ReadablePartitions:
         if leadership is not None:
             manifest = self._reconciler.last_manifest(leadership)
             if manifest is not None:
-                self._looked.pop(partition, None)
-                return ReadablePartition(manifest, world.wanted[leadership].bounds, pins, deleted_before)
-        looked = self._looked.get(partition)
-        if looked is None or self._now() - looked.at > FRESH_SECONDS:
-            looked = await self._look(partition, looked)
-        manifest = looked.stored.manifest
+                self._manifest_reads.pop(partition, None)
+                return ReadablePartition(manifest, snapshot.wanted[leadership].bounds, pins, deleted_before)
+        read = self._manifest_reads.get(partition)
+        if read is None or self._now() - read.at > FRESH_SECONDS:
+            read = await self._read_manifest(partition, read)
+        manifest = read.stored.manifest
         return None if manifest is None else ReadablePartition(manifest, None, pins, deleted_before)
 
-    async def _world_with(self, name: _Name, text: str) -> World:
+    async def _snapshot_with(self, name: _Name, text: str) -> BrokerSnapshot:
         """Return the last snapshot, once it includes *name*. Scans are brought forward for it."""
         self._refresh()
         if name not in self._seen and self._unseen_until.get(name, -math.inf) <= self._now():
-            await self._look_for(name)
-        if self._world is None:
+            await self._await_scan_of(name)
+        if self._snapshot is None:
             raise StorageUnavailable("the first round of reconciliation is not over")
         if name not in self._seen:
             raise StorageUnavailable(
                 f"the last look at the log directories did not see {text}",
                 hint="If it persists, see that broker.log_dirs names every log directory of the broker",
             )
-        return self._world
+        return self._snapshot
 
-    async def _look_for(self, name: _Name) -> None:
+    async def _await_scan_of(self, name: _Name) -> None:
         """Bring scans forward until one sees *name*. Remember the name if all of them missed it."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_SECONDS):
-                for _ in range(_LOOKS):
+            async with asyncio.timeout(SCAN_WAIT_SECONDS):
+                for _ in range(_SCANS):
                     self._reconciler.hint()
-                    await self._reconciler.next_look()
+                    await self._reconciler.next_scan()
                     self._refresh()
                     if name in self._seen:
                         return
@@ -208,34 +208,34 @@ class ReadablePartitions:
         )
         return tuple(manifest for manifest in found if manifest is not None)
 
-    async def _look(self, partition: TopicIdPartition, known: _Looked | None) -> _Looked:
+    async def _read_manifest(self, partition: TopicIdPartition, known: _ManifestRead | None) -> _ManifestRead:
         at = self._now()
         if known is None or known.stored.manifest is None:
             stored = await self._manifests.load(partition)
         else:
             stored = await self._manifests.refreshed(partition, known.stored)
-        self._looked[partition] = _Looked(at, stored)
-        return self._looked[partition]
+        self._manifest_reads[partition] = _ManifestRead(at, stored)
+        return self._manifest_reads[partition]
 
     def _refresh(self) -> None:
-        world = self._reconciler.world
-        if world is None or world is self._world:
+        snapshot = self._reconciler.snapshot
+        if snapshot is None or snapshot is self._snapshot:
             return
-        self._world = world
-        self._leaderships = {one.partition: one for one in world.wanted}
+        self._snapshot = snapshot
+        self._leaderships = {one.partition: one for one in snapshot.wanted}
         self._seen, self._by_name = set(), {}
-        for local in world.local:
+        for local in snapshot.local:
             topic, number = local.topic_partition.topic, local.topic_partition.partition
             names = (_Name(topic, number, is_id=False), _Name(local.topic_id, number, is_id=True))
             self._seen.update(names)
-            if world.topics[topic].remote_read:
-                partition = TopicIdPartition(world.cluster, topic, local.topic_id, number)
+            if snapshot.topics[topic].remote_read:
+                partition = TopicIdPartition(snapshot.cluster, topic, local.topic_id, number)
                 self._by_name |= dict.fromkeys(names, partition)
-        self._pins = {one.partition: seen.pins for one, seen in world.wanted.items() if seen.pins} | {
-            one.partition: one.pins for one in (*world.followed, *world.held_back) if one.pins
+        self._pins = {one.partition: seen.pins for one, seen in snapshot.wanted.items() if seen.pins} | {
+            one.partition: one.pins for one in (*snapshot.followed, *snapshot.held_back) if one.pins
         }
         readable = set(self._by_name.values())
-        self._looked = {one: looked for one, looked in self._looked.items() if one in readable}
+        self._manifest_reads = {one: read for one, read in self._manifest_reads.items() if one in readable}
         self._deleted_before = {
             one: offset for one, offset in self._deleted_before.items() if one in readable
         }
@@ -270,7 +270,7 @@ class _Known:
     """Where its archive begins; None if it has no archive."""
     broker_offset: int
     """A lower bound of the broker's log start. An archive that is created later begins at or after it."""
-    looked_at: float
+    looked_up_at: float
 
     def tells(self, broker_offset: int) -> bool:
         """Say whether this tells the whole log's start, if the broker's log begins at *broker_offset*."""
@@ -298,7 +298,7 @@ class LogStarts:
         self._now = now
         self._known: dict[TopicIdPartition, _Known] = {}
         self._readable: Mapping[TopicIdPartition, None] = {}
-        self._look_ups: SingleFlight[PartitionKey, None] = SingleFlight(
+        self._lookups: SingleFlight[PartitionKey, None] = SingleFlight(
             lambda key: f"looking up the log start of {key[0]}-{key[1]} was ended: the gateway is closed"
         )
         self._not_before: dict[PartitionKey, float] = {}
@@ -313,8 +313,8 @@ class LogStarts:
             return broker_offset
         known = None if partition is None else self._known_of(partition)
         is_told = known is not None and known.tells(broker_offset)
-        if known is None or not is_told or self._now() - known.looked_at > START_FRESH_SECONDS:
-            self._look(topic, number, broker_offset)
+        if known is None or not is_told or self._now() - known.looked_up_at > START_FRESH_SECONDS:
+            self._begin_lookup(topic, number, broker_offset)
         if known is None or partition is None or not is_told:
             return UNKNOWN
         if known.archive_offset is None:
@@ -349,7 +349,7 @@ class LogStarts:
 
     async def close(self) -> None:
         """Cancel every look-up."""
-        await self._look_ups.close()
+        await self._lookups.close()
 
     def _known_of(self, partition: TopicIdPartition) -> _Known | None:
         manifest = self._partitions.last_manifest(partition)
@@ -367,15 +367,15 @@ class LogStarts:
             now = self._now()
             self._not_before = {key: then for key, then in self._not_before.items() if then > now}
 
-    def _look(self, topic: str | UUID, number: int, broker_offset: int) -> None:
+    def _begin_lookup(self, topic: str | UUID, number: int, broker_offset: int) -> None:
         """Look a partition up, unless a look-up is running or has just failed."""
         key = (topic, number)
         is_due = self._not_before.get(key, -math.inf) <= self._now()
-        if is_due and key not in self._look_ups and not self._look_ups.is_closed:
-            self._look_ups.begin(key, partial(self._look_up, key, broker_offset))
+        if is_due and key not in self._lookups and not self._lookups.is_closed:
+            self._lookups.begin(key, partial(self._look_up, key, broker_offset))
 
     async def _look_up(self, key: PartitionKey, broker_offset: int) -> None:
-        looked_at = self._now()
+        looked_up_at = self._now()
         try:
             async with self._places:
                 found = await self._partitions.find(*key)
@@ -392,4 +392,4 @@ class LogStarts:
         self._forget_unreadable()
         partition = self._partitions.identified(*key)
         if partition is not None:
-            self._known[partition] = _Known(archive_offset, broker_offset, looked_at)
+            self._known[partition] = _Known(archive_offset, broker_offset, looked_up_at)

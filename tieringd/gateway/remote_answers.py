@@ -27,8 +27,8 @@ import structlog
 
 from tieringd.archive.record_reader import RecordReader
 from tieringd.errors import ObjectNotFound, StorageUnavailable, TieringError
-from tieringd.formats.kafka_wire.fetch import Replacement
-from tieringd.formats.kafka_wire.pieces import FileSlice as WireSlice
+from tieringd.formats.kafka_wire.fetch import PartitionData
+from tieringd.formats.kafka_wire.pieces import FileRegion as WireSlice
 from tieringd.formats.kafka_wire.pieces import Piece
 from tieringd.gateway.archive_answers import (
     EARLIEST,
@@ -40,16 +40,22 @@ from tieringd.gateway.archive_answers import (
     EpochEnd,
     FetchQuestion,
     ListedOffset,
-    Onward,
+    NextFetch,
     PartitionKey,
     RemoteLogDir,
 )
 from tieringd.gateway.readable_partitions import UNKNOWN, LogStarts, ReadablePartition, ReadablePartitions
 from tieringd.model.manifest import PartitionManifest
+from tieringd.policies.chunk_layout import part_holding
 from tieringd.policies.epoch_history import end_offset_for
-from tieringd.policies.reading import part_holding
 from tieringd.reading.history import History
-from tieringd.reading.partition_reader import ArchivedBatches, HeldBatches, HeldGap, HeldRead, PartitionReader
+from tieringd.reading.partition_reader import (
+    ArchivedBatches,
+    EmptyBatch,
+    HeldBatches,
+    HeldRead,
+    PartitionReader,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -172,7 +178,7 @@ class ArchiveReads:
         except TieringError as error:
             read.error = error
 
-    async def _held(self, found: ReadablePartition, offset: int) -> HeldBatches | HeldGap | None:
+    async def _held(self, found: ReadablePartition, offset: int) -> HeldBatches | EmptyBatch | None:
         """
         Hold the archived batches from the wanted offset on; None if the archive does not have it.
 
@@ -190,14 +196,16 @@ class ArchiveReads:
 
     async def _held_of_history(
         self, manifest: PartitionManifest, offset: int
-    ) -> HeldBatches | HeldGap | None:
+    ) -> HeldBatches | EmptyBatch | None:
         parts = partial(self._history.parts, manifest.partition, start_offset=manifest.start_offset)
         try:
             return await self._held_in(await parts(), offset)
         except ObjectNotFound:
             return await self._held_in(await parts(is_fresh=True), offset)
 
-    async def _held_in(self, parts: Sequence[PartitionManifest], offset: int) -> HeldBatches | HeldGap | None:
+    async def _held_in(
+        self, parts: Sequence[PartitionManifest], offset: int
+    ) -> HeldBatches | EmptyBatch | None:
         part = part_holding(parts, offset)
         return None if part is None else await self._reader.hold(part, offset)
 
@@ -257,8 +265,8 @@ class RemoteAnswers:
         )
         taken: list[ArchivedBatches] = []
         try:
-            answers, onward = self._answers(question, reads, taken)
-            return ArchivedFetch(answers, lambda: _release(taken), onward)
+            answers, next_fetches = self._answers(question, reads, taken)
+            return ArchivedFetch(answers, lambda: _release(taken), next_fetches)
         except BaseException:
             _release(taken)
             raise
@@ -271,14 +279,14 @@ class RemoteAnswers:
         question: FetchQuestion,
         reads: Mapping[PartitionKey, ArchiveRead],
         taken: list[ArchivedBatches],
-    ) -> tuple[dict[PartitionKey, Replacement], dict[PartitionKey, Onward]]:
+    ) -> tuple[dict[PartitionKey, PartitionData], dict[PartitionKey, NextFetch]]:
         """
         Return the answers, and where reading continues.
 
         Batches taken from the reads are added to *taken*.
         """
-        answers: dict[PartitionKey, Replacement] = {}
-        onward: dict[PartitionKey, Onward] = {}
+        answers: dict[PartitionKey, PartitionData] = {}
+        next_fetches: dict[PartitionKey, NextFetch] = {}
         left_bytes, needs_a_batch = question.max_bytes, question.needs_a_batch
         for key, asked in question.partitions.items():
             read = reads[key]
@@ -301,10 +309,10 @@ class RemoteAnswers:
                 log_start_offset=log_start_offset if log_start_offset <= asked.fetch_offset else UNKNOWN,
                 read_committed=question.read_committed,
             )
-            goes_on = _onward(read.found, batches, asked.fetch_offset)
+            goes_on = _next_fetch(read.found, batches, asked.fetch_offset)
             if goes_on is not None:
-                onward[key] = goes_on
-        return answers, onward
+                next_fetches[key] = goes_on
+        return answers, next_fetches
 
     async def list_offsets(
         self,
@@ -426,7 +434,7 @@ async def _side_by_side(
     return {key: answer for key, answer in answers.items() if answer is not None}
 
 
-def _onward(found: ReadablePartition, batches: ArchivedBatches, fetch_offset: int) -> Onward | None:
+def _next_fetch(found: ReadablePartition, batches: ArchivedBatches, fetch_offset: int) -> NextFetch | None:
     """
     Return where the next Fetch continues; None unless the archive has that offset and the broker has not.
 
@@ -438,17 +446,17 @@ def _onward(found: ReadablePartition, batches: ArchivedBatches, fetch_offset: in
     last_offset = min(log_start_offset, found.manifest.next_offset) - 1
     if batches.data is not None or not 0 <= next_offset <= last_offset:
         return None
-    return Onward(next_offset, last_offset)
+    return NextFetch(next_offset, last_offset)
 
 
-def _try_again(key: PartitionKey, error: TieringError | None) -> Replacement:
+def _try_again(key: PartitionKey, error: TieringError | None) -> PartitionData:
     reason = str(error) if error else "its manifest is not here yet"
     log.warning(
         "the archive of a partition cannot be read now; the client is told to try again",
         partition=f"{key[0]}-{key[1]}",
         reason=reason,
     )
-    return Replacement(-1, -1, -1, error_code=TRY_AGAIN.value)
+    return PartitionData(-1, -1, -1, error_code=TRY_AGAIN.value)
 
 
 def _replacement(
@@ -457,12 +465,12 @@ def _replacement(
     *,
     log_start_offset: int,
     read_committed: bool,
-) -> Replacement:
+) -> PartitionData:
     archive_end, bounds = found.manifest.next_offset, found.bounds
     aborted = None
     if read_committed:
         aborted = tuple((one.producer_id, one.first_offset) for one in batches.aborted)
-    return Replacement(
+    return PartitionData(
         # The broker's error response has neither. Both only grow, and a client takes the next values it gets.
         high_watermark=max(bounds.log_end_offset if bounds else 0, archive_end),
         last_stable_offset=max(bounds.last_stable_offset if bounds else 0, archive_end),

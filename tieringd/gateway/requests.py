@@ -24,11 +24,11 @@ from tieringd.formats.kafka_wire.cursor import IncompleteMessage
 from tieringd.formats.kafka_wire.fetch import limit_bytes, remove_session
 from tieringd.formats.kafka_wire.messages import encode_response, response_module
 from tieringd.formats.kafka_wire.produce import ProduceRequestWalk, acks_of
-from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, Api, RequestHead
+from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, InspectedApi, RequestHead
 from tieringd.gateway.ahead import FetchAhead
 from tieringd.gateway.frames import Frames
 from tieringd.gateway.pending import PendingRequest, PendingRequests
-from tieringd.gateway.wire import ByteBudget
+from tieringd.gateway.wire import MemoryBudget
 
 REFUSED: Final = ErrorCode.broker_not_available
 _MESSAGE: Final = "The broker's disk has no room for writes; ask its operator"
@@ -38,11 +38,11 @@ LIMITED_FETCH_BYTES: Final = 1 << 20
 """The limit that a Fetch gets while its response has to be held to replace archived partitions in it."""
 _WITH_REQUEST: Final = frozenset(
     {
-        Api.FETCH,
-        Api.LIST_OFFSETS,
-        Api.DELETE_RECORDS,
-        Api.OFFSET_FOR_LEADER_EPOCH,
-        Api.DESCRIBE_LOG_DIRS,
+        InspectedApi.FETCH,
+        InspectedApi.LIST_OFFSETS,
+        InspectedApi.DELETE_RECORDS,
+        InspectedApi.OFFSET_FOR_LEADER_EPOCH,
+        InspectedApi.DESCRIBE_LOG_DIRS,
     }
 )
 """The responses of these requests cannot be understood without the request."""
@@ -72,7 +72,7 @@ class RequestFrames(Frames):
     def __init__(
         self,
         scratch: memoryview,
-        budget: ByteBudget,
+        budget: MemoryBudget,
         pending: PendingRequests,
         *,
         ahead: FetchAhead,
@@ -117,13 +117,13 @@ class RequestFrames(Frames):
                 f"a request announces {head.size} bytes",
                 hint=f"Requests may have up to {self._max_request_bytes} bytes",
             )
-        if head.api_key == Api.PRODUCE:
+        if head.api_key == InspectedApi.PRODUCE:
             return self._begin_produce(head, view)
         if head.api_key in _WITH_REQUEST and head.is_known:
             return self._begin_remembered(head, view)
-        if head.api_key == Api.API_VERSIONS:
+        if head.api_key == InspectedApi.API_VERSIONS:
             return self._begin_api_versions(head, view)
-        if head.api_key == Api.SASL_HANDSHAKE and head.version == 0:
+        if head.api_key == InspectedApi.SASL_HANDSHAKE and head.version == 0:
             raise ProtocolViolation(
                 "a client wants to authenticate with frames that are no requests (SaslHandshake version 0)",
                 hint="Use a client from 2018 or newer, or the broker's own listener",
@@ -141,7 +141,7 @@ class RequestFrames(Frames):
         if len(view) < size:
             return len(view) if self._hold(view, size) else self._begin_unheld(view)
         frame = view[:size]
-        if head.api_key == Api.FETCH:
+        if head.api_key == InspectedApi.FETCH:
             if not remove_session(frame, head):
                 return self._begin_passing(head, frame, PendingRequest(head))
             prepared = self._ahead.claim(frame, head)
@@ -159,10 +159,10 @@ class RequestFrames(Frames):
 
     def _begin_unheld(self, view: memoryview) -> int:
         head = RequestHead.read(view)
-        if head.api_key == Api.DESCRIBE_LOG_DIRS:
+        if head.api_key == InspectedApi.DESCRIBE_LOG_DIRS:
             # The response then lacks the archive's sizes, on which no client acts.
             return self._begin_passing(head, view, PendingRequest(head))
-        raise self._unheld(f"a request {Api(head.api_key).name}", SIZE_BYTES + head.size)
+        raise self._unheld(f"a request {InspectedApi(head.api_key).name}", SIZE_BYTES + head.size)
 
     def _begin_api_versions(self, head: RequestHead, view: memoryview) -> int:
         if head.is_known:

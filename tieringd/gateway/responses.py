@@ -26,10 +26,10 @@ from tieringd.formats.kafka_wire.fetch import (
     FetchResponseWalk,
 )
 from tieringd.formats.kafka_wire.produce import FIRST_LOG_START, ProducedPartition, ProduceResponseWalk
-from tieringd.formats.kafka_wire.request_header import SIZE_BYTES, Api
+from tieringd.formats.kafka_wire.request_header import SIZE_BYTES, InspectedApi
 from tieringd.gateway.frames import ALWAYS_HELD_BYTES, Frames
-from tieringd.gateway.pending import Answer, PendingRequest, PendingRequests
-from tieringd.gateway.wire import ByteBudget
+from tieringd.gateway.pending import ClientResponse, PendingRequest, PendingRequests
+from tieringd.gateway.wire import MemoryBudget
 
 SPLICED_BYTES: Final = 64 << 10
 """From this size on, passing records on inside the kernel is cheaper."""
@@ -64,14 +64,14 @@ class ResponseFrames(Frames):
     def __init__(
         self,
         scratch: memoryview,
-        budget: ByteBudget,
+        budget: MemoryBudget,
         pending: PendingRequests,
         *,
         forward: Callable[[memoryview], None],
         may_have: Callable[[str | UUID, int], bool],
         log_start: Callable[[str | UUID, int, int], int],
         ask: Callable[[Question], None],
-        send: Callable[[PendingRequest, Answer], None],
+        send: Callable[[PendingRequest, ClientResponse], None],
         take_ahead: Callable[[Question | None], None],
         held_bytes: int,
     ) -> None:
@@ -162,14 +162,14 @@ class ResponseFrames(Frames):
         frame_bytes = SIZE_BYTES + size
         if pending.request is None:
             head = pending.head
-            if head.api_key == Api.PRODUCE and head.is_known and head.version >= FIRST_LOG_START:
+            if head.api_key == InspectedApi.PRODUCE and head.is_known and head.version >= FIRST_LOG_START:
                 self._walk = ProduceResponseWalk(head.version, size)
                 return self._pass_walking(self._walk, view)
             self._passing = frame_bytes
             return self._pass_response(view)
         if len(view) >= frame_bytes:
             return self._whole(view[:frame_bytes], pending)
-        is_fetch = pending.head.api_key == Api.FETCH
+        is_fetch = pending.head.api_key == InspectedApi.FETCH
         is_held = (self._pending.may_be_archived or not is_fetch) and not pending.is_ahead
         # Most responses that matter are far smaller than what is always held.
         if (is_held or frame_bytes <= ALWAYS_HELD_BYTES) and self._hold(view, frame_bytes):
@@ -184,13 +184,13 @@ class ResponseFrames(Frames):
         if pending.is_ahead:
             self._dropping = SIZE_BYTES + size
             return self._drop_ahead(view)
-        if head.api_key == Api.FETCH:
+        if head.api_key == InspectedApi.FETCH:
             return self._begin_walking(FetchResponseWalk(head.version, size), view)
-        if head.api_key == Api.DESCRIBE_LOG_DIRS:
+        if head.api_key == InspectedApi.DESCRIBE_LOG_DIRS:
             # The response then lacks the archive's sizes, on which no client acts.
             self._passing = SIZE_BYTES + size
             return self._pass_response(view)
-        raise self._unheld(f"an answer to {Api(head.api_key).name}", SIZE_BYTES + size)
+        raise self._unheld(f"an answer to {InspectedApi(head.api_key).name}", SIZE_BYTES + size)
 
     def _begin_walking(self, walk: FetchResponseWalk, view: memoryview) -> int:
         taken = walk.feed(view)
@@ -244,9 +244,9 @@ class ResponseFrames(Frames):
             self._take_ahead(self._fetch_question(frame, pending))
             self._is_over()
             return len(frame)
-        if head.api_key == Api.API_VERSIONS:
+        if head.api_key == InspectedApi.API_VERSIONS:
             request_header.cap_versions(frame, head.version)
-        elif head.api_key == Api.FETCH:
+        elif head.api_key == InspectedApi.FETCH:
             question = self._fetch_question(frame, pending)
         else:
             question = Question(pending, bytes(frame))

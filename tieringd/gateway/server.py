@@ -19,9 +19,9 @@ import structlog
 from tieringd.errors import ConfigError
 from tieringd.gateway.archive_answers import ArchiveAnswers, NoArchive
 from tieringd.gateway.connection import Connection, GatewayCounters, Shared
+from tieringd.gateway.connection_opening import GatewaySettings, accepted, prepare
 from tieringd.gateway.frames import SCRATCH_BYTES
-from tieringd.gateway.opening import GatewaySettings, accepted, prepare
-from tieringd.gateway.wire import ByteBudget, ReadRates
+from tieringd.gateway.wire import MemoryBudget, ReadRates
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +67,7 @@ class GatewayServer:
             settings,
             archive or NoArchive(),
             memoryview(bytearray(SCRATCH_BYTES)),
-            ByteBudget(settings.buffered_bytes),
+            MemoryBudget(settings.buffered_bytes),
             ReadRates(
                 bytes_per_second=settings.archive_bytes_per_second,
                 client_bytes_per_second=settings.client_archive_bytes_per_second,
@@ -102,7 +102,7 @@ class GatewayServer:
         return len(self._connections) + self._shaking
 
     @property
-    def budget(self) -> ByteBudget:
+    def budget(self) -> MemoryBudget:
         """Return the budget that counts the bytes held by all connections."""
         return self._shared.budget
 

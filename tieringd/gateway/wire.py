@@ -7,7 +7,7 @@ one buffer could not serve all connections. This module does not interpret the b
 
 `PipePool` gives out the pipes through which records go from the broker's socket to the client's without
 a copy. The number of pipes is limited. When all pipes are taken, records are received and sent like
-other bytes. `ByteBudget` bounds the bytes that all connections of a gateway hold in memory.
+other bytes. `MemoryBudget` bounds the bytes that all connections of a gateway hold in memory.
 
 `ReadRates` bounds how fast archived records go out: to all clients together, and to each client. A
 broker's fetch quotas do not count bytes of the archive, so the gateway has rates of its own. They work
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Final
 
 from tieringd.errors import LocalFileError
-from tieringd.formats.kafka_wire.pieces import FileSlice, Piece, piece_bytes
+from tieringd.formats.kafka_wire.pieces import FileRegion, Piece, piece_bytes
 
 PIPE_BYTES: Final = 1 << 20
 _MAX_PIPES: Final = 32
@@ -132,7 +132,7 @@ class PipePool:
             self._idle.pop().close()
 
 
-class ByteBudget:
+class MemoryBudget:
     """
     Count bytes against a limit.
 
@@ -240,7 +240,7 @@ class Wire:
         self,
         sock: socket.socket,
         loop: asyncio.AbstractEventLoop,
-        budget: ByteBudget,
+        budget: MemoryBudget,
         *,
         on_readable: Callable[[], None],
         on_drained: Callable[[], None],
@@ -367,7 +367,7 @@ class Wire:
         except (BlockingIOError, InterruptedError):
             return 0
 
-    def _send_file(self, piece: FileSlice) -> int:
+    def _send_file(self, piece: FileRegion) -> int:
         size = min(piece.length, _TURN_BYTES)
         try:
             sent = os.sendfile(self._descriptor, piece.descriptor, piece.position, size)
@@ -382,7 +382,7 @@ class Wire:
         return sent
 
     def _keep(self, piece: Piece, release: Callable[[], None] | None = None) -> None:
-        counted = 0 if isinstance(piece, FileSlice) else len(piece)
+        counted = 0 if isinstance(piece, FileRegion) else len(piece)
         self._budget.add(counted)
         self._kept.append(_Kept(piece, counted, release))
 
@@ -425,7 +425,7 @@ class Wire:
     def _send_piece(self, piece: Piece | Pipe) -> int:
         if not _size(piece):
             return 0
-        if isinstance(piece, FileSlice):
+        if isinstance(piece, FileRegion):
             return self._send_file(piece)
         if isinstance(piece, Pipe):
             return self._send_pipe(piece)
@@ -438,7 +438,7 @@ class Wire:
             return 0
 
     def _give_up(self, piece: Piece | Pipe, error: LocalFileError) -> None:
-        if isinstance(piece, FileSlice) and piece.on_unreadable is not None:
+        if isinstance(piece, FileRegion) and piece.on_unreadable is not None:
             piece.on_unreadable()
         if not self.is_closed:
             self._on_unreadable(error)
@@ -455,13 +455,13 @@ def _size(piece: Piece | Pipe) -> int:
 def _rest(piece: Piece | Pipe, sent: int) -> Piece | Pipe:
     if isinstance(piece, Pipe):
         return piece
-    if isinstance(piece, FileSlice):
+    if isinstance(piece, FileRegion):
         position, length = piece.position + sent, piece.length - sent
-        return FileSlice(piece.descriptor, position, length, piece.on_unreadable)
+        return FileRegion(piece.descriptor, position, length, piece.on_unreadable)
     return memoryview(piece)[sent:]
 
 
-def _unreadable(piece: FileSlice, reason: str) -> LocalFileError:
+def _unreadable(piece: FileRegion, reason: str) -> LocalFileError:
     path = str(Path(f"/proc/self/fd/{piece.descriptor}").resolve())
     return LocalFileError(
         f"{path} cannot be read at position {piece.position}: {reason}",
@@ -510,7 +510,7 @@ class TlsWire(Wire):
         except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return 0
 
-    def _send_file(self, piece: FileSlice) -> int:
+    def _send_file(self, piece: FileRegion) -> int:
         try:
             data = os.pread(piece.descriptor, min(piece.length, _TLS_PIECE_BYTES), piece.position)
         except OSError as error:

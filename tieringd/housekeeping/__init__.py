@@ -7,7 +7,7 @@ topics.
 
 Read in this order:
 
-* `service`, `job`: which job has a turn, how much it may do, and how it goes over the partitions.
+* `service`, `partition_sweep`: which job has a turn, how much it may do, and how it goes over the partitions.
 * `merging`: neighbouring small segments become one.
 * `reupload`: segments that the broker compacted replace their originals.
 * `scrub`, `healer`: faults are found and repaired.

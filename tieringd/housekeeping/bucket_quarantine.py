@@ -85,7 +85,7 @@ class QuarantinedObject:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class QuarantinedOrphans:
     """The result of moving orphans."""
 
     moved: tuple[Orphan, ...]
@@ -114,7 +114,7 @@ class ObjectQuarantine:
         orphans: Sequence[Orphan],
         *,
         still_orphans: Callable[[Iterable[StoredObject]], Awaitable[Mapping[str, Orphan]]],
-    ) -> Moved:
+    ) -> QuarantinedOrphans:
         """
         Put *orphans* of one partition into quarantine.
 
@@ -126,7 +126,7 @@ class ObjectQuarantine:
             StorageUnavailable: Some may be in both places. Calling again continues.
         """
         if not orphans:
-            return Moved((), ())
+            return QuarantinedOrphans((), ())
         await self._report(orphans)
         copied, left = await self._copied(orphans)
         now = [await self._stored(one.stored.key) for one in copied]
@@ -149,7 +149,7 @@ class ObjectQuarantine:
                 size_bytes=one.stored.size_bytes,
                 reason=one.detail,
             )
-        return Moved(moved, tuple(left))
+        return QuarantinedOrphans(moved, tuple(left))
 
     async def restore(self, key: str) -> bool:
         """

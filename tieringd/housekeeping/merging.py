@@ -39,7 +39,7 @@ from tieringd.errors import (
     StoreFull,
     TieringError,
 )
-from tieringd.housekeeping.job import ArchivedPartition, JobTurn, PartitionPasses, Share
+from tieringd.housekeeping.partition_sweep import ArchivedPartition, JobTurn, PartitionSweep, ShareResult
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership
@@ -238,10 +238,10 @@ class MergeJob:
         make_merger: Callable[[Leadership], SegmentMerger],
         changed: Callable[[], Collection[Leadership]] | None = None,
     ) -> None:
-        """Take the collaborators; *changed* is as for `PartitionPasses`."""
+        """Take the collaborators; *changed* is as for `PartitionSweep`."""
         self._make_merger = make_merger
         self._known: dict[Leadership, _Known] = {}
-        self._passes = PartitionPasses(
+        self._sweep = PartitionSweep(
             partitions,
             share=self._share,
             forget=lambda leadership: self._known.pop(leadership, None),
@@ -255,31 +255,31 @@ class MergeJob:
         Raises:
             TieringError: One partition's share failed. The next turn continues with the others.
         """
-        return await self._passes.turn(requests_max=requests_max)
+        return await self._sweep.turn(requests_max=requests_max)
 
-    async def _share(self, one: ArchivedPartition) -> Share:
+    async def _share(self, one: ArchivedPartition) -> ShareResult:
         """Plan one partition, and merge the planned runs."""
         # The last known manifest is enough: the commit checks whether it still holds.
         limits, manifest = one.seen.topic.merge_limits, one.archiver.last_manifest
         if limits is None or manifest is None:
-            return Share(may_rest=True)
+            return ShareResult(may_rest=True)
         up_to = merge_limit_offset(one.seen.uploadable, log_start_offset=one.seen.bounds.log_start_offset)
         known = self._known.get(one.leadership)
         if known is None:
             known = self._known[one.leadership] = _Known(self._make_merger(one.leadership))
         basis = (manifest.segments, limits, up_to)
         if known.finished is not None and _is_same(known.finished, basis):
-            return Share(may_rest=True)
+            return ShareResult(may_rest=True)
         plan = known.merger.plan(manifest, limits, up_to=up_to)
         if not plan.runs:
             known.merger.note_done(plan)
             known.finished = basis if plan.is_complete else None
-            return Share(has_more=not plan.is_complete, may_rest=plan.is_complete)
+            return ShareResult(has_more=not plan.is_complete, may_rest=plan.is_complete)
         return await self._merge(one, known.merger, manifest, plan)
 
     async def _merge(
         self, one: ArchivedPartition, merger: SegmentMerger, manifest: PartitionManifest, plan: MergePlan
-    ) -> Share:
+    ) -> ShareResult:
         """Merge the runs of a plan."""
         requests = sum(run.segments + _REQUESTS_FOR_A_RUN for run in plan.runs)
         merges: list[PreparedMerge] = []
@@ -292,10 +292,10 @@ class MergeJob:
         except TieringError as error:
             # Only this partition's archiver failed; the other partitions can go on.
             log.info("merge not committed", partition=str(one.leadership.partition), reason=str(error))
-            return Share(requests, has_failed=True)
+            return ShareResult(requests, has_failed=True)
         if lives:
             merger.note_done(plan)
-        return Share(requests, has_more=lives)
+        return ShareResult(requests, has_more=lives)
 
 
 def _is_same(

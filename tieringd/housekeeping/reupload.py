@@ -49,7 +49,7 @@ from tieringd.errors import (
     ObjectNotFound,
     TieringError,
 )
-from tieringd.housekeeping.job import ArchivedPartition, JobTurn, PartitionPasses, Share
+from tieringd.housekeeping.partition_sweep import ArchivedPartition, JobTurn, PartitionSweep, ShareResult
 from tieringd.metrics import Metrics
 from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest import PartitionManifest
@@ -377,12 +377,12 @@ class CompactedReuploadJob:
         now_ms: Callable[[], int],
         changed: Callable[[], Collection[Leadership]] | None = None,
     ) -> None:
-        """Take the collaborators; *changed* is as for `PartitionPasses`."""
+        """Take the collaborators; *changed* is as for `PartitionSweep`."""
         self._remote_log = remote_log
         self._metrics = metrics
         self._now_ms = now_ms
         self._known: dict[Leadership, _Known] = {}
-        self._passes = PartitionPasses(
+        self._sweep = PartitionSweep(
             partitions,
             share=self._share,
             forget=lambda leadership: self._known.pop(leadership, None),
@@ -397,13 +397,13 @@ class CompactedReuploadJob:
             RetryableError: The store failed. The next turn continues with the other partitions.
             StorageError: An operator must act.
         """
-        return await self._passes.turn(requests_max=requests_max)
+        return await self._sweep.turn(requests_max=requests_max)
 
-    async def _share(self, one: ArchivedPartition) -> Share:
+    async def _share(self, one: ArchivedPartition) -> ShareResult:
         """Plan one partition, and do the first planned runs."""
         manifest, seen = one.archiver.manifest, one.seen
         if manifest is None or not seen.topic.reuploads_compacted:
-            return Share(may_rest=True)
+            return ShareResult(may_rest=True)
         known = self._known.get(one.leadership)
         if known is None:
             known = self._known[one.leadership] = _Known(
@@ -413,7 +413,7 @@ class CompactedReuploadJob:
             )
         basis = (manifest.segments, seen.log, seen.bounds)
         if known.finished is not None and _is_same(known.finished, basis):
-            return Share(may_rest=True)
+            return ShareResult(may_rest=True)
         try:
             await known.reuploader.compare_head(manifest, seen)
         except LocalFileError as error:
@@ -427,9 +427,11 @@ class CompactedReuploadJob:
         if plan.beside_rewritten:
             return await self._replace_parts(one, known, plan.beside_rewritten)
         known.finished = basis
-        return Share(may_rest=True)
+        return ShareResult(may_rest=True)
 
-    async def _replace_parts(self, one: ArchivedPartition, known: _Known, files: Sequence[Reupload]) -> Share:
+    async def _replace_parts(
+        self, one: ArchivedPartition, known: _Known, files: Sequence[Reupload]
+    ) -> ShareResult:
         """Replace segments by parts of the first of *files* that can be read at present."""
         for number, file in enumerate(files, start=1):
             try:
@@ -439,9 +441,11 @@ class CompactedReuploadJob:
                 continue
             share = await self._replace(one, known, parts)
             return replace(share, has_more=share.has_more or (number < len(files) and not share.has_failed))
-        return Share()
+        return ShareResult()
 
-    async def _replace(self, one: ArchivedPartition, known: _Known, reuploads: Sequence[Reupload]) -> Share:
+    async def _replace(
+        self, one: ArchivedPartition, known: _Known, reuploads: Sequence[Reupload]
+    ) -> ShareResult:
         """Replace the first of *reuploads* that can be read at present."""
         requests, has_more = 0, False
         offered: list[asyncio.Future[None]] = []
@@ -476,7 +480,9 @@ class CompactedReuploadJob:
             elif failure is not None:
                 raise failure
         # Only this partition's archiver failed. Its segments are not to be copied over and over.
-        return Share(requests + len(offered), has_more=has_more and not has_failed, has_failed=has_failed)
+        return ShareResult(
+            requests + len(offered), has_more=has_more and not has_failed, has_failed=has_failed
+        )
 
 
 def _retrieve(future: asyncio.Future[None]) -> None:

@@ -28,7 +28,7 @@ from tieringd.archive.scrub.survey import ScrubbedTopics
 from tieringd.errors import TieringError
 from tieringd.housekeeping.bucket_quarantine import Expired, ObjectQuarantine, QuarantineExpiry
 from tieringd.housekeeping.healer import Healer
-from tieringd.housekeeping.job import JobTurn
+from tieringd.housekeeping.partition_sweep import JobTurn
 from tieringd.metrics import Metrics
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.scrub import FaultKind, Finding, Orphan, ScrubPace, first_due_ms, next_due_ms
@@ -273,7 +273,7 @@ class ScrubJob:
         if partition is not None and self._progress[partition].due_ms <= now_ms:
             requests = await self._scrub(partition, pace, requests_max)
         elif search is not None and is_search_due:
-            requests = await self._look_for_orphans(search, pace, requests_max)
+            requests = await self._search_orphans(search, pace, requests_max)
         self._publish()
         return JobTurn(requests, has_more=self._is_anything_due())
 
@@ -316,7 +316,7 @@ class ScrubJob:
         """Note the findings of a stretch, and repair those that can be repaired."""
         progress.cursor = stretch.cursor
         self._metrics.objects.inc(stretch.objects)
-        self._metrics.size_bytes.inc(stretch.looked_bytes)
+        self._metrics.size_bytes.inc(stretch.inspected_bytes)
         for finding in stretch.findings:
             progress.found.add(finding)
             log.error(
@@ -336,7 +336,7 @@ class ScrubJob:
                 progress.known.discard(finding)
                 self._metrics.mended.labels(finding.kind.value).inc()
 
-    async def _look_for_orphans(self, search: _SearchProgress, pace: ScrubPace, requests_max: int) -> int:
+    async def _search_orphans(self, search: _SearchProgress, pace: ScrubPace, requests_max: int) -> int:
         is_complete, requests = False, 0
         try:
             if search.named is None:

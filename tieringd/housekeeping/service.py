@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import structlog
 
 from tieringd.errors import TieringError
-from tieringd.housekeeping.job import HousekeepingJob, JobTurn
+from tieringd.housekeeping.partition_sweep import HousekeepingJob, JobTurn
 from tieringd.metrics.archive_work import HousekeepingMetrics
-from tieringd.policies.housekeeping import (
+from tieringd.policies.housekeeping_turns import (
     HousekeepingLimits,
     HousekeepingState,
-    JobStanding,
+    JobStatus,
     SlidingCount,
     Traffic,
     TurnPlan,
@@ -86,10 +86,10 @@ class _Job:
     not_before: float = 0.0
 
     @property
-    def standing(self) -> JobStanding:
+    def status(self) -> JobStatus:
         # A failure neither delays the end of the round, nor waits for it.
         is_done = self.is_done and not self.failures
-        return JobStanding(self.job.name, is_done, self.served_at, self.covered_at, self.not_before)
+        return JobStatus(self.job.name, is_done, self.served_at, self.covered_at, self.not_before)
 
 
 class Housekeeping:
@@ -145,7 +145,7 @@ class Housekeeping:
     async def step(self) -> float:
         """Give one turn, if it is time for one; return how many seconds to wait before the next step."""
         plan = plan_turn(
-            [each.standing for each in self._jobs.values()],
+            [each.status for each in self._jobs.values()],
             self._traffic.traffic,
             self._limits,
             round_at=self._round_at,

@@ -39,7 +39,7 @@ from tieringd.formats.object_keys import (
     topic_key,
 )
 from tieringd.formats.topic_manifest import TopicManifest
-from tieringd.housekeeping.job import JobTurn
+from tieringd.housekeeping.partition_sweep import JobTurn
 from tieringd.metrics.archive_work import PurgeMetrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
@@ -184,7 +184,7 @@ class TopicPurge:
         cluster = await self._broker.cluster_id()
         await self._registry.refresh(cluster)
         used = 1 + len(self._registry.manifests) // _KEYS_IN_A_PAGE
-        used += await self._look()
+        used += await self._check_presence()
         self._publish()
         while True:
             if self._work is None:
@@ -198,7 +198,7 @@ class TopicPurge:
         has_more = self._work is not None
         return JobTurn(used, has_more=has_more, has_covered_all=not has_more)
 
-    async def _look(self) -> int:
+    async def _check_presence(self) -> int:
         """Compare the bucket with the cluster, and record what is certain; return the requests."""
         manifests = self._registry.manifests
         names = {one.key.topic for one in manifests if one.lifecycle not in topic_lifecycle.BEYOND_RETURN}

@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from tieringd.formats.cache_names import FileKind
+from tieringd.formats.cache_names import CacheFileKind
 
 NOBODY_READS = "nobody reads it"
 OVER_SHARE = "its segment has more chunks open than it may, and others are nearer to a reader"
@@ -82,7 +82,7 @@ class OpenChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ChunkRelease:
     """An open chunk to close."""
 
     chunk: OpenChunk
@@ -101,7 +101,7 @@ class Held:
 class ReleasePlan:
     """Which open chunks to close, and why the others stay open."""
 
-    releases: tuple[Release, ...]
+    releases: tuple[ChunkRelease, ...]
     held: tuple[Held, ...]
 
 
@@ -123,7 +123,7 @@ def plan_releases(
     by_segment: dict[str, list[OpenChunk]] = {}
     for chunk in open_chunks:
         by_segment.setdefault(chunk.segment, []).append(chunk)
-    releases: list[Release] = []
+    releases: list[ChunkRelease] = []
     held: list[Held] = []
     for segment, chunks in by_segment.items():
         gone, kept = _plan_segment(chunks, chunk_counts[segment], limits)
@@ -134,19 +134,19 @@ def plan_releases(
 
 def _plan_segment(
     chunks: Sequence[OpenChunk], chunk_count: int, limits: ChunkEvictionLimits
-) -> tuple[list[Release], list[Held]]:
+) -> tuple[list[ChunkRelease], list[Held]]:
     read = [chunk for chunk in chunks if chunk.readers]
     idle = [chunk for chunk in chunks if not chunk.readers]
     held = [Held(chunk, f"it is being read ({chunk.readers})") for chunk in read]
     if limits.strategy is EvictionStrategy.EAGER:
-        return [Release(chunk, NOBODY_READS) for chunk in idle], held
+        return [ChunkRelease(chunk, NOBODY_READS) for chunk in idle], held
     positions = [chunk.number for chunk in read] if limits.strategy is EvictionStrategy.PREDICTIVE else []
     # Worst first: those that no reader reaches, or the last to be reached, then the least recently used.
     idle.sort(key=lambda chunk: (-_needed_after(chunk, positions), chunk.used_at, chunk.number))
     most = max_hydrated(chunk_count, limits)
     over = min(len(idle), max(0, len(chunks) - most))
     held += [Held(chunk, _why_held(chunk, positions, most)) for chunk in idle[over:]]
-    return [Release(chunk, OVER_SHARE) for chunk in idle[:over]], held
+    return [ChunkRelease(chunk, OVER_SHARE) for chunk in idle[:over]], held
 
 
 def _needed_after(chunk: OpenChunk, positions: Sequence[int]) -> int:
@@ -161,14 +161,14 @@ def _why_held(chunk: OpenChunk, positions: Sequence[int], most: int) -> str:
     return f"its segment may have {most} chunks open"
 
 
-def _within_total(releases: list[Release], held: list[Held], max_open: int) -> ReleasePlan:
+def _within_total(releases: list[ChunkRelease], held: list[Held], max_open: int) -> ReleasePlan:
     over = len(held) - max_open
     if over <= 0:
         return ReleasePlan(tuple(releases), tuple(held))
     idle = sorted((one.chunk for one in held if not one.chunk.readers), key=lambda chunk: chunk.used_at)
     gone = set(idle[:over])
     return ReleasePlan(
-        (*releases, *(Release(chunk, OVER_TOTAL) for chunk in idle[:over])),
+        (*releases, *(ChunkRelease(chunk, OVER_TOTAL) for chunk in idle[:over])),
         tuple(one for one in held if one.chunk not in gone),
     )
 
@@ -181,7 +181,7 @@ class CachedFile:
     size_bytes: int
     accessed_ms: int
     """Wall-clock time of the last read; 0 where it will not be read again."""
-    kind: FileKind
+    kind: CacheFileKind
     segment: str
     """The data object that a chunk or an index belongs to; empty for a manifest."""
 
@@ -250,7 +250,7 @@ class KeptFile:
 
 
 @dataclass(frozen=True, slots=True)
-class TrimPlan:
+class EvictionPlan:
     """What to evict."""
 
     demand: TrimDemand
@@ -319,13 +319,13 @@ def trim_demand(use: CacheUse, limits: TrimLimits) -> TrimDemand:
 
 def plan_cache_trim(
     files: Iterable[CachedFile], demand: TrimDemand, *, in_use: Collection[str], carryover_bytes: int = 0
-) -> TrimPlan:
+) -> EvictionPlan:
     """Choose which of *files* to evict to meet *demand*; *in_use* are the names of files being read."""
     if demand.size_bytes <= 0 and demand.objects <= 0:
-        return TrimPlan(demand)
+        return EvictionPlan(demand)
     trim = _Trim(demand, in_use)
     chunks, others = _in_turn(files)
-    indexes = {file.segment: file for file in others if file.kind is FileKind.INDEX}
+    indexes = {file.segment: file for file in others if file.kind is CacheFileKind.INDEX}
     chunks_left = Counter(file.segment for file in chunks)
     turn = 0
     while turn < len(chunks) and not trim.is_met:
@@ -342,7 +342,7 @@ def plan_cache_trim(
             break
         if file.name not in gone:
             trim.take(file, CHUNKS_NOT_ENOUGH)
-    return TrimPlan(
+    return EvictionPlan(
         demand,
         tuple(trim.evictions),
         # Only reported when it matters: otherwise the rest is kept because nothing more has to go.
@@ -408,7 +408,7 @@ def _in_turn(files: Iterable[CachedFile]) -> tuple[list[CachedFile], list[Cached
     chunks: list[CachedFile] = []
     others: list[CachedFile] = []
     for file in files:
-        (chunks if file.kind is FileKind.CHUNK else others).append(file)
+        (chunks if file.kind is CacheFileKind.CHUNK else others).append(file)
     for each in (chunks, others):
         each.sort(key=lambda file: (file.accessed_ms, file.name))
     return chunks, others

@@ -109,7 +109,7 @@ class Reupload:
 
 
 @dataclass(frozen=True, slots=True)
-class PassedOver:
+class SkippedSegment:
     """A local segment that replaces nothing, and why."""
 
     base_offset: int
@@ -121,7 +121,7 @@ class ReuploadPlan:
     """What to upload again, oldest first, and what not."""
 
     reuploads: tuple[Reupload, ...]
-    passed: tuple[PassedOver, ...]
+    passed: tuple[SkippedSegment, ...]
     beside_rewritten: tuple[Reupload, ...] = ()
     """
     Files that replace nothing as a whole, because part of what they cover was rewritten. Reading them shows
@@ -150,7 +150,7 @@ def plan_reuploads(
     closed_end = max((one.next_offset for one in log.segments if one.next_offset is not None), default=0)
     if closed_end > manifest.next_offset:
         bases = [one.base_offset for one in log.segments]
-        return ReuploadPlan((), tuple(PassedOver(base, BEHIND) for base in bases))
+        return ReuploadPlan((), tuple(SkippedSegment(base, BEHIND) for base in bases))
     walk = _Walk(log, manifest, is_trimmed=is_trimmed, failed=failed, differing=differing)
     for segment in log.segments:
         walk.take(segment, _why_not(segment, manifest, bounds))
@@ -246,7 +246,7 @@ class _Walk:
         self._run: list[LocalSegment] = []
         self.reuploads: list[Reupload] = []
         self.beside_rewritten: list[Reupload] = []
-        self.passed: list[PassedOver] = []
+        self.passed: list[SkippedSegment] = []
 
     def take(self, segment: LocalSegment, why_not: str) -> None:
         """Add the next segment to the run, unless *why_not* gives a reason to skip it."""
@@ -258,7 +258,7 @@ class _Walk:
         if why_not or segment.next_offset is None:
             self._run.pop()
             self.end(NOT_ALIGNED)
-            self.passed.append(PassedOver(segment.base_offset, why_not))
+            self.passed.append(SkippedSegment(segment.base_offset, why_not))
             return
         begin, end = self._run[0].base_offset, segment.next_offset
         pieces = self._table.overlapping(begin, end)
@@ -273,14 +273,14 @@ class _Walk:
 
     def end(self, reason: str) -> None:
         """Skip the run, for *reason*."""
-        self.passed += [PassedOver(one.base_offset, reason) for one in self._run]
+        self.passed += [SkippedSegment(one.base_offset, reason) for one in self._run]
         self._run = []
         self._alike_from = None
 
     def _tombstones(self, base_offset: int) -> Tombstones:
         """Return what becomes of the tombstones of a run that begins at *base_offset*."""
-        looked_from = base_offset if self._alike_from is None else self._alike_from
-        if not may_drop_tombstones(looked_from=looked_from, readable_from=self._readable_from):
+        read_from = base_offset if self._alike_from is None else self._alike_from
+        if not may_drop_tombstones(read_from=read_from, readable_from=self._readable_from):
             return Tombstones.STAY
         return Tombstones.WAIT if self._alike_from is not None and self._has_earlier else Tombstones.GO
 
@@ -292,7 +292,7 @@ class _Walk:
         reason = self._why_not_smaller(found)
         if reason == AS_LARGE:
             self._run = []
-            self.passed += [PassedOver(one.base_offset, reason) for one in found.segments]
+            self.passed += [SkippedSegment(one.base_offset, reason) for one in found.segments]
             self._note_alike(found.base_offset)
         elif reason:
             if reason == REWRITTEN and self._may_go_in_parts(found):

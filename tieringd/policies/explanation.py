@@ -22,13 +22,13 @@ from tieringd.model.partition import LogBounds
 from tieringd.model.segment import LocalSegment, RemoteSegment
 from tieringd.policies.compacted_reupload import ReuploadPlan, plan_reuploads
 from tieringd.policies.durability import why_not_durable
-from tieringd.policies.limit_wording import Kept, kept_in_total, kept_locally, span
+from tieringd.policies.limit_wording import KeptReason, kept_in_total, kept_locally, span
 from tieringd.policies.local_hint import HintShape
 from tieringd.policies.local_retention import LocalTarget, TrimPlan, plan_trim
 from tieringd.policies.retention_time import retention_time_ms
 from tieringd.policies.total_retention import TotalRetention, plan_total_retention, total_bytes
 from tieringd.policies.trim_target import TrimTarget, TrimWishes, plan_trim_to_target
-from tieringd.policies.upload import MissingRange, UploadLimits, UploadPlan, plan_uploads, upload_due_ms
+from tieringd.policies.upload_plan import MissingRange, UploadLimits, UploadPlan, plan_uploads, upload_due_ms
 
 
 class Place(StrEnum):
@@ -215,14 +215,14 @@ class _Known:
             last_offset = segment.next_offset - 1
         if segment.next_offset is not None and segment.next_offset <= self.log_start:
             because = f"the log begins after it, at offset {self.log_start}"
-            state, kept = State.LEAVING, Kept(because, "the broker deletes its files by itself")
+            state, kept = State.LEAVING, KeptReason(because, "the broker deletes its files by itself")
         elif segment.next_offset is None or segment.next_offset > self.manifest.next_offset:
             state, kept = self._upload_of(segment)
         elif self.manifest.expired_at_ms is not None and segment.next_offset <= self.manifest.start_offset:
             because = f"total retention keeps only offset {self.manifest.start_offset} and what follows"
-            state, kept = State.EXPIRED, Kept(because, self._local_expiry_next())
+            state, kept = State.EXPIRED, KeptReason(because, self._local_expiry_next())
         elif unproved:
-            state, kept = State.UNPROVED, Kept(unproved, self._mending(segment))
+            state, kept = State.UNPROVED, KeptReason(unproved, self._mending(segment))
         elif self._is_expired(pieces[-1]):
             state, kept = State.EXPIRED, self._expired()
         else:
@@ -239,23 +239,23 @@ class _Known:
             due_ms=kept.due_ms,
         )
 
-    def _upload_of(self, segment: LocalSegment) -> tuple[State, Kept]:
+    def _upload_of(self, segment: LocalSegment) -> tuple[State, KeptReason]:
         """Explain a segment whose end the archive has not reached."""
         state = State.ACTIVE if segment.is_active else State.WAITING
         if self.upload is None:
-            return state, Kept(self.facts.idle_because, "it is uploaded once that has changed")
+            return state, KeptReason(self.facts.idle_because, "it is uploaded once that has changed")
         for number, one in enumerate(self.upload.slices):
             if one.segment is segment:
                 reason = "its stable part has waited for long enough" if one.is_open else "closed and stable"
                 ahead = f", after {number} before it" if number else ""
                 next_step = f"the daemon's next rounds upload it{ahead}"
-                return State.DUE, Kept(f"{reason}, and not uploaded yet", next_step)
+                return State.DUE, KeptReason(f"{reason}, and not uploaded yet", next_step)
         if segment.is_active:
-            return state, Kept("the broker still appends to it", *self._active_next())
+            return state, KeptReason("the broker still appends to it", *self._active_next())
         first = self._first_waiting()
         if segment.base_offset == first:
-            return state, Kept(self.upload.waits_because, "it is uploaded once that is over")
-        return state, Kept(
+            return state, KeptReason(self.upload.waits_because, "it is uploaded once that is over")
+        return state, KeptReason(
             f"uploads are in order, and {self.upload.waits_because}", f"it follows segment {first}"
         )
 
@@ -301,18 +301,18 @@ class _Known:
 
     def _trim_of(
         self, segment: LocalSegment, pieces: Sequence[RemoteSegment], following_bytes: int
-    ) -> tuple[State, Kept]:
+    ) -> tuple[State, KeptReason]:
         """Explain a segment that is in both tiers."""
         facts = self.facts
         has_hint = facts.hint_shape.has_hint
         if facts.idle_because:
-            return State.KEPT, Kept(facts.idle_because, "it is trimmed once that has changed")
+            return State.KEPT, KeptReason(facts.idle_because, "it is trimmed once that has changed")
         if self.never_trimmed:
-            return State.KEPT, Kept(self.never_trimmed, self._never_next())
+            return State.KEPT, KeptReason(self.never_trimmed, self._never_next())
         if any(one.local is segment for one in self.trim.candidates):
             because = "local retention does not keep it" if has_hint else self.target.because
             next_step = "the daemon's next rounds compare its bytes with the archive's, and trim it"
-            return State.TRIMMABLE, Kept(f"it is in the archive, and {because}", next_step)
+            return State.TRIMMABLE, KeptReason(f"it is in the archive, and {because}", next_step)
         newest_ms = max(retention_time_ms(piece) for piece in pieces)
         kept = kept_locally(
             facts.local_target, following_bytes=following_bytes, newest_ms=newest_ms, now_ms=self.now_ms
@@ -320,7 +320,7 @@ class _Known:
         if kept is not None and has_hint:
             return State.KEPT, kept
         reason = f"a trim takes from the head only, and {self.trim.kept_because}"
-        return State.KEPT, Kept(reason, "it follows the segments before it")
+        return State.KEPT, KeptReason(reason, "it follows the segments before it")
 
     def _never_next(self) -> str:
         if not self.facts.total.is_read_remotely:
@@ -382,11 +382,11 @@ class _Known:
             return f"the local log begins at offset {first}"
         return "the local log has no file with all of its offsets"
 
-    def _deletion_of(self, piece: RemoteSegment, left_bytes: int) -> Kept:
+    def _deletion_of(self, piece: RemoteSegment, left_bytes: int) -> KeptReason:
         """Explain a stored segment that total retention keeps, with *left_bytes* from it on."""
         limits, reason = self.facts.total, self._why_not_on_disk(piece)
         if not limits.deletes or (limits.limit_ms is None and limits.limit_bytes is None):
-            return Kept(reason, f"it stays: {self.expiry.kept_because}")
+            return KeptReason(reason, f"it stays: {self.expiry.kept_because}")
         kept = kept_in_total(
             limits, left_bytes=left_bytes, time_ms=retention_time_ms(piece), now_ms=self.now_ms
         )
@@ -395,9 +395,9 @@ class _Known:
     def _is_expired(self, piece: RemoteSegment) -> bool:
         return piece.next_offset <= self.expiry.start_offset
 
-    def _expired(self) -> Kept:
+    def _expired(self) -> KeptReason:
         start = self.expiry.start_offset
-        return Kept(f"total retention keeps only offset {start} and what follows", "it goes for good")
+        return KeptReason(f"total retention keeps only offset {start} and what follows", "it goes for good")
 
     def _local_expiry_next(self) -> str:
         blocked = self.facts.idle_because or self.never_trimmed
@@ -407,13 +407,13 @@ class _Known:
         """Explain the offsets that are in neither tier for good."""
         for gap in self.manifest.gaps:
             if not self._is_on_disk(gap):
-                yield _nowhere(gap, State.GAP, Kept(gap.reason, "nothing brings it back"))
+                yield _nowhere(gap, State.GAP, KeptReason(gap.reason, "nothing brings it back"))
 
     def missing(self) -> Iterator[SegmentExplanation]:
         """Explain the offsets that left the disk, and that the archive has not passed yet."""
         missing = self.upload.missing if self.upload else None
         if missing is not None:
-            kept = Kept(
+            kept = KeptReason(
                 "it left the log directory before it was uploaded",
                 "it is uploaded if a pin holds it, and else recorded as a gap",
             )
@@ -437,7 +437,7 @@ def _place(segment: LocalSegment, pieces: Sequence[RemoteSegment], *, is_durable
     return Place.PARTLY if pieces else Place.LOCAL
 
 
-def _nowhere(one: Gap | MissingRange, state: State, kept: Kept) -> SegmentExplanation:
+def _nowhere(one: Gap | MissingRange, state: State, kept: KeptReason) -> SegmentExplanation:
     return SegmentExplanation(
         base_offset=one.base_offset,
         last_offset=one.last_offset,

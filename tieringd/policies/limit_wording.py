@@ -22,7 +22,7 @@ _UNITS: tuple[tuple[str, int], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptReason:
     """Why limits keep a segment, and what ends that."""
 
     reason: str
@@ -31,7 +31,9 @@ class Kept:
     """When time alone ends it; None where it depends on anything else."""
 
 
-def kept_locally(target: LocalTarget, *, following_bytes: int, newest_ms: int, now_ms: int) -> Kept | None:
+def kept_locally(
+    target: LocalTarget, *, following_bytes: int, newest_ms: int, now_ms: int
+) -> KeptReason | None:
     """
     Say why the local target keeps a segment on the broker; None where it does not.
 
@@ -55,11 +57,11 @@ def kept_locally(target: LocalTarget, *, following_bytes: int, newest_ms: int, n
         ways.append(_after(target.bytes.enforced - following_bytes))
     if not reasons:
         sources = f"{_source(target.ms)}; {_source(target.bytes)}"
-        return Kept(f"no local limit is in force ({sources})", "it stays while there is none")
-    return Kept(", and ".join(reasons), f"local retention lets it go {' or '.join(ways)}", due_ms)
+        return KeptReason(f"no local limit is in force ({sources})", "it stays while there is none")
+    return KeptReason(", and ".join(reasons), f"local retention lets it go {' or '.join(ways)}", due_ms)
 
 
-def kept_in_total(limits: TotalRetention, *, left_bytes: int, time_ms: int, now_ms: int) -> Kept:
+def kept_in_total(limits: TotalRetention, *, left_bytes: int, time_ms: int, now_ms: int) -> KeptReason:
     """
     Say when total retention will release a stored segment that it keeps now.
 
@@ -71,7 +73,7 @@ def kept_in_total(limits: TotalRetention, *, left_bytes: int, time_ms: int, now_
         ways.append(_in(due_ms, now_ms=now_ms))
     if limits.limit_bytes is not None:
         ways.append(_after(max(0, limits.limit_bytes - left_bytes) + 1))
-    return Kept("total retention keeps it", f"total retention lets it go {' or '.join(ways)}", due_ms)
+    return KeptReason("total retention keeps it", f"total retention lets it go {' or '.join(ways)}", due_ms)
 
 
 def span(milliseconds: int) -> str:

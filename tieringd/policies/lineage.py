@@ -30,7 +30,7 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import LogBounds
 from tieringd.model.segment import CrossingTransaction, EpochStart
 from tieringd.policies.epoch_history import end_offset_for, epoch_at, newest_shared_epoch
-from tieringd.policies.upload import MissingRange
+from tieringd.policies.upload_plan import MissingRange
 
 
 class Lineage(Enum):
@@ -54,7 +54,7 @@ class Lineage(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Replacement:
+class ArchiveTruncation:
     """
     The tail of an archive that must give way to the leader's log.
 
@@ -91,7 +91,7 @@ class LineagePlan:
     reason: str
     resume_offset: int
     """Exclusive end of what the archive keeps: the next upload begins here."""
-    replacement: Replacement | None = None
+    replacement: ArchiveTruncation | None = None
     """Set exactly when the lineage diverges, or a transaction is open again."""
 
 
@@ -128,7 +128,7 @@ def divergence_offset(
     return min(archived_next_offset, first_offset, *newer)
 
 
-def durable_end(manifest: PartitionManifest | None, log: LocalLog) -> int | None:
+def archived_end(manifest: PartitionManifest | None, log: LocalLog) -> int | None:
     """
     Return the exclusive end of what the archive holds of *log*; None without a manifest.
 
@@ -291,7 +291,7 @@ def _why_reopened(transaction: CrossingTransaction, leader_epoch: int) -> str:
 
 def _replacement(
     manifest: PartitionManifest, log: LocalLog, bounds: LogBounds, divergence: int, from_offset: int
-) -> Replacement:
+) -> ArchiveTruncation:
     local_first = log.segments[0].base_offset
     if divergence < manifest.start_offset:
         # The archive is empty, and from the divergence on it never held this leader's records.
@@ -301,7 +301,7 @@ def _replacement(
     good_end = min(divergence, local_first)
     is_stored = manifest.segments.covering(base_offset) is not None
     row = bisect_right([segment.base_offset for segment in log.segments], base_offset) - 1
-    return Replacement(
+    return ArchiveTruncation(
         base_offset=base_offset,
         last_offset=manifest.next_offset - 1,
         divergence_offset=divergence,

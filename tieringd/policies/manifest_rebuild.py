@@ -9,7 +9,7 @@ this order.
    leader knew no epoch newer than x, and the segment has offsets at or past the first one that was
    written under an epoch after x. Only a segment on the lineage counts as evidence, the newest first.
 2. Of the rest, segments that a job replaced are out, and segments that a job that died left behind are
-   out where any other object has their offsets (`standing_rewritings`).
+   out where any other object has their offsets (`valid_rewritings`).
 3. Of the rest, the choice is those that together hold most offsets, without an overlap; of several such
    choices the one with the fewest segments, so merged ones rather than their parts; then the one with the
    newer leader epochs; then the one that was stored later, so compacted ones rather than their originals.
@@ -40,11 +40,11 @@ from tieringd.model.segment import (
     SegmentIdentity,
 )
 from tieringd.policies.epoch_history import epoch_at
-from tieringd.policies.standing_rewritings import (
+from tieringd.policies.valid_rewritings import (
     Candidate,
     RecordedRewriting,
-    StandingRewritings,
-    standing_rewritings,
+    ValidRewritings,
+    valid_rewritings,
 )
 
 OFF_LINEAGE = "a newer leader wrote other records at its offsets"
@@ -119,15 +119,15 @@ def plan_rebuild(
             left_out.append((one, EXPIRED))
         else:
             sound.append(one)
-    standing = standing_rewritings(
+    valid = valid_rewritings(
         recorded,
         {one.identity: one.known_epoch for one in stored},
         [Candidate(one.identity, one.segment.uploaded_at_ms) for one in sound],
         epoch_starts,
     )
-    left_out += [(one, SUPERSEDED) for one in sound if one.identity in standing.superseded]
-    sound = [one for one in sound if one.identity not in standing.superseded]
-    left = [one for one in sound if one.segment.is_rewritten and one.identity not in standing.named]
+    left_out += [(one, SUPERSEDED) for one in sound if one.identity in valid.superseded]
+    sound = [one for one in sound if one.identity not in valid.superseded]
+    left = [one for one in sound if one.segment.is_rewritten and one.identity not in valid.named]
     others = {id(one) for one in left}
     chosen, wrong = _settled(one for one in sound if id(one) not in others)
     if left:
@@ -144,7 +144,7 @@ def plan_rebuild(
         if before.segment.next_offset < after.segment.base_offset
     )
     unfinished = tuple(one for one in chosen if id(one) in others)
-    brought_back = _brought_back(standing, chosen)
+    brought_back = _brought_back(valid, chosen)
     return RebuildPlan(tuple(chosen), tuple(left_out), holes, unfinished, brought_back)
 
 
@@ -255,15 +255,15 @@ def _is_held(one: StoredSegment, chosen: Sequence[StoredSegment]) -> bool:
 
 
 def _brought_back(
-    standing: StandingRewritings, chosen: Sequence[StoredSegment]
+    valid: ValidRewritings, chosen: Sequence[StoredSegment]
 ) -> tuple[tuple[str, tuple[StoredSegment, ...]], ...]:
     """Return, by job, which of *chosen* (ascending) it had stored replacements for."""
     rows: defaultdict[str, set[int]] = defaultdict(set)
-    for one, recorded_at_ms in standing.fallen:
+    for one, recorded_at_ms in valid.fallen:
         row = bisect_left(chosen, one.base_offset, key=attrgetter("segment.last_offset"))
         while row < len(chosen) and chosen[row].segment.base_offset <= one.last_offset:
             # A later run of the job has removed the same records; an earlier one has not.
-            is_older = standing.named.get(chosen[row].identity, recorded_at_ms) <= recorded_at_ms
+            is_older = valid.named.get(chosen[row].identity, recorded_at_ms) <= recorded_at_ms
             if is_older and chosen[row].segment.writer_id != one.writer_id:
                 rows[one.writer_id].add(row)
             row += 1

@@ -33,7 +33,7 @@ from tieringd.model.segment_table import SegmentTable
 
 
 @dataclass(frozen=True, slots=True)
-class LogLook:
+class LogObservation:
     """One observation of a leader's log, as far as it shows what can still be lost."""
 
     log_start_offset: int
@@ -44,7 +44,7 @@ class LogLook:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class RetiredRelease:
     """Held segments that may be released."""
 
     settled: tuple[Retired, ...] = ()
@@ -86,13 +86,13 @@ def winners_end_of(log: LocalLog) -> int:
     return max((one.next_offset for one in log.segments if one.next_offset is not None), default=0)
 
 
-def may_drop_tombstones(*, looked_from: int, readable_from: int | None) -> bool:
+def may_drop_tombstones(*, read_from: int, readable_from: int | None) -> bool:
     """
-    Say whether tombstones may be dropped after all records from *looked_from* on were read.
+    Say whether tombstones may be dropped after all records from *read_from* on were read.
 
     *readable_from* is the first offset that can be read; None where an older archive comes before this one.
     """
-    return readable_from is not None and looked_from <= readable_from
+    return readable_from is not None and read_from <= readable_from
 
 
 def why_winners_may_be_gone(basis: CompactionBasis, manifest: PartitionManifest, *, base_offset: int) -> str:
@@ -123,21 +123,21 @@ def why_winners_may_be_gone(basis: CompactionBasis, manifest: PartitionManifest,
     return ""
 
 
-def plan_release(manifest: PartitionManifest, looks: Sequence[LogLook]) -> Release:
+def plan_release(manifest: PartitionManifest, observations: Sequence[LogObservation]) -> RetiredRelease:
     """
-    Return what of *manifest* may be released, as all *looks* (observations of its leader's log) agree.
+    Return what of *manifest* may be released, as all *observations* (observations of its leader's log) agree.
 
     The oldest are released first: a later compaction cannot be undone alone (`PartitionManifest.undone`).
     Without an observation nothing is released. A leader's log begins at or after every live replica's
     once a trim was acknowledged. A log start may come back lower after a crash, so callers pass two
     observations at least.
     """
-    if not looks:
-        return Release()
-    log_start_offset = min(one.log_start_offset for one in looks)
-    keeps_all = all(one.keeps_all for one in looks)
+    if not observations:
+        return RetiredRelease()
+    log_start_offset = min(one.log_start_offset for one in observations)
+    keeps_all = all(one.keeps_all for one in observations)
     # A log start that moved between the observations shows that the log was trimmed after all.
-    keeps_all = keeps_all and len({one.log_start_offset for one in looks}) == 1
+    keeps_all = keeps_all and len({one.log_start_offset for one in observations}) == 1
     settled: list[Retired] = []
     in_log: list[Retired] = []
     for one in manifest.retired:
@@ -151,7 +151,7 @@ def plan_release(manifest: PartitionManifest, looks: Sequence[LogLook]) -> Relea
             break
     unsettled = manifest.unsettled
     is_settled = unsettled is not None and unsettled.winners_end <= log_start_offset and not in_log
-    return Release(tuple(settled), tuple(in_log), is_settled)
+    return RetiredRelease(tuple(settled), tuple(in_log), is_settled)
 
 
 def cut_for_unsettled(

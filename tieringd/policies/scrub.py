@@ -3,7 +3,7 @@ What is wrong with an archive, given what a scrub read of it: facts in, findings
 
 A finding names one object, says in words what is wrong, and what an operator can do about it. This module
 reads nothing, and does not decide whether a finding still holds: archives change while they are scrubbed,
-and the scrubbing job has to check again (`housekeeping`).
+and the scrubbing job has to check again (`housekeeping_turns`).
 
 `plan_orphans` decides which objects of a partition no manifest names and are old enough to go. An orphan
 was left by a crash, a lost election or a merge that was given up. Uncertainty keeps an object where it

@@ -129,7 +129,7 @@ class MergeRun:
 
 
 @dataclass(frozen=True, slots=True)
-class PassedOver:
+class SkippedSegments:
     """Neighbouring segments that stay as they are, for one reason."""
 
     base_offset: int
@@ -143,7 +143,7 @@ class MergePlan:
     """The runs to merge, in order, and the segments that stay."""
 
     runs: tuple[MergeRun, ...]
-    passed: tuple[PassedOver, ...]
+    passed: tuple[SkippedSegments, ...]
     resume_offset: int
     """Where the next call continues, once the runs are merged."""
     is_complete: bool
@@ -228,7 +228,7 @@ class _Walk:
         self._rows: list[int] = []
         self._size_bytes = 0
         self.runs: list[MergeRun] = []
-        self.passed: list[PassedOver] = []
+        self.passed: list[SkippedSegments] = []
 
     def take(self, row: int) -> None:
         """Add the next segment to the run, or skip it."""
@@ -301,9 +301,9 @@ class _Walk:
         base_offset, last_offset = self._bases[row], self._lasts[row]
         before = self.passed[-1] if self.passed else None
         if before is not None and before.reason == reason and before.last_offset + 1 == base_offset:
-            self.passed[-1] = PassedOver(before.base_offset, last_offset, before.segments + 1, reason)
+            self.passed[-1] = SkippedSegments(before.base_offset, last_offset, before.segments + 1, reason)
         else:
-            self.passed.append(PassedOver(base_offset, last_offset, 1, reason))
+            self.passed.append(SkippedSegments(base_offset, last_offset, 1, reason))
 
 
 def is_parted(borders: Sequence[int], base_offset: int, last_offset: int) -> bool:

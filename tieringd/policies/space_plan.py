@@ -162,7 +162,7 @@ class PhasePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptPartition:
     """What one partition keeps, and why its oldest segment stays."""
 
     topic_partition: TopicPartition
@@ -182,7 +182,7 @@ class SpacePlan:
     """Bytes that the broker is still deleting since an earlier trim."""
     phases: tuple[PhasePlan, ...]
     """Always all five, in order."""
-    kept: tuple[Kept, ...]
+    kept: tuple[KeptPartition, ...]
     """For every partition, in order of topic and number."""
     cursor: TopicPartition | None
     """The partition that gave the last segment in a lap: the next round's laps begin after it."""
@@ -385,9 +385,9 @@ def _whole_laps(open_heads: Iterable[tuple[_Head, int]], wanted_bytes: int) -> t
     return len(lap_bytes), wanted_bytes
 
 
-def _kept(head: _Head) -> Kept:
+def _kept(head: _Head) -> KeptPartition:
     left = head.partition.segments[head.first :]
-    return Kept(head.partition.topic_partition, _size(left), _why_kept(head))
+    return KeptPartition(head.partition.topic_partition, _size(left), _why_kept(head))
 
 
 def _why_kept(head: _Head) -> str:

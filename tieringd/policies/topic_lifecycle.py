@@ -37,7 +37,7 @@ CONFIRM_AFTER_MS = 10_000
 """Minimum time between two observations that agree on a topic's absence."""
 LEASE_MS = 300_000
 """A purging daemon that does not renew its lease for this long counts as dead."""
-LATE_LOOK_MS = 3_600_000
+LATE_CHECK_MS = 3_600_000
 """How long after a purge the bucket is searched again, for objects that a hung process stored late."""
 
 _ON_THE_WAY_OUT = (Lifecycle.DELETED, Lifecycle.KEPT)
@@ -251,7 +251,7 @@ def _waits_because(manifest: TopicManifest, *, now_ms: int, grace_ms: int) -> st
     if manifest.lifecycle is Lifecycle.PURGED:
         if deletion.checked_at_ms is not None:
             return "it is purged, and was searched for what came late"
-        if now_ms < (deletion.purged_at_ms or 0) + LATE_LOOK_MS:
+        if now_ms < (deletion.purged_at_ms or 0) + LATE_CHECK_MS:
             return "it is purged; what comes late is searched for later"
     return ""
 

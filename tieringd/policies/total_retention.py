@@ -103,11 +103,11 @@ class RetentionPace:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstLook:
-    """What an earlier evaluation would have expired, for a later one to confirm."""
+class FirstEvaluation:
+    """What the first evaluation would have expired, for the next one to confirm."""
 
     start_offset: int
-    looked_at_ms: int
+    evaluated_at_ms: int
     deleted_before: int | None = None
     """The log start that it took for a user's DeleteRecords, if any."""
 
@@ -185,7 +185,7 @@ def plan_total_retention(
 
 
 def expiry_due_ms(
-    manifest: PartitionManifest, limits: TotalRetention, first: FirstLook | None, *, interval_ms: int
+    manifest: PartitionManifest, limits: TotalRetention, first: FirstEvaluation | None, *, interval_ms: int
 ) -> float:
     """
     Return the time from which an evaluation may expire something, if nothing but the time changes.
@@ -193,7 +193,7 @@ def expiry_due_ms(
     Infinity when it never does. The result of an earlier evaluation is due an interval after it.
     """
     if first is not None:
-        return first.looked_at_ms + interval_ms
+        return first.evaluated_at_ms + interval_ms
     if not manifest.segment_count or not limits.deletes or limits.limit_ms is None:
         return math.inf
     if manifest.live_offset > manifest.start_offset:

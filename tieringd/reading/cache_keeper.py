@@ -22,7 +22,7 @@ from functools import partial
 
 import structlog
 
-from tieringd.cache.directory import CacheDirectory, OpenFile, PartFile
+from tieringd.cache.cache_directory import CacheDirectory, OpenFile, PartFile
 from tieringd.cache.faults import reason_of
 from tieringd.errors import LocalFileError
 from tieringd.metrics import CacheMetrics
@@ -30,11 +30,11 @@ from tieringd.policies.cache_trim import (
     CachedFile,
     CacheUse,
     ChunkEvictionLimits,
+    EvictionPlan,
     OpenChunk,
     ReleasePlan,
     TrimDemand,
     TrimLimits,
-    TrimPlan,
     fits_at_all,
     has_room,
     plan_cache_trim,
@@ -212,7 +212,7 @@ class CacheKeeper:
     def set_settings(self, settings: KeeperSettings) -> None:
         """Use *settings* from now on."""
         self._settings = settings
-        self._look_soon()
+        self._check_soon()
 
     def set_space(self, limit_bytes: int | None) -> None:
         """
@@ -221,7 +221,7 @@ class CacheKeeper:
         The cache shrinks before the log does: the space planner sets this limit before it trims the log.
         """
         self._space_bytes = limit_bytes
-        self._look_soon()
+        self._check_soon()
 
     async def run(self) -> None:
         """Check every interval, until cancelled. The access times are saved at the end."""
@@ -235,7 +235,7 @@ class CacheKeeper:
         finally:
             await self._save()
 
-    async def step(self) -> TrimPlan | None:
+    async def step(self) -> EvictionPlan | None:
         """Check once, and evict the excess. Returns None while the directory cannot be used."""
         now = asyncio.get_running_loop().time()
         if not await self._start(now):
@@ -402,7 +402,7 @@ class CacheKeeper:
             wanted_objects=1 if wanted_bytes else 0,
         )
 
-    async def _trim(self, use: CacheUse) -> TrimPlan:
+    async def _trim(self, use: CacheUse) -> EvictionPlan:
         demand = trim_demand(use, self.limits)
         if use.wanted_bytes and self._carry_over:
             # The files that the last plan listed next are enough for one put, so no plan over all files
@@ -419,11 +419,13 @@ class CacheKeeper:
         await self._evict(plan)
         return plan
 
-    async def _plan(self, demand: TrimDemand, candidates: tuple[CachedFile, ...] | None = None) -> TrimPlan:
+    async def _plan(
+        self, demand: TrimDemand, candidates: tuple[CachedFile, ...] | None = None
+    ) -> EvictionPlan:
         """Plan over *candidates*, or over all files by default. Runs in a thread, as many files take time."""
         in_use, carryover_bytes = self.open_chunks.in_use(), self.limits.carryover_bytes
 
-        def plan() -> TrimPlan:
+        def plan() -> EvictionPlan:
             files = self._accounts.files() if candidates is None else candidates
             return plan_cache_trim(files, demand, in_use=in_use, carryover_bytes=carryover_bytes)
 
@@ -431,7 +433,7 @@ class CacheKeeper:
             return plan_cache_trim((), demand, in_use=in_use)
         return await in_thread(plan)
 
-    async def _evict(self, plan: TrimPlan) -> None:
+    async def _evict(self, plan: EvictionPlan) -> None:
         in_use = self.open_chunks.in_use()
         files = [one.file for one in plan.evictions if one.file.name not in in_use]
         if not files:
@@ -460,7 +462,7 @@ class CacheKeeper:
         with suppress(LocalFileError):  # They are only advice. Puts report a disk that accepts no writes.
             await in_thread(self.directory.save_access_times)
 
-    def _look_soon(self) -> None:
+    def _check_soon(self) -> None:
         use = replace(self._accounts.use(), wanted_bytes=0)
         self._metrics.limit_bytes.set(self.limits.size_bytes)
         if not has_room(use, self.limits):

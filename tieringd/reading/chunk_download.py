@@ -5,7 +5,7 @@ The bytes of an ordinary chunk are in memory once, on their way from the socket 
 there, before the file gets its name. A larger chunk (whole-segment mode) goes to its file piece by piece and
 is checked in the file. A wrong chunk is downloaded once more, and is corrupt if it is wrong again.
 
-`ByteBudget` bounds how many downloads run at once and how many bytes they hold. It serves requests in
+`DownloadBudget` bounds how many downloads run at once and how many bytes they hold. It serves requests in
 the order in which they arrive. A request for more bytes than the whole budget runs alone. A budget
 belongs to one event loop.
 """
@@ -22,12 +22,12 @@ from typing import TypeAlias
 
 import structlog
 
-from tieringd.cache.directory import OpenFile, PartFile
+from tieringd.cache.cache_directory import OpenFile, PartFile
 from tieringd.cache.faults import located, read_exactly
 from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
 from tieringd.formats.batch_check import check_batches, check_batches_in
 from tieringd.metrics import CacheMetrics
-from tieringd.policies.reading import Chunk
+from tieringd.policies.chunk_layout import Chunk
 from tieringd.reading.cache_keeper import CacheKeeper
 from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
@@ -41,7 +41,7 @@ Downloaded: TypeAlias = "OpenFile | bytes | None"
 """The chunk in the cache, or in memory, or None if neither takes it."""
 
 
-class ByteBudget:
+class DownloadBudget:
     """At most *slots* holders at once, with at most *size_bytes* together."""
 
     def __init__(self, slots: int, size_bytes: int) -> None:
@@ -134,7 +134,7 @@ class ChunkDownloader:
         self._keeper = keeper
         self._limits = limits
         self._metrics = metrics
-        self._budget = ByteBudget(limits.downloads_max, limits.bytes_max)
+        self._budget = DownloadBudget(limits.downloads_max, limits.bytes_max)
 
     async def download(
         self, key: str, name: str, chunk: Chunk, *, is_cached: bool, is_streamed: bool

@@ -43,12 +43,12 @@ from tieringd.formats.records import Record
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicIdPartition
-from tieringd.policies.reading import history_part
+from tieringd.policies.chunk_layout import history_part
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.storage.base import ObjectStore
 from tieringd.storage.checked_puts import create
 
-LOOK_AGAIN_MS = 60_000
+REFRESH_AFTER_MS = 60_000
 FORGOTTEN_AFTER_MS = 3_600_000
 """How long an unused manifest is kept: an archive that was purged is never read again."""
 LINKS_KEPT_MAX = 16_384
@@ -62,13 +62,13 @@ EXPIRED = "total retention has let go of them"
 @dataclass(frozen=True, slots=True)
 class _KnownLink:
     link: HistoryLink | None
-    looked_at_ms: int
+    read_at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class _KnownManifest:
     stored: StoredManifest
-    looked_at_ms: int
+    read_at_ms: int
 
 
 class History:
@@ -194,10 +194,10 @@ class History:
 
     async def _link_of(self, key: TopicKey) -> HistoryLink | None:
         known = self._links.get(key)
-        if known is None or (known.link is None and self._is_old(known.looked_at_ms)):
+        if known is None or (known.link is None and self._is_old(known.read_at_ms)):
             async with self._asking.setdefault(key, asyncio.Lock()):
                 known = self._links.get(key)
-                if known is None or (known.link is None and self._is_old(known.looked_at_ms)):
+                if known is None or (known.link is None and self._is_old(known.read_at_ms)):
                     known = _KnownLink(await self._loaded(key, known), self._now_ms())
                     self._links[key] = known
         self._links.move_to_end(key)
@@ -234,19 +234,19 @@ class History:
         known = self._known.get(partition)
         if known is None:
             stored = await self._manifests.load(partition)
-        elif is_fresh or self._is_old(known.looked_at_ms):
+        elif is_fresh or self._is_old(known.read_at_ms):
             stored = await self._manifests.refreshed(partition, known.stored)
         else:
             return known.stored.manifest
         now_ms = self._now_ms()
         self._known[partition] = _KnownManifest(stored, now_ms)
         self._known.move_to_end(partition)
-        while not 0 <= now_ms - next(iter(self._known.values())).looked_at_ms < FORGOTTEN_AFTER_MS:
+        while not 0 <= now_ms - next(iter(self._known.values())).read_at_ms < FORGOTTEN_AFTER_MS:
             self._known.popitem(last=False)
         return stored.manifest
 
-    def _is_old(self, looked_at_ms: int) -> bool:
-        return not 0 <= self._now_ms() - looked_at_ms < LOOK_AGAIN_MS
+    def _is_old(self, read_at_ms: int) -> bool:
+        return not 0 <= self._now_ms() - read_at_ms < REFRESH_AFTER_MS
 
 
 class LogReader:

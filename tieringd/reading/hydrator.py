@@ -25,14 +25,14 @@ from typing import TypeAlias
 
 import structlog
 
-from tieringd.cache.directory import OpenFile
+from tieringd.cache.cache_directory import OpenFile
 from tieringd.errors import CorruptDataError, LocalFileError, TieringError
 from tieringd.formats.cache_names import chunk_name
 from tieringd.formats.object_keys import data_key
 from tieringd.metrics import CacheMetrics
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment, SegmentIndex
-from tieringd.policies.reading import Chunk, ChunkLayout, ReadSequences, plan_chunks
+from tieringd.policies.chunk_layout import Chunk, ChunkLayout, ReadSequences, plan_chunks
 from tieringd.reading.cache_keeper import CacheKeeper, OpenEntry
 from tieringd.reading.chunk_download import ChunkDownloader, DownloadLimits, check_file
 from tieringd.reading.index_cache import IndexCache

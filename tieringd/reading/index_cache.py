@@ -18,7 +18,7 @@ from functools import partial
 
 import structlog
 
-from tieringd.cache.directory import CacheDirectory, PartFile
+from tieringd.cache.cache_directory import CacheDirectory, PartFile
 from tieringd.cache.faults import located, read_exactly
 from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
 from tieringd.formats.cache_names import cached_name

@@ -20,7 +20,7 @@ from tieringd.formats.record_batch import HEADER_BYTES, BatchHeader, encode_batc
 from tieringd.formats.restored_batches import put_first_epoch
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import AbortedTransaction, SegmentIndex
-from tieringd.policies.reading import Chunk
+from tieringd.policies.chunk_layout import Chunk
 from tieringd.reading.hydrator import HydratedChunk, Hydrator
 from tieringd.storage.base import FileSlice
 
@@ -129,7 +129,7 @@ class HeldBatches:
         return ArchivedBatches(size_bytes, found.close, next_offset, data=data, aborted=aborted)
 
 
-class HeldGap:
+class EmptyBatch:
     """A batch without records. It moves every client past offsets of which no record is left."""
 
     def __init__(self, data: bytes) -> None:
@@ -147,7 +147,7 @@ class HeldGap:
 class HeldRead:
     """The batches of one partition that are held for a response, until they are taken or given back."""
 
-    held: HeldBatches | HeldGap | None = None
+    held: HeldBatches | EmptyBatch | None = None
     is_history: bool = False
     """Whether they are of an older archive, perhaps of another cluster."""
 
@@ -187,7 +187,7 @@ class PartitionReader:
             return None
         return held.take(size_bytes_max=size_bytes_max, needs_a_batch=needs_a_batch)
 
-    async def hold(self, manifest: PartitionManifest, offset: int) -> HeldBatches | HeldGap | None:
+    async def hold(self, manifest: PartitionManifest, offset: int) -> HeldBatches | EmptyBatch | None:
         """
         Hold the chunk with the batch of *offset*, or the first one after it.
 
@@ -224,7 +224,7 @@ class PartitionReader:
         # No records follow in this piece: the rest is a gap, or was compacted away.
         delta = min(manifest.next_offset - 1 - offset, _LAST_OFFSET_DELTA_MAX)
         # It has no leader epoch: a client that took an epoch from it would ask where that epoch ends.
-        return HeldGap(encode_batch(offset, (), last_offset_delta=delta, leader_epoch=NO_EPOCH))
+        return EmptyBatch(encode_batch(offset, (), last_offset_delta=delta, leader_epoch=NO_EPOCH))
 
 
 def _held(found: HydratedChunk, index: SegmentIndex, offset: int) -> HeldBatches | None:

@@ -17,7 +17,7 @@ from crc32c import crc32c
 
 from tieringd.archive.catalog import Catalog
 from tieringd.archive.manifest_store import ManifestStore
-from tieringd.archive.scrub.segment_look import Verifier
+from tieringd.archive.scrub.segment_inspection import Verifier
 from tieringd.errors import ConfigError, ObjectNotFound, TieringError
 from tieringd.formats.object_keys import client_quotas_key, history_link_key
 from tieringd.formats.topic_manifest import TopicManifest
@@ -50,7 +50,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedPartition:
     """The final state of one partition, or why it could not be copied."""
 
     copy: PartitionCopy
@@ -126,18 +126,18 @@ class ArchiveMover:
                 wanted.append(earlier)
         return wanted
 
-    async def copy(self, topics: Sequence[TopicManifest]) -> list[Moved]:
+    async def copy(self, topics: Sequence[TopicManifest]) -> list[MovedPartition]:
         """Bring the target up to date once. A partition that cannot be copied has a fault in the report."""
         return await self._pass("copy", topics)
 
-    async def move(self, topics: Sequence[TopicManifest]) -> list[Moved]:
+    async def move(self, topics: Sequence[TopicManifest]) -> list[MovedPartition]:
         """
         Copy until little is left, and then switch every topic whose partitions could all be copied.
 
         Raises:
             StorageUnavailable: A bucket does not answer. Another call goes on.
         """
-        moved: list[Moved] = []
+        moved: list[MovedPartition] = []
         for number in range(1, PASSES_MAX + 1):
             before = sum(one.copied_bytes for one in self._totals.values())
             moved = await self._pass(f"pass {number}", topics)
@@ -180,22 +180,22 @@ class ArchiveMover:
                     )
         return faults
 
-    async def _pass(self, name: str, topics: Sequence[TopicManifest]) -> list[Moved]:
-        moved: list[Moved] = []
+    async def _pass(self, name: str, topics: Sequence[TopicManifest]) -> list[MovedPartition]:
+        moved: list[MovedPartition] = []
         for topic in topics:
             await self._copy_topic(topic)
             for partition in topic.partitions():
                 try:
                     copy = await self._partitions.copy(partition)
                 except TieringError as error:
-                    moved.append(Moved(self._total(PartitionCopy(partition)), fault=str(error)))
+                    moved.append(MovedPartition(self._total(PartitionCopy(partition)), fault=str(error)))
                     continue
                 self._on_progress(name, copy)
-                moved.append(Moved(self._total(copy)))
+                moved.append(MovedPartition(self._total(copy)))
         await self._copy_quotas(topics)
         return moved
 
-    async def _switch(self, topic: TopicManifest) -> list[Moved]:
+    async def _switch(self, topic: TopicManifest) -> list[MovedPartition]:
         """Close a topic in the source, partition by partition. After the first one it cannot be undone."""
         place = self._target.place
         # Settings made until now are copied. From now on no daemon changes them in the source.
@@ -204,11 +204,11 @@ class ArchiveMover:
         )
         if not topic.moved_to:
             await self._put_topic(closing)
-        moved: list[Moved] = []
+        moved: list[MovedPartition] = []
         for partition in closing.partitions():
             copy = await self._partitions.switch(partition)
             self._on_progress("switch", copy)
-            moved.append(Moved(self._total(copy), is_switched=True))
+            moved.append(MovedPartition(self._total(copy), is_switched=True))
         return moved
 
     async def _copy_topic(self, topic: TopicManifest) -> None:

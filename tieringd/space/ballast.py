@@ -178,8 +178,8 @@ class Ballast:
     async def _reading(self, file: BallastFile) -> DiskReading:
         """Return how full the ballast's disk is; the file's directory may not exist yet."""
         directory = next(parent for parent in Path(file.path).parents if parent.is_dir())
-        look = await self._filesystems.look([f"{directory}"])
-        for problem in look.problems.values():
+        measurement = await self._filesystems.measure([f"{directory}"])
+        for problem in measurement.problems.values():
             raise problem
-        found = look.readings[0]
+        found = measurement.readings[0]
         return DiskReading(file.path, total_bytes=found.total_bytes, free_bytes=found.free_bytes)

@@ -101,7 +101,7 @@ class DiskStateBoard:
         await self._store.put(disk_state_key(self.cluster, self.node_id), data, crc32c=crc32c(data))
         self._own, self._own_at = state, self._now()
 
-    async def look(self, own: DiskState | None) -> BoardView:
+    async def read_board(self, own: DiskState | None) -> BoardView:
         """
         Return what is known of every broker; *own* is the state of this one.
 
@@ -241,7 +241,7 @@ class DegradedMode:
             self._parts = await self._connect()
         board, brake = self._parts.board, self._parts.brake
         await board.publish(own)
-        view = await board.look(own)
+        view = await board.read_board(own)
         self._tell(degraded_nodes(view.states))
         try:
             await brake.refresh(view.quotas_version)

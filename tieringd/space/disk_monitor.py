@@ -106,12 +106,12 @@ class DiskMonitor:
         """Measure once, and report changes."""
         is_changed, has_seen_all = False, True
         for watch in self._watches:
-            look = await self._filesystems.look(watch.paths)
-            for reading in look.readings:
+            measurement = await self._filesystems.measure(watch.paths)
+            for reading in measurement.readings:
                 is_changed |= self._judge(watch, reading)
-            watch.keep_only({reading.name for reading in look.readings})
-            watch.report(look.problems)
-            has_seen_all = has_seen_all and not look.problems
+            watch.keep_only({reading.name for reading in measurement.readings})
+            watch.report(measurement.problems)
+            has_seen_all = has_seen_all and not measurement.problems
         if has_seen_all:
             self._health.loop_succeeded("disks")
         if is_changed:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.archiving.observer import Followed, Observation, World
+from tieringd.archiving.observer import BrokerSnapshot, Followed, Observation
 from tieringd.broker.disk_use import DiskUseMeter, directory_uses
 from tieringd.config import Config
 from tieringd.metrics import Metrics
@@ -52,7 +52,7 @@ NO_OVERAGE = 1.0
 
 
 def space_partitions(
-    world: World,
+    snapshot: BrokerSnapshot,
     *,
     log_dirs: tuple[str, ...],
     manifest_of: Callable[[Leadership], PartitionManifest | None],
@@ -64,20 +64,20 @@ def space_partitions(
 
     *obstacle_of* says why an archiver trims nothing at present; empty when it does.
     """
-    for leadership, seen in world.wanted.items():
+    for leadership, seen in snapshot.wanted.items():
         if seen.log.partition.log_dir in log_dirs:
             manifest = manifest_of(leadership)
             if manifest is None:
                 yield _kept(seen.log.partition.topic_partition, seen.log.segments, NOT_KNOWN)
             else:
                 yield space_partition(seen, manifest, obstacle=obstacle_of(leadership), now_ms=now_ms)
-    for one in world.followed:
+    for one in snapshot.followed:
         if one.log.partition.log_dir in log_dirs:
-            yield _of_followed(one, PAUSED if _is_paused(world, one) else FOLLOWED)
-    for one in world.held_back:
+            yield _of_followed(one, PAUSED if _is_paused(snapshot, one) else FOLLOWED)
+    for one in snapshot.held_back:
         if one.log.partition.log_dir in log_dirs:
             yield _of_followed(one, NOT_KNOWN)
-    for partition in world.untiered:
+    for partition in snapshot.untiered:
         if partition.log_dir in log_dirs:
             yield _kept(partition.topic_partition, (), NOT_TIERED)
 
@@ -115,9 +115,9 @@ def space_partition(
     )
 
 
-def _is_paused(world: World, one: Followed) -> bool:
+def _is_paused(snapshot: BrokerSnapshot, one: Followed) -> bool:
     partition = one.partition
-    return any((key.topic, key.topic_id) == (partition.topic, partition.topic_id) for key in world.paused)
+    return any((key.topic, key.topic_id) == (partition.topic, partition.topic_id) for key in snapshot.paused)
 
 
 def _of_followed(one: Followed, reason: str) -> SpacePartition:
@@ -196,8 +196,8 @@ class SpaceManager:
 
     async def step(self) -> tuple[SpaceReport, ...]:
         """Measure, plan and ask the archivers; return the reports. Empty before the first scan."""
-        world = self._reconciler.world
-        if world is None:
+        snapshot = self._reconciler.snapshot
+        if snapshot is None:
             return ()
         try:
             uses = await asyncio.to_thread(self._measure, self._log_dirs)
@@ -210,19 +210,19 @@ class SpaceManager:
             self._publish_cache(space)
             if not space.log_dirs:
                 continue
-            plan = await self._plan(world, space) if space.log_excess_bytes else None
+            plan = await self._plan(snapshot, space) if space.log_excess_bytes else None
             if plan is not None:
-                self._act(world, space, plan)
+                self._act(snapshot, space, plan)
             self._publish(space, plan)
             reports.append(SpaceReport(space, plan))
         self._metrics.health.loop_succeeded("space")
         return tuple(reports)
 
-    async def _plan(self, world: World, space: DiskSpace) -> SpacePlan:
+    async def _plan(self, snapshot: BrokerSnapshot, space: DiskSpace) -> SpacePlan:
         # A plan over millions of segments takes a second of processor time, so it runs in a thread.
         return await asyncio.to_thread(
             plan_for,
-            world,
+            snapshot,
             space,
             manifest_of=self._reconciler.last_manifest,
             obstacle_of=self._obstacle_of,
@@ -234,9 +234,9 @@ class SpaceManager:
         archiver = self._reconciler.archiver(leadership)
         return archiver.quarantine_fault if archiver else "its archiver has not begun, or was stopped"
 
-    def _act(self, world: World, space: DiskSpace, plan: SpacePlan) -> None:
+    def _act(self, snapshot: BrokerSnapshot, space: DiskSpace, plan: SpacePlan) -> None:
         offsets = plan.cloud_gc_offsets()
-        for leadership in world.wanted:
+        for leadership in snapshot.wanted:
             next_offset = offsets.get(leadership.partition.topic_partition)
             if next_offset is not None:
                 self._reconciler.request_space(leadership, next_offset)
@@ -275,7 +275,7 @@ class SpaceManager:
 
 
 def plan_for(
-    world: World,
+    snapshot: BrokerSnapshot,
     space: DiskSpace,
     *,
     manifest_of: Callable[[Leadership], PartitionManifest | None],
@@ -289,7 +289,7 @@ def plan_for(
     *obstacle_of* says why a partition cannot be trimmed at present; empty when it can.
     """
     partitions = space_partitions(
-        world,
+        snapshot,
         log_dirs=space.log_dirs,
         manifest_of=manifest_of,
         obstacle_of=obstacle_of,

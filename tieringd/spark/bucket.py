@@ -24,8 +24,8 @@ from tieringd.archive.record_reader import RecordReader
 from tieringd.metrics import Metrics
 from tieringd.model.segment import JOB_PREFIX
 from tieringd.storage.archive_clock import ArchiveClock
-from tieringd.storage.opening import opened_store
 from tieringd.storage.resilient import ResilientStore
+from tieringd.storage.store_opening import opened_store
 
 if TYPE_CHECKING:
     # An ordinary import would load pydantic and PyYAML into processes that do not need them.

@@ -5,7 +5,7 @@ In: keys, bytes and slices of files. Out: objects, versions, listings, and error
 
 Read in this order:
 
-* `base`: the seam. `opening`: from a configuration to a store, with the `settings` of each cloud.
+* `base`: the seam. `store_opening`: from a configuration to a store, with the `store_settings` of each cloud.
 * `resilient`: retries, deadlines and limits. `checked_puts`: trials of a store's checksums and conditions.
   `archive_clock`: the host's clock, compared with the times in the store's responses.
 * `memory`; `file` with `file_root`, `file_tree` and `known_roots`.

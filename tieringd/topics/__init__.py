@@ -8,6 +8,6 @@ broker had.
 Read in this order:
 
 * `topic_registry`: lists the topic manifests, and reads those that changed.
-* `first_sight`: records the values with which a topic begins.
+* `topic_defaults`: records the values with which a topic begins.
 * `retention_manager`: sets the broker's retention of a managed topic to unlimited, and restores it.
 """

@@ -31,12 +31,12 @@ from tests.support.iceberg import catalog_properties, rows_of_table, running_cat
 from tests.support.processes import Server
 from tieringd.config import load_config
 from tieringd.errors import RetryableError, StorageUnavailable, TieringError
+from tieringd.spark.jobs.export.export_job import export
 from tieringd.spark.jobs.export.iceberg_target import IcebergTarget
-from tieringd.spark.jobs.export.job import export
 from tieringd.spark.jobs.export.parquet_target import ParquetTarget
 from tieringd.spark.jobs.export.state import ExportRules
 from tieringd.spark.jobs.export.work import on_spark
-from tieringd.spark.jobs.progress import silent
+from tieringd.spark.jobs.job_progress import silent
 
 SMALL = ExportRules(portion_bytes=300_000, round_bytes=2_000_000)
 TOPICS = (codec_topic("zstd"), APPEND_TIME, TRANSACTIONS)
@@ -191,7 +191,7 @@ async def test_second_run_adds_only_what_is_new(  # noqa: PLR0917 - fixtures
 
     wanted = [await expected(kafka, objects, topic, number=number) for number in range(2)]
     with iceberg.opened(config) as place_of:
-        rows = rows_of_table(place_of(topic).standing().version)
+        rows = rows_of_table(place_of(topic).checkpoint().version)
     for number in range(2):
         plain = spark_rows(spark, f"file://{tmp_path}/lake", topic, number)
         assert [seen_record(row) for row in plain] == wanted[number]

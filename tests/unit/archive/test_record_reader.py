@@ -121,16 +121,16 @@ async def test_offset_for_time_is_the_first_record_as_late(writer, archive):
         if number % 2:
             writer.roll()
     manifest = await archived(writer, archive)
-    look = archive.records.offset_for_time
+    offset_for_time = archive.records.offset_for_time
 
-    assert await look(manifest, 0) == 0
+    assert await offset_for_time(manifest, 0) == 0
     for number, offset in enumerate(offsets):
         time = DEFAULT_TIME_MS + 100 * number
-        assert await look(manifest, time) == offset
+        assert await offset_for_time(manifest, time) == offset
         # Records of a batch are a millisecond apart.
-        assert await look(manifest, time + 1) == offset + 1
-        assert await look(manifest, time + 2) == (offset + 2)
-    assert await look(manifest, DEFAULT_TIME_MS + 10_000) == manifest.next_offset
+        assert await offset_for_time(manifest, time + 1) == offset + 1
+        assert await offset_for_time(manifest, time + 2) == (offset + 2)
+    assert await offset_for_time(manifest, DEFAULT_TIME_MS + 10_000) == manifest.next_offset
 
 
 async def test_offset_for_time_finds_late_records_behind_earlier_ones(writer, archive):

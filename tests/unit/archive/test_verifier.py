@@ -9,7 +9,7 @@ from crc32c import crc32c
 
 from tests.fakes.archive import archived, archiver_of, observed
 from tests.fakes.broker import FakeBroker
-from tieringd.archive.scrub.segment_look import PartitionReport
+from tieringd.archive.scrub.segment_inspection import PartitionReport
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import decode_sidecar, encode_sidecar
 from tieringd.model.segment_table import SegmentTable

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.archive import LOOKS, archive_in, archiver_of, observed, values_in
+from tests.fakes.archive import SCAN_NUMBERS, archive_in, archiver_of, observed, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
@@ -38,13 +38,13 @@ def archiver(writer, archive, broker, metrics, clock):
     return archiver_of(writer, archive, broker, metrics=metrics, now_ms=clock)
 
 
-def look(writer, total=ALL, **changes):
+def observe(writer, total=ALL, **changes):
     return observed(writer, total=total, retention_pace=PACE, **changes)
 
 
 def later(seen):
     """Return a later look that found nothing new."""
-    return seen.renumbered(next(LOOKS))
+    return seen.renumbered(next(SCAN_NUMBERS))
 
 
 def objects(store, writer) -> list[int]:
@@ -59,22 +59,22 @@ def objects(store, writer) -> list[int]:
 async def settled(archiver, writer, clock, *, minutes: int = 3, total=ALL, **changes) -> None:
     """Let so many minutes pass, with a step in each."""
     for _ in range(minutes):
-        await archiver.step(look(writer, total, **changes))
+        await archiver.step(observe(writer, total, **changes))
         clock.now_ms += MINUTE_MS
 
 
 async def test_what_one_look_finds_goes_with_the_next(writer, archiver, store, clock):
     """A deletion takes two looks an interval apart; steps in between change nothing."""
     first, second = writer.closed_segment(), writer.closed_segment()
-    await archiver.step(look(writer))
+    await archiver.step(observe(writer))
     assert bases(store, writer) == [first, second]
 
     clock.now_ms += MINUTE_MS - 1
-    assert (await archiver.step(look(writer))).expired == 0
+    assert (await archiver.step(observe(writer))).expired == 0
     assert bases(store, writer) == [first, second]
 
     clock.now_ms += 1
-    assert (await archiver.step(look(writer))).expired == 2
+    assert (await archiver.step(observe(writer))).expired == 2
     manifest = stored_manifest(store, writer)
     assert (len(manifest.segments), manifest.start_offset) == (0, writer.bases[-1])
     assert manifest.expired_at_ms == clock()
@@ -83,12 +83,12 @@ async def test_what_one_look_finds_goes_with_the_next(writer, archiver, store, c
 async def test_what_the_second_look_does_not_find_stays(writer, archiver, store, clock):
     """A limit that was wrong for a moment, as after a typing error, deletes nothing."""
     kept = writer.closed_segment()
-    await archiver.step(look(writer))
+    await archiver.step(observe(writer))
     clock.now_ms += MINUTE_MS
     forever = TotalRetention(limit_ms=None, limit_bytes=None)
-    assert (await archiver.step(look(writer, forever))).expired == 0
+    assert (await archiver.step(observe(writer, forever))).expired == 0
     clock.now_ms += MINUTE_MS
-    assert (await archiver.step(look(writer))).expired == 0
+    assert (await archiver.step(observe(writer))).expired == 0
     assert bases(store, writer) == [kept]
 
 
@@ -100,12 +100,12 @@ async def test_second_look_takes_no_more_than_the_first_found(writer, archiver, 
     writer.roll()
     limits = TotalRetention(limit_ms=MINUTE_MS, limit_bytes=None)
     clock.now_ms += MINUTE_MS + 10
-    await archiver.step(look(writer, limits))
+    await archiver.step(observe(writer, limits))
     clock.now_ms += MINUTE_MS
-    assert (await archiver.step(look(writer, limits))).expired == 1
+    assert (await archiver.step(observe(writer, limits))).expired == 1
     assert bases(store, writer) == [young]
     clock.now_ms += MINUTE_MS
-    assert (await archiver.step(look(writer, limits))).expired == 1
+    assert (await archiver.step(observe(writer, limits))).expired == 1
     assert (bases(store, writer), old) == ([], 0)
 
 
@@ -117,10 +117,10 @@ async def test_objects_outlive_their_segment_by_the_delay(writer, archiver, stor
     assert objects(store, writer) == [0, 3]
 
     clock.now_ms = stored_manifest(store, writer).expired_at_ms + PACE.delete_delay_ms - 1
-    assert (await archiver.step(look(writer))).expired == 0
+    assert (await archiver.step(observe(writer))).expired == 0
     assert objects(store, writer) == [0, 3]
     clock.now_ms += 1
-    assert (await archiver.step(look(writer))).expired == 2
+    assert (await archiver.step(observe(writer))).expired == 2
     assert objects(store, writer) == []
     assert stored_manifest(store, writer).retired == ()
     value = metrics.registry.get_sample_value
@@ -133,7 +133,7 @@ async def test_uploads_go_on_where_the_archive_ended(writer, archiver, archive, 
     writer.closed_segment()
     await settled(archiver, writer, clock)
     base = writer.closed_segment(b"later")
-    await archiver.step(look(writer, TotalRetention(None, None)))
+    await archiver.step(observe(writer, TotalRetention(None, None)))
     manifest = stored_manifest(store, writer)
     assert [one.base_offset for one in manifest.segments] == [base]
     assert await values_in(archive, manifest) == {base: b"later"}
@@ -167,7 +167,7 @@ async def test_local_segment_is_let_go_only_whole(writer, archive, broker, store
     """One that reaches past what retention took stays, with all before its end."""
     archiver = archiver_of(writer, archive, broker, now_ms=clock)
     writer.closed_segment()
-    await archiver.step(look(writer, TotalRetention(None, None)))
+    await archiver.step(observe(writer, TotalRetention(None, None)))
     stored = await archive.manifests.load(writer.identified)
     first = stored.existing.segments[0]
     half = replace(first, last_offset=first.base_offset)
@@ -176,7 +176,7 @@ async def test_local_segment_is_let_go_only_whole(writer, archive, broker, store
     await archive.manifests.commit(stored, cut.expired(1, now_ms=clock()), leader_epoch=0)
 
     again = archiver_of(writer, archive, broker, now_ms=clock)
-    await again.step(look(writer, TotalRetention(None, None)))
+    await again.step(observe(writer, TotalRetention(None, None)))
     assert broker.trims == []
     assert writer.bases_on_disk == writer.bases
 
@@ -244,11 +244,11 @@ async def test_delay_begins_when_the_commit_takes_effect(writer, broker, clock, 
     archiver = archiver_of(writer, archive_in(store, now_ms=clock), broker, now_ms=clock)
     writer.closed_segment()
     for _ in range(2):
-        await archiver.step(look(writer, UNLIMITED))
+        await archiver.step(observe(writer, UNLIMITED))
     store.delay_ms = 5 * MINUTE_MS
     while not stored_manifest(store, writer).retired:
         clock.now_ms += MINUTE_MS
-        await archiver.step(look(writer))
+        await archiver.step(observe(writer))
     store.delay_ms = 0
     (retired,) = stored_manifest(store, writer).retired
     in_effect_ms = clock.now_ms
@@ -258,13 +258,13 @@ async def test_delay_begins_when_the_commit_takes_effect(writer, broker, clock, 
         archiver = archiver_of(
             writer, archive_in(store, writer_id="next", now_ms=clock), broker, now_ms=clock
         )
-        await archiver.step(look(writer))
+        await archiver.step(observe(writer))
 
     clock.now_ms = in_effect_ms + PACE.delete_delay_ms - 1
-    await archiver.step(look(writer))
+    await archiver.step(observe(writer))
     assert objects(store, writer) == [0]
     clock.now_ms = in_effect_ms + PACE.delete_delay_ms + 1000
-    await archiver.step(look(writer))
+    await archiver.step(observe(writer))
     assert objects(store, writer) == []
 
 
@@ -278,9 +278,9 @@ async def test_deletion_that_failed_is_done_again(writer, broker, clock, deletes
     clock.now_ms += PACE.delete_delay_ms
     store.failures, store.deletes_anyway = 1, deletes_anyway
     with pytest.raises(StorageUnavailable):
-        await archiver.step(look(writer))
+        await archiver.step(observe(writer))
     assert len(stored_manifest(store, writer).retired) == 1
-    await archiver.step(look(writer))
+    await archiver.step(observe(writer))
     assert stored_manifest(store, writer).retired == ()
     assert objects(store, writer) == []
     assert len(store.deletions) == 2
@@ -290,10 +290,10 @@ async def test_deposed_leader_deletes_nothing(writer, archive, store, broker, cl
     """What is due when another leader took over is that one's to delete."""
     # It would look at the manifest by itself a little later.
     pace = RetentionPace(interval_ms=MINUTE_MS, delete_delay_ms=MINUTE_MS - 10_000)
-    seen = replace(look(writer).topic, retention_pace=pace)
+    seen = replace(observe(writer).topic, retention_pace=pace)
 
     def at_pace():
-        return replace(look(writer), topic=seen)
+        return replace(observe(writer), topic=seen)
 
     writer.closed_segment()
     old = archiver_of(writer, archive, broker, now_ms=clock)
@@ -320,7 +320,7 @@ async def test_idle_archiver_notices_a_job_s_edit(writer, archive, archiver, sto
     for _ in range(3):
         writer.append(b"1")
         writer.roll()
-    seen = look(writer, UNLIMITED)
+    seen = observe(writer, UNLIMITED)
     for _ in range(3):
         await archiver.step(seen)
     assert archiver.is_at_rest(seen)
@@ -361,7 +361,7 @@ async def merge_first_two(store, writer, archive, clock) -> None:
 async def test_manifest_that_was_removed_is_not_begun_anew(writer, archiver, store, clock):
     """A new one would name nothing of what is there, and scrub would take all of it away."""
     writer.closed_segment()
-    seen = look(writer, UNLIMITED)
+    seen = observe(writer, UNLIMITED)
     for _ in range(3):
         await archiver.step(seen)
     await store.delete_many([manifest_key(writer.identified)])
@@ -378,7 +378,7 @@ async def test_manifest_that_was_removed_is_not_begun_anew(writer, archiver, sto
 async def test_look_for_edits_costs_one_request(writer, archiver, store, clock):
     """As nothing has changed, nothing is read."""
     writer.closed_segment()
-    seen = look(writer, UNLIMITED)
+    seen = observe(writer, UNLIMITED)
     for _ in range(3):
         await archiver.step(seen)
     clock.now_ms += PACE.edits_interval_ms
@@ -405,7 +405,7 @@ def test_edits_are_noticed_before_their_deletion_is_due(interval_ms, delete_dela
 async def test_deletion_touches_no_other_object(writer, archiver, store, clock):
     """By name, and only the two objects of each segment that left the manifest."""
     writer.closed_segment(), writer.closed_segment()
-    await archiver.step(look(writer))
+    await archiver.step(observe(writer))
     keys = {
         name(writer.identified, one)
         for one in stored_manifest(store, writer).segments
@@ -421,7 +421,7 @@ async def test_large_deletion_is_done_in_turns(writer, archive, broker, store, c
     """One step deletes so many at most, and says that there is more to do."""
     archiver = archiver_of(writer, archive, broker, now_ms=clock)
     base = writer.closed_segment()
-    await archiver.step(look(writer, TotalRetention(None, None)))
+    await archiver.step(observe(writer, TotalRetention(None, None)))
     stored = await archive.manifests.load(writer.identified)
     (first,) = stored.existing.segments
     count = DELETED_AT_ONCE_MAX + 7
@@ -433,7 +433,7 @@ async def test_large_deletion_is_done_in_turns(writer, archive, broker, store, c
     await archive.manifests.commit(stored, many.expired(count, now_ms=clock()), leader_epoch=0)
     clock.now_ms += PACE.delete_delay_ms + 1000
     again = archiver_of(writer, archive, broker, now_ms=clock)
-    results = [await again.step(look(writer, never_trimmed_because="of the test")) for _ in range(3)]
+    results = [await again.step(observe(writer, never_trimmed_because="of the test")) for _ in range(3)]
     assert [one.expired for one in results] == [DELETED_AT_ONCE_MAX, 7, 0]
     assert [one.made_progress for one in results] == [True, True, False]
     assert base == 0
@@ -443,7 +443,7 @@ async def test_archiver_at_rest_wakes_when_retention_is_due(writer, archiver, cl
     """Of ten thousand idle partitions only those are stepped in which something is past retention."""
     writer.closed_segment()
     limits = TotalRetention(limit_ms=3 * MINUTE_MS, limit_bytes=None)
-    seen = look(writer, limits)
+    seen = observe(writer, limits)
     for _ in range(3):
         await archiver.step(seen)
     assert archiver.is_at_rest(seen)
@@ -460,7 +460,7 @@ async def test_archiver_at_rest_wakes_when_retention_is_due(writer, archiver, cl
     assert not archiver.manifest.retired, "one look has confirmed itself"
     await archiver.step(later(seen))
     assert archiver.manifest.retired
-    seen = look(writer, limits)
+    seen = observe(writer, limits)
     for _ in range(3):
         await archiver.step(seen)
     assert archiver.is_at_rest(seen)
@@ -471,7 +471,7 @@ async def test_archiver_at_rest_wakes_when_retention_is_due(writer, archiver, cl
 async def test_archiver_of_an_empty_archive_rests(writer, archiver, clock):
     """A partition without a closed segment has nothing that retention could look at, now or later."""
     writer.append()
-    seen = look(writer, TotalRetention(limit_ms=MINUTE_MS, limit_bytes=1))
+    seen = observe(writer, TotalRetention(limit_ms=MINUTE_MS, limit_bytes=1))
     await archiver.step(seen)
     await archiver.step(seen)
     assert archiver.is_at_rest(seen)
@@ -482,12 +482,12 @@ async def test_archiver_of_an_empty_archive_rests(writer, archiver, clock):
 async def test_clock_that_was_set_back_holds_nothing_up(writer, archiver, store, clock):
     """An hour that comes twice is no reason to wait for an hour."""
     writer.closed_segment()
-    await archiver.step(look(writer))
+    await archiver.step(observe(writer))
     clock.now_ms -= 3_600_000
     limits = TotalRetention(limit_ms=None, limit_bytes=0)
-    await archiver.step(look(writer, limits))
+    await archiver.step(observe(writer, limits))
     clock.now_ms += MINUTE_MS
-    await archiver.step(look(writer, limits))
+    await archiver.step(observe(writer, limits))
     assert bases(store, writer) == []
 
 
@@ -497,7 +497,7 @@ async def test_next_leader_goes_on_with_what_is_to_be_deleted(writer, archive, s
     await settled(archiver_of(writer, archive, broker, now_ms=clock), writer, clock, minutes=2)
     clock.now_ms += PACE.delete_delay_ms
     another = archiver_of(writer, archive_in(store, writer_id="new", now_ms=clock), broker, now_ms=clock)
-    await another.step(look(writer))
+    await another.step(observe(writer))
     assert objects(store, writer) == []
 
 

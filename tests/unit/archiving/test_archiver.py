@@ -13,7 +13,7 @@ from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
 from tieringd.archiving.archiver import StepResult
 from tieringd.errors import BrokerUnavailable, FencedError, LocalFileError, StorageUnavailable
-from tieringd.policies.upload import UploadLimits
+from tieringd.policies.upload_plan import UploadLimits
 from tieringd.storage.memory import MemoryStore
 
 

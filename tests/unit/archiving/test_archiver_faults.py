@@ -95,7 +95,7 @@ async def test_gap_is_recorded_after_two_looks(writer, archiver, store, metrics)
     writer.drop_head()
 
     first = await archiver.step(observed(writer))
-    assert first == StepResult(pending_segments=1, needs_another_look=True)
+    assert first == StepResult(pending_segments=1, needs_another_scan=True)
     assert stored_manifest(store, writer).gaps == ()
 
     result = await archiver.step(observed(writer))
@@ -182,7 +182,7 @@ async def test_one_look_never_counts_as_two(writer, archiver, store):
     holed = replace(observed(writer), log=replace(whole.log, segments=tuple(rest)))
     assert first.base_offset == 0
     for _ in range(3):
-        assert await archiver.step(holed) == StepResult(pending_segments=1, needs_another_look=True)
+        assert await archiver.step(holed) == StepResult(pending_segments=1, needs_another_scan=True)
     while (await archiver.step(observed(writer))).uploaded:
         pass
     manifest = stored_manifest(store, writer)

@@ -30,7 +30,7 @@ def writer(writer):
 
 
 @pytest.fixture
-def look(writer, tmp_path):
+def observe(writer, tmp_path):
     """Return a function that looks at the log when the broker has deleted two segments, and at some pins."""
     directory = PinDirectory(str(tmp_path / "pins"))
     for segment in writer.local_log().closed_segments[:2]:
@@ -41,18 +41,18 @@ def look(writer, tmp_path):
     return lambda *which: replace(observed(writer), pins=tuple(pins[one] for one in which))
 
 
-async def test_transaction_whose_marker_is_lost_counts_as_aborted(writer, look, archive, broker):
+async def test_transaction_whose_marker_is_lost_counts_as_aborted(writer, observe, archive, broker):
     """Nobody can tell how it ended, and it is not whole: the marker of a later one says nothing of it."""
     archiver = archiver_of(writer, archive, broker)
     with pytest.raises(LocalFileError, match="has no marker in the local log"):
-        await archiver.step(look(0))
+        await archiver.step(observe(0))
 
     with capture_logs() as lines:
-        assert (await archiver.step(look(0))).uploaded == 1
+        assert (await archiver.step(observe(0))).uploaded == 1
     (line,) = [one for one in lines if "count as aborted" in one["event"]]
     assert (line["producer_ids"], line["last_lost_offset"]) == ([1], 2)
     for _ in range(3):
-        await archiver.step(look(0))
+        await archiver.step(observe(0))
 
     manifest = archiver.manifest
     assert [(gap.base_offset, gap.last_offset) for gap in manifest.gaps] == [(2, 2)]
@@ -61,13 +61,13 @@ async def test_transaction_whose_marker_is_lost_counts_as_aborted(writer, look, 
     assert set(committed.values()) == {b"plain", b"second"}
 
 
-async def test_hole_that_is_gone_at_the_next_look_changes_nothing(writer, look, archive, broker):
+async def test_hole_that_is_gone_at_the_next_look_changes_nothing(writer, observe, archive, broker):
     """A hole is for ever only when it is seen twice."""
     archiver = archiver_of(writer, archive, broker)
     with pytest.raises(LocalFileError):
-        await archiver.step(look(0))
+        await archiver.step(observe(0))
 
-    while (await archiver.step(look(0, 1))).uploaded:
+    while (await archiver.step(observe(0, 1))).uploaded:
         pass
     manifest = archiver.manifest
     assert manifest.gaps == ()
@@ -99,14 +99,14 @@ async def test_one_look_aborts_no_transaction_however_often_it_is_acted_on(write
     assert b"data" in committed.values()
 
 
-def test_hole_is_confirmed_by_another_look_and_as_it_is(look):
+def test_hole_is_confirmed_by_another_look_and_as_it_is(observe):
     """What the first look had, and the second has not, is missing in one look only."""
     watch = HoleWatch()
-    seen = look(0)
+    seen = observe(0)
     hole, wider = (2, 3), (2, 5)
-    gone = replace(look(0), log=replace(seen.log, segments=seen.log.segments[1:]))
+    gone = replace(observe(0), log=replace(seen.log, segments=seen.log.segments[1:]))
     found = []
-    for each in (seen, seen, gone, seen, look(0), look(0, 1), look(0)):
+    for each in (seen, seen, gone, seen, observe(0), observe(0, 1), observe(0)):
         watch.note(each)
         found.append((watch.new, watch.confirmed))
     assert found == [
@@ -123,16 +123,16 @@ def test_hole_is_confirmed_by_another_look_and_as_it_is(look):
 async def test_archive_is_not_cut_back_by_a_log_with_a_new_hole(writer, archive, broker, request):
     """Where a transaction began that is open at the divergence may be in the hole."""
     before = await archived(writer, archive)
-    look = request.getfixturevalue("look")
+    observe = request.getfixturevalue("observe")
     writer.truncate(writer.bases[-1] - 1)
     writer.begin_epoch(1)
     writer.closed_segment()
     archiver = archiver_of(writer, archive, broker, leader_epoch=1)
-    holed = look(0)
+    holed = observe(0)
     for _ in range(3):
         result = await archiver.step(holed)
         assert "offsets 2 to 2 are missing on disk, and the next look has to find so" in result.waits_because
-        assert result.needs_another_look
+        assert result.needs_another_scan
     assert archiver.manifest.segments == before.segments
-    await archiver.step(look(0, 1))
+    await archiver.step(observe(0, 1))
     assert archiver.manifest.replacements

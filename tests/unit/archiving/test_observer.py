@@ -12,7 +12,7 @@ from tests.fakes.archive import archive_in, tiered_config
 from tests.fakes.broker import FakeBroker, broker_unavailable
 from tests.fakes.log_writer import CLUSTER, LogWriter
 from tieringd.archiving.observer import Observer
-from tieringd.archiving.pinner import PinLook, Pinner
+from tieringd.archiving.pinner import PinFacts, Pinner
 from tieringd.broker.layout import KafkaLayout
 from tieringd.broker.pins import PinDirectory
 from tieringd.config import Config, parse_config
@@ -72,10 +72,10 @@ class Watch:
             layout=self.archive.layout,
         )
 
-    async def look(self):
+    async def scan(self):
         """Look with what the bucket says of topics now."""
         await self.registry.refresh(CLUSTER)
-        return await self.observer.look()
+        return await self.observer.scan()
 
     def value(self, name: str) -> float | None:
         return self.metrics.registry.get_sample_value(f"tieringd_{name}")
@@ -115,35 +115,40 @@ def watch(make_watch):
     return make_watch()
 
 
-def wanted(world) -> dict[str, int]:
+def wanted(snapshot) -> dict[str, int]:
     """Return the epoch under which each partition is to be archived."""
-    return {str(one.partition): one.leader_epoch for one in world.wanted}
+    return {str(one.partition): one.leader_epoch for one in snapshot.wanted}
 
 
-def followed(world) -> list[str]:
-    return sorted(str(one.partition) for one in world.followed)
+def followed(snapshot) -> list[str]:
+    return sorted(str(one.partition) for one in snapshot.followed)
 
 
 async def test_look_has_an_observation_for_each_partition_that_is_led(watch, writers):
     """Files, bounds and configuration of each, under the epoch that the cluster names."""
     writers[1].begin_epoch(7)
     watch.broker.epochs[writers[1].name] = 7
-    world = await watch.look()
-    assert wanted(world) == {"orders-0": 0, "orders-1": 7, "orders-2": 0}
-    seen = world.wanted[Leadership(writers[1].identified, 7)]
+    snapshot = await watch.scan()
+    assert wanted(snapshot) == {"orders-0": 0, "orders-1": 7, "orders-2": 0}
+    seen = snapshot.wanted[Leadership(writers[1].identified, 7)]
     assert (seen.log, seen.bounds, seen.pins) == (writers[1].local_log(), writers[1].bounds(), ())
     assert seen.topic.remote_write
     assert seen.topic.local_retention_target == LocalRetentionTarget(None, None)
-    assert (world.followed, world.problems, world.unclear, world.managed) == ((), {}, frozenset(), {})
+    assert (snapshot.followed, snapshot.problems, snapshot.unclear, snapshot.managed) == (
+        (),
+        {},
+        frozenset(),
+        {},
+    )
 
 
 async def test_look_follows_what_others_lead(watch, writers):
     """A follower's log is looked at, and its bounds are nobody's business but the leader's."""
     del watch.broker.epochs[writers[1].name]
     watch.broker.followed[writers[1].name] = 4
-    world = await watch.look()
-    assert wanted(world) == {"orders-0": 0, "orders-2": 0}
-    (one,) = world.followed
+    snapshot = await watch.scan()
+    assert wanted(snapshot) == {"orders-0": 0, "orders-2": 0}
+    (one,) = snapshot.followed
     assert (one.partition, one.log) == (writers[1].identified, writers[1].local_log())
     assert watch.value("followed_partitions") == 1
 
@@ -151,9 +156,9 @@ async def test_look_follows_what_others_lead(watch, writers):
 async def test_look_leaves_out_what_the_cluster_does_not_count_as_a_replica(watch, writers):
     """A directory on its way out is neither archived nor followed, and no problem."""
     del watch.broker.epochs[writers[1].name]
-    world = await watch.look()
-    assert wanted(world) == {"orders-0": 0, "orders-2": 0}
-    assert (world.followed, world.problems) == ((), {})
+    snapshot = await watch.scan()
+    assert wanted(snapshot) == {"orders-0": 0, "orders-2": 0}
+    assert (snapshot.followed, snapshot.problems) == ((), {})
 
 
 @pytest.mark.parametrize("is_leader", [True, False])
@@ -162,8 +167,8 @@ async def test_look_leaves_out_topics_that_are_not_archived(make_watch, broker, 
     if not is_leader:
         broker.followed[writers[0].name] = broker.epochs.pop(writers[0].name)
     watch = make_watch(topics="{orders: {redpanda.remote.write: false}}")
-    world = await watch.look()
-    assert (world.wanted, world.followed) == ({}, ())
+    snapshot = await watch.scan()
+    assert (snapshot.wanted, snapshot.followed) == ({}, ())
     assert watch.value("upload_share_ratio") == 0
 
 
@@ -171,9 +176,9 @@ async def test_look_takes_topic_settings_from_the_broker(watch, writers):
     """What is set on the broker counts, and a value that cannot be read is said once."""
     watch.broker.configs["orders"] = {"local.retention.bytes": "77", "local.retention.ms": "soon"}
     with capture_logs() as lines:
-        worlds = [await watch.look() for _ in range(3)]
-    for world in worlds:
-        assert {one.topic.local_retention_target for one in world.wanted.values()} == {
+        snapshots = [await watch.scan() for _ in range(3)]
+    for snapshot in snapshots:
+        assert {one.topic.local_retention_target for one in snapshot.wanted.values()} == {
             LocalRetentionTarget(None, 77)
         }
     faults = [line["fault"] for line in lines if line["event"] == "topic configuration ignored in part"]
@@ -186,18 +191,18 @@ async def test_upload_share_is_the_part_of_the_topic_s_partitions_that_is_led(wa
     for number in {0, 1, 2} - set(led):
         name = writers[number].name
         watch.broker.followed[name] = watch.broker.epochs.pop(name)
-    await watch.look()
+    await watch.scan()
     assert watch.value("upload_share_ratio") == pytest.approx(share)
 
 
 async def test_bounds_that_fail_leave_out_one_partition_and_do_not_stop_its_archiver(watch, writers):
     """It is unclear and named as a problem: neither wanted, nor followed, nor gone."""
     watch.broker.bounds_errors[writers[1].name] = BrokerUnavailable("NOT_LEADER_OR_FOLLOWER")
-    world = await watch.look()
-    assert wanted(world) == {"orders-0": 0, "orders-2": 0}
-    assert world.unclear == {writers[1].name}
-    assert world.problems == {str(writers[1].path): "NOT_LEADER_OR_FOLLOWER"}
-    assert world.followed == ()
+    snapshot = await watch.scan()
+    assert wanted(snapshot) == {"orders-0": 0, "orders-2": 0}
+    assert snapshot.unclear == {writers[1].name}
+    assert snapshot.problems == {str(writers[1].path): "NOT_LEADER_OR_FOLLOWER"}
+    assert snapshot.followed == ()
 
 
 async def test_log_that_cannot_be_read_leaves_out_one_partition(watch, writers):
@@ -207,16 +212,16 @@ async def test_log_that_cannot_be_read_leaves_out_one_partition(watch, writers):
     checkpoint.write_text("nonsense")
     with capture_logs() as lines:
         for _ in range(2):
-            world = await watch.look()
-            assert wanted(world) == {"orders-0": 0, "orders-2": 0}
-            assert world.unclear == {writers[1].name}
-            assert list(world.problems) == [str(writers[1].path)]
-            assert watch.observer.problems == world.problems
+            snapshot = await watch.scan()
+            assert wanted(snapshot) == {"orders-0": 0, "orders-2": 0}
+            assert snapshot.unclear == {writers[1].name}
+            assert list(snapshot.problems) == [str(writers[1].path)]
+            assert watch.observer.problems == snapshot.problems
             assert watch.value("unreadable_paths") == 1
         checkpoint.write_bytes(sound)
-        world = await watch.look()
-    assert len(wanted(world)) == 3
-    assert (world.problems, world.unclear, watch.value("unreadable_paths")) == ({}, frozenset(), 0)
+        snapshot = await watch.scan()
+    assert len(wanted(snapshot)) == 3
+    assert (snapshot.problems, snapshot.unclear, watch.value("unreadable_paths")) == ({}, frozenset(), 0)
     said = [line["event"] for line in lines if "path" in line]
     assert said == ["left out of this round", "readable again"]
 
@@ -226,28 +231,28 @@ async def test_broker_that_does_not_answer_ends_the_look(watch):
     for operation in ("cluster_id", "replicas", "topic_configs", "log_bounds"):
         watch.broker.fail_next(operation, broker_unavailable(operation))
         with pytest.raises(BrokerUnavailable):
-            await watch.look()
-    assert len(wanted(await watch.look())) == 3
+            await watch.scan()
+    assert len(wanted(await watch.scan())) == 3
 
 
 async def test_look_that_finds_nothing_new_shows_the_same_under_another_number(watch, writers):
     """A round sees without a comparison that nothing changed; an archiver that acts gets the new number."""
-    first, second = await watch.look(), await watch.look()
+    first, second = await watch.scan(), await watch.scan()
     assert second.wanted is first.wanted
     for leadership, seen in first.wanted.items():
         again = second.confirmed(second.wanted[leadership])
         assert again.shows_same(seen)
         assert again.uploadable == seen.uploadable
-        assert (again.look, again.looked_at) == (second.look, second.looked_at)
-        assert again.look > seen.look
+        assert (again.scan_number, again.scan_began_at) == (second.scan_number, second.scan_began_at)
+        assert again.scan_number > seen.scan_number
     writers[0].append(b"new")
-    third = await watch.look()
+    third = await watch.scan()
     changed = {
         str(one.partition) for one, seen in third.wanted.items() if not seen.shows_same(first.wanted[one])
     }
     assert changed == {"orders-0"}
-    (again,) = (await watch.observer.look_again([str(writers[0].path)])).values()
-    assert again.look > max(seen.look for seen in third.wanted.values())
+    (again,) = (await watch.observer.rescan_partitions([str(writers[0].path)])).values()
+    assert again.scan_number > max(seen.scan_number for seen in third.wanted.values())
 
 
 async def test_look_has_the_pins_of_led_and_followed_partitions(make_watch, broker, writers, tmp_path):
@@ -256,16 +261,16 @@ async def test_look_has_the_pins_of_led_and_followed_partitions(make_watch, brok
     name = writers[1].name
     broker.followed[name] = broker.epochs.pop(name)
     watch = make_watch(pin_root=tmp_path / "pins")
-    looks = [PinLook(each.local_log(), (), None) for each in writers[:2]]
-    await watch.pinner.step(looks, is_complete=False)
+    partitions = [PinFacts(each.local_log(), (), None) for each in writers[:2]]
+    await watch.pinner.step(partitions, is_complete=False)
     writers[0].drop_head()
-    world = await watch.look()
-    seen = world.wanted[Leadership(writers[0].identified, 0)]
+    snapshot = await watch.scan()
+    seen = snapshot.wanted[Leadership(writers[0].identified, 0)]
     assert [each.base_offset for each in seen.log.segments] == [3]
     assert [each.base_offset for each in seen.uploadable.segments] == [0, 3]
     assert [pin.is_held for pin in seen.pins] == [True]
-    assert [[pin.is_held for pin in one.pins] for one in world.followed] == [[False]]
-    assert world.wanted[Leadership(writers[2].identified, 0)].pins == ()
+    assert [[pin.is_held for pin in one.pins] for one in snapshot.followed] == [[False]]
+    assert snapshot.wanted[Leadership(writers[2].identified, 0)].pins == ()
 
 
 async def test_pin_directory_that_cannot_be_read_leaves_out_its_partition_only(make_watch, writers, tmp_path):
@@ -273,46 +278,46 @@ async def test_pin_directory_that_cannot_be_read_leaves_out_its_partition_only(m
     (tmp_path / "pins").mkdir()
     (tmp_path / "pins" / f"{writers[0].name}_{writers[0].partition.topic_id}").write_bytes(b"")
     watch = make_watch(pin_root=tmp_path / "pins")
-    world = await watch.look()
-    assert wanted(world) == {"orders-1": 0, "orders-2": 0}
-    assert world.unclear == {writers[0].name}
-    assert "Not a directory" in world.problems[str(writers[0].path)]
+    snapshot = await watch.scan()
+    assert wanted(snapshot) == {"orders-1": 0, "orders-2": 0}
+    assert snapshot.unclear == {writers[0].name}
+    assert "Not a directory" in snapshot.problems[str(writers[0].path)]
 
 
 async def test_paused_topic_is_followed_and_not_archived(watch, writers):
     """Its files and pins are looked after, while nothing of it is uploaded or trimmed."""
     key = topic_key(writers[0].identified)
     await watch.pause(key)
-    world = await watch.look()
-    assert (wanted(world), followed(world)) == ({}, ["orders-0", "orders-1", "orders-2"])
-    assert world.paused == {key}
+    snapshot = await watch.scan()
+    assert (wanted(snapshot), followed(snapshot)) == ({}, ["orders-0", "orders-1", "orders-2"])
+    assert snapshot.paused == {key}
     assert watch.value("paused_topics") == 1
 
 
 async def test_pause_and_resume_are_seen_as_the_registry_knows_them(watch, writers):
     """The look itself asks the bucket for nothing."""
-    assert len(wanted(await watch.look())) == 3
+    assert len(wanted(await watch.scan())) == 3
     key = topic_key(writers[0].identified)
     await watch.pause(key)
-    assert len(wanted(await watch.observer.look())) == 3
-    assert wanted(await watch.look()) == {}
+    assert len(wanted(await watch.observer.scan())) == 3
+    assert wanted(await watch.scan()) == {}
     await watch.pause(key, Archiving.ON)
-    world = await watch.look()
-    assert (len(wanted(world)), world.paused, watch.value("paused_topics")) == (3, frozenset(), 0)
+    snapshot = await watch.scan()
+    assert (len(wanted(snapshot)), snapshot.paused, watch.value("paused_topics")) == (3, frozenset(), 0)
 
 
 async def test_pause_of_a_former_incarnation_is_not_this_topic_s(watch, writers):
     """A topic that was created again begins unpaused."""
     await watch.pause(TopicKey(CLUSTER, "orders", "another-incarnation-id"))
-    assert len(wanted(await watch.look())) == 3
+    assert len(wanted(await watch.scan())) == 3
 
 
 async def test_nothing_is_archived_before_the_bucket_has_told_what_is_paused(watch, writers):
     """What this broker leads is held back then, with its pins looked after."""
-    world = await watch.observer.look()
-    assert (wanted(world), followed(world), world.problems) == ({}, [], {})
-    assert sorted(str(one.partition) for one in world.held_back) == ["orders-0", "orders-1", "orders-2"]
-    assert (await watch.look()).held_back == ()
+    snapshot = await watch.observer.scan()
+    assert (wanted(snapshot), followed(snapshot), snapshot.problems) == ({}, [], {})
+    assert sorted(str(one.partition) for one in snapshot.held_back) == ["orders-0", "orders-1", "orders-2"]
+    assert (await watch.scan()).held_back == ()
 
 
 @pytest.mark.parametrize(
@@ -330,45 +335,45 @@ async def test_retention_is_managed_by_who_leads_partition_0(make_watch, writers
     for number in {0, 1, 2} - leads:
         name = writers[number].name
         watch.broker.followed[name] = watch.broker.epochs.pop(name)
-    world = await watch.look()
+    snapshot = await watch.scan()
     key = topic_key(writers[0].identified)
-    assert list(world.managed) == ([key] if expected else [])
+    assert list(snapshot.managed) == ([key] if expected else [])
 
 
 async def test_managed_retention_goes_on_while_the_topic_is_paused(make_watch, writers):
     """A pause must not let the broker delete: nothing is uploaded then."""
     watch = make_watch(topics="{orders: {tieringd.managed.retention: true}}")
     await watch.pause(topic_key(writers[0].identified))
-    world = await watch.look()
-    assert wanted(world) == {}
-    assert list(world.managed) == [topic_key(writers[0].identified)]
+    snapshot = await watch.scan()
+    assert wanted(snapshot) == {}
+    assert list(snapshot.managed) == [topic_key(writers[0].identified)]
 
 
 @pytest.mark.parametrize("change", [{"lifecycle": Lifecycle.KEPT}, {"moved_to": "s3://new"}])
 async def test_retention_is_not_managed_where_the_archive_is_closed(make_watch, writers, change):
     """After a move the daemons with the new configuration do that."""
     watch = make_watch(topics="{orders: {tieringd.managed.retention: true}}")
-    assert list((await watch.look()).managed) == [topic_key(writers[0].identified)]
+    assert list((await watch.scan()).managed) == [topic_key(writers[0].identified)]
     await watch.registry.change(topic_key(writers[0].identified), lambda found: replace(found, **change))
-    assert (await watch.look()).managed == {}
+    assert (await watch.scan()).managed == {}
 
 
 async def test_remote_delete_is_told_of_topics_whose_first_partition_is_led(watch, writers):
     """As the broker and the file have it now."""
     key = topic_key(writers[0].identified)
-    assert (await watch.look()).remote_delete == {key: True}
+    assert (await watch.scan()).remote_delete == {key: True}
     watch.broker.configs["orders"] = {"redpanda.remote.delete": "false"}
-    assert (await watch.look()).remote_delete == {key: False}
+    assert (await watch.scan()).remote_delete == {key: False}
     watch.broker.followed[writers[0].name] = watch.broker.epochs.pop(writers[0].name)
-    assert (await watch.look()).remote_delete == {}
+    assert (await watch.scan()).remote_delete == {}
 
 
 async def test_topic_without_configuration_says_nothing_of_its_deletion(watch, writers):
     """One that is being deleted is on disk for a while, and has no configuration any more."""
     watch.broker.configs["orders"] = {"redpanda.remote.delete": "false"}
     watch.broker.untold = {"orders"}
-    world = await watch.look()
-    assert (world.remote_delete, len(world.local)) == ({}, len(writers))
+    snapshot = await watch.scan()
+    assert (snapshot.remote_delete, len(snapshot.local)) == ({}, len(writers))
 
 
 @pytest.mark.parametrize(
@@ -381,12 +386,12 @@ async def test_topic_without_configuration_says_nothing_of_its_deletion(watch, w
 async def test_topic_whose_archive_is_closed_is_not_archived(watch, writers, change, reason):
     """It is a problem that is told; its files and pins are looked after."""
     key = topic_key(writers[0].identified)
-    await watch.look()
+    await watch.scan()
     await watch.registry.change(key, lambda found: replace(found, **change))
-    world = await watch.look()
-    assert (wanted(world), followed(world)) == ({}, ["orders-0", "orders-1", "orders-2"])
-    assert reason in world.problems[f"topic orders ({key.topic_id})"]
-    assert world.paused == frozenset()
+    snapshot = await watch.scan()
+    assert (wanted(snapshot), followed(snapshot)) == ({}, ["orders-0", "orders-1", "orders-2"])
+    assert reason in snapshot.problems[f"topic orders ({key.topic_id})"]
+    assert snapshot.paused == frozenset()
 
 
 class HeadlessLayout(KafkaLayout):
@@ -408,17 +413,17 @@ class HeadlessLayout(KafkaLayout):
 async def test_log_whose_offsets_only_the_archive_knows_is_looked_at_again(watch, writers):
     """The manifest's translation is asked for once, and remembered for the looks that follow."""
     watch.observer._layout = HeadlessLayout(writers[0].partition)
-    world = await watch.look()
-    assert wanted(world) == {"orders-1": 0, "orders-2": 0}
-    assert world.unclear == {writers[0].name}
+    snapshot = await watch.scan()
+    assert wanted(snapshot) == {"orders-1": 0, "orders-2": 0}
+    assert snapshot.unclear == {writers[0].name}
 
     manifests = watch.archive.manifests
     begun = PartitionManifest.begin(writers[0].identified, start_offset=0)
     stored = await manifests.load(writers[0].identified)
     await manifests.commit(stored, replace(begun, translation=LOG_BEGINNING), leader_epoch=0)
     for _ in range(2):
-        world = await watch.look()
-        assert (len(wanted(world)), world.problems, world.unclear) == (3, {}, frozenset())
+        snapshot = await watch.scan()
+        assert (len(wanted(snapshot)), snapshot.problems, snapshot.unclear) == (3, {}, frozenset())
     assert watch.observer._translations == {str(writers[0].path): (LOG_BEGINNING,)}
 
 
@@ -433,10 +438,10 @@ async def test_store_that_is_away_costs_only_the_log_that_needs_it(watch, writer
     """While the archive cannot tell a log's offsets, the others are looked at and pinned as ever."""
     watch.observer._layout = HeadlessLayout(writers[0].partition)
     watch.observer._manifests = FailingManifests()
-    world = await watch.look()
-    assert wanted(world) == {"orders-1": 0, "orders-2": 0}
-    assert world.unclear == {writers[0].name}
-    assert world.problems == {
+    snapshot = await watch.scan()
+    assert wanted(snapshot) == {"orders-1": 0, "orders-2": 0}
+    assert snapshot.unclear == {writers[0].name}
+    assert snapshot.problems == {
         str(writers[0].path): "its offsets are not known; "
         "the archive cannot tell: the store does not answer for orders-0"
     }
@@ -444,40 +449,40 @@ async def test_store_that_is_away_costs_only_the_log_that_needs_it(watch, writer
 
 async def test_second_look_at_some_partitions_sees_what_is_new_there(watch, writers):
     """Files and bounds of the paths that were asked for, and of no others."""
-    first = await watch.look()
+    first = await watch.scan()
     for each in writers:
         each.closed_segment()
-    again = await watch.observer.look_again([str(writers[1].path)])
+    again = await watch.observer.rescan_partitions([str(writers[1].path)])
     leadership = Leadership(writers[1].identified, 0)
     assert again is not None
     assert list(again) == [leadership]
     assert (again[leadership].log, again[leadership].bounds) == (writers[1].local_log(), writers[1].bounds())
     assert again[leadership].topic is first.wanted[leadership].topic
-    assert (await watch.look()).wanted[leadership].shows_same(again[leadership])
+    assert (await watch.scan()).wanted[leadership].shows_same(again[leadership])
 
 
 async def test_second_look_gives_up_where_more_than_files_may_have_changed(watch, writers):
     """A path that is not archived, new epochs, a fault: then only a whole look will do."""
     path = str(writers[0].path)
-    assert await watch.observer.look_again([path]) is None, "nothing was looked at yet"
-    await watch.look()
-    assert await watch.observer.look_again([path, "/elsewhere/orders-9"]) is None
+    assert await watch.observer.rescan_partitions([path]) is None, "nothing was looked at yet"
+    await watch.scan()
+    assert await watch.observer.rescan_partitions([path, "/elsewhere/orders-9"]) is None
     watch.broker.bounds_errors[writers[0].name] = BrokerUnavailable("NOT_LEADER_OR_FOLLOWER")
-    assert await watch.observer.look_again([path]) is None
+    assert await watch.observer.rescan_partitions([path]) is None
     watch.broker.bounds_errors.clear()
-    assert await watch.observer.look_again([path]) is not None
+    assert await watch.observer.rescan_partitions([path]) is not None
     writers[0].begin_epoch(3)
-    assert await watch.observer.look_again([path]) is None
-    await watch.look()
+    assert await watch.observer.rescan_partitions([path]) is None
+    await watch.scan()
     (writers[0].path / "leader-epoch-checkpoint").write_text("nonsense")
-    assert await watch.observer.look_again([path]) is None
+    assert await watch.observer.rescan_partitions([path]) is None
 
 
 async def test_look_whose_bounds_are_of_another_epoch_is_thrown_away(watch, writers):
     """Leadership came back under a later epoch while the files were read: the next look is of one epoch."""
-    await watch.look()
+    await watch.scan()
     watch.broker.epochs[writers[0].name] = 2
-    assert await watch.observer.look_again([str(writers[0].path)]) is None
+    assert await watch.observer.rescan_partitions([str(writers[0].path)]) is None
     read = watch.archive.layout.read_log
 
     def overtaken(partition, translations):
@@ -485,67 +490,67 @@ async def test_look_whose_bounds_are_of_another_epoch_is_thrown_away(watch, writ
         return read(partition, translations)
 
     watch.archive.layout.read_log = overtaken
-    world = await watch.look()
-    assert writers[1].name in world.unclear
-    assert "led under 2" in world.problems[str(writers[1].path)]
-    assert wanted(world) == {"orders-0": 2, "orders-2": 0}
+    snapshot = await watch.scan()
+    assert writers[1].name in snapshot.unclear
+    assert "led under 2" in snapshot.problems[str(writers[1].path)]
+    assert wanted(snapshot) == {"orders-0": 2, "orders-2": 0}
     watch.archive.layout.read_log = read
-    assert wanted(await watch.look()) == {"orders-0": 2, "orders-1": 2, "orders-2": 0}
+    assert wanted(await watch.scan()) == {"orders-0": 2, "orders-1": 2, "orders-2": 0}
 
 
 async def test_look_whose_files_are_newer_than_its_leadership_is_thrown_away(watch, writers):
     """The files tell of a later leader than the broker does."""
     writers[1].begin_epoch(3)
-    world = await watch.look()
-    assert writers[1].name in world.unclear
-    assert "its files are of leader epoch 3" in world.problems[str(writers[1].path)]
-    assert wanted(world) == {"orders-0": 0, "orders-2": 0}
+    snapshot = await watch.scan()
+    assert writers[1].name in snapshot.unclear
+    assert "its files are of leader epoch 3" in snapshot.problems[str(writers[1].path)]
+    assert wanted(snapshot) == {"orders-0": 0, "orders-2": 0}
 
 
 async def test_look_without_any_partition_is_empty(tmp_path, store, metrics):
     """A broker that holds nothing yet is no problem, and divides by nothing."""
     (tmp_path / "logs").mkdir()
     watch = Watch(tmp_path / "logs", store, FakeBroker(), metrics)
-    world = await watch.look()
-    assert (world.wanted, world.followed, world.problems) == ({}, (), {})
+    snapshot = await watch.scan()
+    assert (snapshot.wanted, snapshot.followed, snapshot.problems) == ({}, (), {})
     assert watch.value("upload_share_ratio") == 0
 
 
 async def test_topic_keeps_the_cluster_values_of_when_it_was_first_seen(watch, writers, log_dir):
     """A later change of the cluster's values is for new topics only."""
-    world = await watch.look()
-    (key,) = world.first_seen
+    snapshot = await watch.scan()
+    (key,) = snapshot.unrecorded_topics
     assert key == topic_key(writers[0].identified)
-    assert (world.defaults.remote_write, len(world.wanted)) == (True, 3)
-    await watch.registry.record_defaults(key, world.defaults)
+    assert (snapshot.defaults.remote_write, len(snapshot.wanted)) == (True, 3)
+    await watch.registry.record_defaults(key, snapshot.defaults)
 
     off = watch.observer._config.model_copy(update={"cloud_storage_enable_remote_write": False})
     watch.observer.set_config(off)
     new = LogWriter(log_dir, "payments", 0)
     new.closed_segment()
     watch.broker.add(new)
-    world = await watch.look()
-    assert (wanted(world).keys(), world.first_seen) == (
+    snapshot = await watch.scan()
+    assert (wanted(snapshot).keys(), snapshot.unrecorded_topics) == (
         {"orders-0", "orders-1", "orders-2"},
         {topic_key(new.identified): watch.observer._topics["payments"]},
     )
 
-    await watch.registry.record_defaults(topic_key(new.identified), world.defaults)
+    await watch.registry.record_defaults(topic_key(new.identified), snapshot.defaults)
     watch.observer.set_config(config_of(log_dir, ""))
-    world = await watch.look()
-    assert (wanted(world).keys(), world.first_seen) == ({"orders-0", "orders-1", "orders-2"}, {})
+    snapshot = await watch.scan()
+    assert (wanted(snapshot).keys(), snapshot.unrecorded_topics) == ({"orders-0", "orders-1", "orders-2"}, {})
 
 
 async def test_topics_first_seen_are_those_whose_partition_0_is_led(watch, writers):
     """One daemon of the cluster records a topic."""
     watch.broker.followed[writers[0].name] = watch.broker.epochs.pop(writers[0].name)
-    assert (await watch.look()).first_seen == {}
+    assert (await watch.scan()).unrecorded_topics == {}
 
 
 async def test_translation_of_a_partition_that_is_gone_is_forgotten(watch):
     """A manifest's translation is remembered while the partition is on this host's disks."""
     watch.observer._translations["/gone/orders-9"] = (LOG_BEGINNING,)
-    await watch.look()
+    await watch.scan()
     assert watch.observer._translations == {}
 
 
@@ -560,11 +565,11 @@ def trimmed(wanted) -> set[str]:
 
 async def test_topic_that_a_restore_could_not_find_is_not_trimmed(watch, writers):
     """A restore finds topics by their manifests: until one is stored, nothing of the topic is trimmed."""
-    before = (await watch.look()).wanted
+    before = (await watch.scan()).wanted
     await watch.registry.ensure([writers[0].identified])
-    between = (await watch.look()).wanted
+    between = (await watch.scan()).wanted
     await watch.registry.ensure([one.identified for one in writers])
-    after = (await watch.look()).wanted
+    after = (await watch.scan()).wanted
 
     assert trimmed(before) == set()
     assert trimmed(between) == {"orders-0"}

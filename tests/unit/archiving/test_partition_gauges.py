@@ -14,7 +14,7 @@ from tieringd.archiving.observer import Observation
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import LogBounds
-from tieringd.policies.upload import UploadLimits, plan_uploads
+from tieringd.policies.upload_plan import UploadLimits, plan_uploads
 
 TOPIC = topic_config()
 BEGUN = PartitionManifest.begin(PARTITION, start_offset=0)
@@ -44,7 +44,7 @@ def publish(gauges):
             replace(each, modified_ns=(TIME_MS - age_ms) * 1_000_000)
             for each, age_ms in zip(log.segments, ages_ms, strict=True)
         )
-        seen = Observation(replace(log, segments=segments), LogBounds(0, stable, 40), TOPIC, look=1)
+        seen = Observation(replace(log, segments=segments), LogBounds(0, stable, 40), TOPIC, scan_number=1)
         plan = plan_uploads(
             seen.uploadable,
             seen.bounds,
@@ -168,7 +168,7 @@ def test_gauges_of_two_partitions_are_apart(metrics, publish, value):
     publish()
     other = replace(PARTITION, partition=4)
     log = local_log([0])
-    seen = Observation(log, LogBounds(0, 0, 0), TOPIC, look=1)
+    seen = Observation(log, LogBounds(0, 0, 0), TOPIC, scan_number=1)
     plan = plan_uploads(log, seen.bounds, next_offset=0, limits=UploadLimits())
     PartitionGauges(other, metrics=metrics).publish(
         BEGUN, seen, plan, seconds_to_loss=math.inf, now_ms=TIME_MS, steady_ms=0

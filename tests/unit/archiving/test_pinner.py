@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from tests.fakes.log_writer import LogWriter, _Segment
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.observer import Observation
-from tieringd.archiving.pinner import PinLook, Pinner
+from tieringd.archiving.pinner import PinFacts, Pinner
 from tieringd.broker.pins import PinDirectory
 from tieringd.model.manifest_parts import Gap
 from tieringd.policies.pinning import judged
@@ -56,14 +56,14 @@ def pinner(make_pinner):
     return make_pinner()
 
 
-def look_at(pinner: Pinner, writer: LogWriter, next_offset: int | None = None) -> PinLook:
+def facts_of(pinner: Pinner, writer: LogWriter, next_offset: int | None = None) -> PinFacts:
     found = pinner.pins_of(writer.partition)
-    return PinLook(*judged(writer.local_log(), found), next_offset)
+    return PinFacts(*judged(writer.local_log(), found), next_offset)
 
 
 async def step(pinner, *writers, next_offset=None, is_complete=True) -> None:
-    looks = [look_at(pinner, each, next_offset) for each in writers]
-    await pinner.step(looks, is_complete=is_complete)
+    facts = [facts_of(pinner, each, next_offset) for each in writers]
+    await pinner.step(facts, is_complete=is_complete)
 
 
 def held(pinner: Pinner, writer: LogWriter) -> list[tuple[int, bool]]:
@@ -116,7 +116,7 @@ async def test_pinned_segments_can_be_uploaded_after_the_broker_deleted_them(pin
     writer.drop_head()
     writer.drop_head()
     seen = Observation(
-        writer.local_log(), writer.bounds(), None, pinner.pins_of(writer.partition).pins, look=1
+        writer.local_log(), writer.bounds(), None, pinner.pins_of(writer.partition).pins, scan_number=1
     )
     assert [each.base_offset for each in seen.log.segments] == [6, 9]
     assert [each.base_offset for each in seen.uploadable.segments] == [0, 3, 6, 9]
@@ -241,7 +241,7 @@ async def test_pins_of_a_recreated_topic_s_former_self_go(pinner, writer):
     again = replace(writer.partition, topic_id="another-incarnation-id")
     for _ in range(2):
         log = replace(writer.local_log(), partition=again)
-        await pinner.step([PinLook(log, pinner.pins_of(again).pins, None)], is_complete=True)
+        await pinner.step([PinFacts(log, pinner.pins_of(again).pins, None)], is_complete=True)
     assert len(pinner.pins_of(again).pins) == 3
     assert pinner.pins_of(writer.partition).pins == ()
 
@@ -282,9 +282,9 @@ async def test_pin_that_fails_is_counted_and_stops_nobody_else(pinner, writer, l
     other = LogWriter(log_dir, "payments", 0)
     other.closed_segment()
     (root / f"{writer.name}_{writer.partition.topic_id}").write_bytes(b"a file in a directory's place")
-    looks = [PinLook(writer.local_log(), (), None), look_at(pinner, other)]
+    facts = [PinFacts(writer.local_log(), (), None), facts_of(pinner, other)]
     with capture_logs() as lines:
-        await pinner.step(looks, is_complete=True)
+        await pinner.step(facts, is_complete=True)
     assert len(held(pinner, other)) == 1
     assert value(metrics, "pin_failures_total") == 2
     assert {line["event"] for line in lines} == {"pin failed: the broker may delete what is not durable"}
@@ -297,7 +297,7 @@ async def test_pin_directory_that_fails_is_counted_and_the_round_goes_on(tmp_pat
     root = tmp_path / "a-file"
     root.write_bytes(b"")
     pinner = Pinner({str(log_dir): PinDirectory(str(root))}, budget_bytes=AMPLE, metrics=metrics)
-    await pinner.step([PinLook(writer.local_log(), (), None)], is_complete=True)
+    await pinner.step([PinFacts(writer.local_log(), (), None)], is_complete=True)
     assert value(metrics, "pin_failures_total") == 3
     assert value(metrics, "pinned_segments") == 0
 
@@ -329,7 +329,8 @@ def uploadable(pinner: Pinner, writer: LogWriter) -> list[int]:
     """Return the bases of what would be uploaded."""
     log, pins = judged(writer.local_log(), pinner.pins_of(writer.partition))
     return [
-        each.base_offset for each in Observation(log, writer.bounds(), None, pins, look=1).uploadable.segments
+        each.base_offset
+        for each in Observation(log, writer.bounds(), None, pins, scan_number=1).uploadable.segments
     ]
 
 
@@ -368,7 +369,7 @@ async def test_pins_set_aside_go_when_the_archive_holds_their_offsets(pinner, wr
     begin_anew(writer, leader_epoch=5)
     await step(pinner, writer)
     gaps = (Gap(3, 5, "deleted", 0),)
-    await pinner.step([replace(look_at(pinner, writer, 19), gaps=gaps)], is_complete=True)
+    await pinner.step([replace(facts_of(pinner, writer, 19), gaps=gaps)], is_complete=True)
     assert held(pinner, writer) == [(3, True)]
     assert value(metrics, "stray_pins") == 1
     await step(pinner, writer, next_offset=19)
@@ -388,8 +389,8 @@ async def test_pins_set_aside_count_as_held(make_pinner, writer, metrics):
     assert value(metrics, "pinned_bytes") == 0, "nothing of it waits for the store"
 
 
-@pytest.mark.parametrize("looks_between", [0, 1, 2])
-async def test_pins_of_a_log_that_expired_as_a_whole_stay_before_it(make_pinner, writer, looks_between):
+@pytest.mark.parametrize("steps_between", [0, 1, 2])
+async def test_pins_of_a_log_that_expired_as_a_whole_stay_before_it(make_pinner, writer, steps_between):
     """Kafka forgets the epochs of what it deletes; what follows in the same log shows that it is the same."""
     pinner = make_pinner()
     await step(pinner, writer)
@@ -397,7 +398,7 @@ async def test_pins_of_a_log_that_expired_as_a_whole_stay_before_it(make_pinner,
         writer.drop_head()
     writer.epochs = [(0, 9)]
     writer._write_epochs()
-    for _ in range(looks_between):
+    for _ in range(steps_between):
         await step(pinner, writer)
         assert uploadable(pinner, writer) == [0, 3, 6, 9]
     # Nothing was written under the epoch that was left, so the next one takes its place.
@@ -420,7 +421,7 @@ async def test_pins_of_a_log_that_expired_as_a_whole_stay_before_it(make_pinner,
 async def test_active_segment_that_is_closed_and_deleted_in_one_go_stays_before_its_log(pinner, writer):
     """Nobody sees it closed, and nothing of then is left in the log but its leader epoch."""
     writer.append()
-    await pinner.step([replace(look_at(pinner, writer), expiring_end=12)], is_complete=True)
+    await pinner.step([replace(facts_of(pinner, writer), expiring_end=12)], is_complete=True)
     writer.roll()
     for _ in range(4):
         writer.drop_head()
@@ -446,10 +447,10 @@ async def test_pins_that_cannot_be_set_aside_keep_others_from_being_made(pinner,
     await step(pinner, writer)
     begin_anew(writer, leader_epoch=5)
     writer.closed_segment()
-    look = look_at(pinner, writer)
+    facts = facts_of(pinner, writer)
     pinner_s_directory = root / f"{writer.name}_{writer.partition.topic_id}"
     shutil.rmtree(pinner_s_directory)
-    await pinner.step([look], is_complete=True)
+    await pinner.step([facts], is_complete=True)
     assert pinner.pins_of(writer.partition).pins == ()
     assert value(metrics, "pin_failures_total") == 1
 
@@ -461,7 +462,7 @@ async def test_pins_are_not_let_go_by_a_look_of_long_ago(make_pinner, log_dir, r
     writer.closed_segment()
     pinner = make_pinner()
     await step(pinner, writer)
-    durable = look_at(pinner, writer, next_offset=3)
+    durable = facts_of(pinner, writer, next_offset=3)
     now = asyncio.get_running_loop().time()
     await asyncio.sleep(1)
     await pinner.step([replace(durable, good_until=now)], is_complete=True)

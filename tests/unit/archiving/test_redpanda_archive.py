@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.fakes.archive import LOOKS, archive_clock, archive_in
+from tests.fakes.archive import SCAN_NUMBERS, archive_clock, archive_in
 from tests.fakes.topics import topic_config
 from tests.redpanda_builders import RedpandaLog
 from tieringd.archiving.archiver import Archiver
@@ -16,7 +16,7 @@ from tieringd.errors import LocalFileError
 from tieringd.formats.object_keys import data_key
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
-from tieringd.policies.upload import UploadLimits
+from tieringd.policies.upload_plan import UploadLimits
 from tieringd.storage.memory import MemoryStore
 
 NOW_MS = 1_800_000_000_000
@@ -53,12 +53,12 @@ def layout(tmp_path):
     return RedpandaLayout(str(tmp_path / "spool"))
 
 
-def looked(layout, data_dir, *, known=(), target_bytes=None):
+def observed_in(layout, data_dir, *, known=(), target_bytes=None):
     (partition,) = layout.scan([str(data_dir)]).partitions
     local = layout.read_log(partition, known)
     end = local.segments[-1].base_offset + 1
     topic = topic_config(target_bytes=target_bytes)
-    return Observation(local, LogBounds(local.first_offset, end, end), topic, look=next(LOOKS))
+    return Observation(local, LogBounds(local.first_offset, end, end), topic, scan_number=next(SCAN_NUMBERS))
 
 
 def archiver_of(archive, layout, broker, partition):
@@ -79,7 +79,7 @@ async def test_redpanda_segments_are_archived_as_kafka_batches_and_trimmed(log, 
     """What is stored is what clients see, trimming compares it, and it reads back with Kafka's offsets."""
     store, broker = MemoryStore(), TrimmingBroker()
     archive = archive_in(store)
-    seen = looked(layout, data_dir, target_bytes=1)
+    seen = observed_in(layout, data_dir, target_bytes=1)
     partition = TopicIdPartition("cluster", "orders", seen.log.partition.topic_id, 0)
     archiver = archiver_of(archive, layout, broker, partition)
 
@@ -103,7 +103,7 @@ async def test_translation_in_the_manifest_serves_a_trimmed_log(log, data_dir, t
     """After the head is gone and the process as well, the manifest tells the log's Kafka offsets."""
     archive = archive_in(MemoryStore())
     first = RedpandaLayout(str(tmp_path / "spool"))
-    seen = looked(first, data_dir)
+    seen = observed_in(first, data_dir)
     partition = TopicIdPartition("cluster", "orders", seen.log.partition.topic_id, 0)
     archiver = archiver_of(archive, first, TrimmingBroker(), partition)
     await archiver.step(seen)
@@ -113,11 +113,11 @@ async def test_translation_in_the_manifest_serves_a_trimmed_log(log, data_dir, t
 
     restarted = RedpandaLayout(str(tmp_path / "spool"))
     with pytest.raises(LocalFileError, match="is not known"):
-        looked(restarted, data_dir)
+        observed_in(restarted, data_dir)
     stored = (await archive.manifests.load(partition)).manifest
 
     assert (
-        looked(restarted, data_dir, known=[stored.translation]).log.first_offset
+        observed_in(restarted, data_dir, known=[stored.translation]).log.first_offset
         == log.segments[-1].base_offset
     )
 
@@ -126,7 +126,7 @@ async def test_segment_that_changed_is_not_trimmed(log, data_dir, layout):
     """Other bytes than the stored ones stay where they are."""
     broker = TrimmingBroker()
     archive = archive_in(MemoryStore())
-    seen = looked(layout, data_dir)
+    seen = observed_in(layout, data_dir)
     partition = TopicIdPartition("cluster", "orders", seen.log.partition.topic_id, 0)
     archiver = archiver_of(archive, layout, broker, partition)
     await archiver.step(seen)
@@ -135,7 +135,7 @@ async def test_segment_that_changed_is_not_trimmed(log, data_dir, layout):
     other = RedpandaLog().roll(term=1).data([b"x", b"y"]).bookkeeping().data([b"z"])
     other = other.roll(term=1).bookkeeping().data([b"d", b"e"]).roll(term=2).data([b"f"])
     other.roll(term=2).data([b"g"]).allocated().write_to(data_dir / "kafka" / "orders" / "0_27")
-    await archiver.step(looked(layout, data_dir, target_bytes=1))
+    await archiver.step(observed_in(layout, data_dir, target_bytes=1))
 
     assert broker.trimmed_before == []
 

@@ -21,7 +21,7 @@ from tieringd.archiving.remote_log import SideFileKind
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.checkpoints import parse_epoch_checkpoint
 from tieringd.formats.index_files import parse_transaction_index
-from tieringd.formats.log_names import FileKind, encode_file_name
+from tieringd.formats.log_names import LogFileKind, encode_file_name
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment import IndexEntry, SegmentIndex
@@ -246,10 +246,10 @@ async def test_read_honours_its_limit(archive, writer, size_bytes_max, at_least_
 # --- Side files ---
 
 FILES = {
-    SideFileKind.OFFSET_INDEX: FileKind.OFFSET_INDEX,
-    SideFileKind.TIME_INDEX: FileKind.TIME_INDEX,
-    SideFileKind.TRANSACTION_INDEX: FileKind.TRANSACTION_INDEX,
-    SideFileKind.PRODUCER_SNAPSHOT: FileKind.PRODUCER_SNAPSHOT,
+    SideFileKind.OFFSET_INDEX: LogFileKind.OFFSET_INDEX,
+    SideFileKind.TIME_INDEX: LogFileKind.TIME_INDEX,
+    SideFileKind.TRANSACTION_INDEX: LogFileKind.TRANSACTION_INDEX,
+    SideFileKind.PRODUCER_SNAPSHOT: LogFileKind.PRODUCER_SNAPSHOT,
 }
 
 

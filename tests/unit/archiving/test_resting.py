@@ -17,7 +17,7 @@ from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.resting import ChangeFeed, Resting
 from tieringd.model.partition import Leadership, TopicIdPartition
-from tieringd.policies.upload import UploadLimits
+from tieringd.policies.upload_plan import UploadLimits
 
 
 @contextmanager
@@ -80,7 +80,7 @@ async def test_closed_segment_that_the_watch_told_wakes_its_archiver_at_once(dae
     async with daemon.running():
         await settled(daemon)
         base_offset = daemon.writers[1].closed_segment()
-        assert await daemon.reconciler.look_again([str(daemon.writers[1].path)])
+        assert await daemon.reconciler.rescan_partitions([str(daemon.writers[1].path)])
         await asyncio.sleep(1)
         assert daemon.archived()["orders-1"] == [0, base_offset]
         with stepped() as partitions:

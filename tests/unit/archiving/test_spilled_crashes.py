@@ -18,8 +18,8 @@ from tests.fakes.spilling import (
     CrashingStore,
     data_keys,
     filled,
-    look,
     make_parts_small,
+    observe,
     spilled_names,
 )
 from tieringd.archiving.archive_retention import ArchiveRetention, UploadTimes
@@ -99,7 +99,7 @@ class World:
     async def minutes(self, number, **changes) -> None:
         for _ in range(number):
             log_start_offset = changes.get("log_start_offset")
-            seen = look(self.writer, **{name: value for name, value in changes.items() if name == "total"})
+            seen = observe(self.writer, **{name: value for name, value in changes.items() if name == "total"})
             if log_start_offset is not None:
                 seen = replace(seen, bounds=replace(seen.bounds, log_start_offset=log_start_offset))
             await self.step(seen)
@@ -306,6 +306,6 @@ async def test_what_is_held_again_under_its_name_is_not_deleted(tmp_path, is_spi
     world.clock.now_ms += PACE.delete_delay_ms + 1000
     stored = await claim.current(lambda: anew)
     for _ in range(4):
-        stored, _ = await retention.step(stored, look(world.writer))
+        stored, _ = await retention.step(stored, observe(world.writer))
     assert (stored.existing.retired, stored.existing.spillover) == ((), None)
     assert (data_key(name, segment) in data_keys(world.store)) is stays

@@ -20,8 +20,8 @@ from tests.fakes.spilling import (
     data_keys,
     expect_all,
     filled,
-    look,
     make_parts_small,
+    observe,
     spilled_names,
 )
 from tieringd.archive.retired_objects import delete_retired
@@ -101,7 +101,7 @@ async def test_small_manifest_or_a_local_one_spills_nothing(writer, archive, arc
     writer.drop_head()
     await archiver.step(observed(writer))
     assert spilled_names(store, writer) == []
-    await archiver.step(look(writer))
+    await archiver.step(observe(writer))
     assert len(spilled_names(store, writer)) == 1
 
 
@@ -162,7 +162,7 @@ async def test_deposed_leader_spills_nothing_that_counts(writer, archiver, store
     kept = observed(writer)
     for _ in range(3):
         writer.drop_head()
-    before = look(writer)
+    before = observe(writer)
     writer.begin_epoch(1)
     await successor.step(replace(kept, log=replace(kept.log, epochs=tuple(writer.epochs))))
     with pytest.raises(FencedError):
@@ -185,7 +185,7 @@ async def test_leader_with_a_longer_local_log_takes_back_what_that_holds(writer,
         other.drop_head()
     broker = FakeBroker(other)
     successor = archiver_of(other, archive_in(store, writer_id="b2"), broker, leader_epoch=1)
-    await successor.step(look(other, target_bytes=0))
+    await successor.step(observe(other, target_bytes=0))
     assert broker.trims
     assert other.bounds().log_start_offset == 12
     manifest = stored_manifest(store, writer)
@@ -209,7 +209,7 @@ async def test_new_lineage_replaces_spilled_segments(writer, archiver, store, tm
     for number in range(4):
         other.closed_segment(b"new%d" % number)
     successor = archiver_of(other, archive_in(store, writer_id="b2"), FakeBroker(other), leader_epoch=1)
-    while (await successor.step(look(other))).uploaded:
+    while (await successor.step(observe(other))).uploaded:
         pass
     manifest = stored_manifest(store, other)
     expected = written_below(other, manifest.next_offset)
@@ -222,7 +222,7 @@ async def test_new_lineage_replaces_all_that_is_live_after_a_gap(writer, archive
     """The live part begins with a gap, and an election cuts right after it: no live segment stays."""
     for number in range(4):
         writer.closed_segment(b"a%d" % number, b"b%d" % number)
-    while (await archiver.step(look(writer))).uploaded:
+    while (await archiver.step(observe(writer))).uploaded:
         pass
     writer.closed_segment(b"lost", b"lost")
     for _ in range(5):
@@ -230,7 +230,7 @@ async def test_new_lineage_replaces_all_that_is_live_after_a_gap(writer, archive
     for number in range(2):
         writer.closed_segment(b"c%d" % number, b"d%d" % number)
     for _ in range(4):
-        await archiver.step(look(writer))
+        await archiver.step(observe(writer))
     before = stored_manifest(store, writer)
     assert (before.live_offset, before.gaps[0].base_offset, bases(store, writer)) == (8, 8, [10, 12])
     kept = await values_in(archive_in(store), before)
@@ -242,7 +242,7 @@ async def test_new_lineage_replaces_all_that_is_live_after_a_gap(writer, archive
     for number in range(4):
         other.closed_segment(b"new%d" % number)
     successor = archiver_of(other, archive_in(store, writer_id="b2"), FakeBroker(other), leader_epoch=1)
-    while (await successor.step(look(other))).uploaded:
+    while (await successor.step(observe(other))).uploaded:
         pass
 
     manifest = stored_manifest(store, other)
@@ -259,7 +259,7 @@ async def test_spilled_segments_expire_with_their_manifests(writer, archive, arc
     third = manifest.size_bytes // 3
     limits = TotalRetention(limit_ms=None, limit_bytes=manifest.size_bytes - third + 61)
     for _ in range(6):
-        await archiver.step(look(writer, total=limits))
+        await archiver.step(observe(writer, total=limits))
         clock.now_ms += MINUTE_MS
     after = stored_manifest(store, writer)
     assert after.start_offset > 0
@@ -270,7 +270,7 @@ async def test_spilled_segments_expire_with_their_manifests(writer, archive, arc
 
     for _ in range(12):
         clock.now_ms += MINUTE_MS
-        await archiver.step(look(writer, total=limits))
+        await archiver.step(observe(writer, total=limits))
     after = stored_manifest(store, writer)
     assert after.spillover.retired == ()
     gone = after.start_offset // 2
@@ -287,7 +287,7 @@ async def test_deletion_takes_its_time_and_goes_on_where_it_was(writer, archiver
     limits = TotalRetention(limit_ms=None, limit_bytes=stored_manifest(store, writer).size_bytes // 2)
     starts, left = [0], [6]
     for _ in range(40):
-        await archiver.step(look(writer, total=limits))
+        await archiver.step(observe(writer, total=limits))
         clock.now_ms += MINUTE_MS
         starts.append(stored_manifest(store, writer).start_offset)
         left.append(len(data_keys(store)))
@@ -303,8 +303,8 @@ async def test_archiver_rests_until_spilled_objects_are_due(writer, archiver, st
     limits = TotalRetention(limit_ms=None, limit_bytes=stored_manifest(store, writer).size_bytes - 1)
     while stored_manifest(store, writer).start_offset == 0:
         clock.now_ms += MINUTE_MS
-        await archiver.step(look(writer, total=limits))
-    seen = look(writer)
+        await archiver.step(observe(writer, total=limits))
+    seen = observe(writer)
     clock.now_ms += MINUTE_MS
     while not archiver.is_at_rest(seen):
         await archiver.step(seen)
@@ -325,7 +325,7 @@ async def test_everything_spilled_expires_and_spilling_goes_on(writer, archive, 
     await filled(writer, archiver)
     nothing = TotalRetention(limit_ms=None, limit_bytes=1)
     for _ in range(40):
-        await archiver.step(look(writer, total=nothing))
+        await archiver.step(observe(writer, total=nothing))
         clock.now_ms += MINUTE_MS
     manifest = stored_manifest(store, writer)
     assert manifest.spillover is None
@@ -346,7 +346,7 @@ async def test_archived_log_is_read_alike_by_old_and_new_processes(writer, archi
     expected = await values_in(archive, await archived(writer, archive))
     for _ in range(4):
         writer.drop_head()
-    await archiver_of(writer, archive_in(store), FakeBroker(writer)).step(look(writer))
+    await archiver_of(writer, archive_in(store), FakeBroker(writer)).step(observe(writer))
     manifest = stored_manifest(store, writer)
     assert manifest.spillover is not None
     assert await values_in(archive_in(store), manifest) == expected
@@ -374,7 +374,7 @@ async def test_gateway_reads_on_through_the_parts(writer, archiver, store, tmp_p
 async def test_gap_that_is_taken_back_is_not_announced_again(writer, archiver, store, tmp_path, metrics):
     """It was said when it was recorded, and is said once."""
     writer.closed_segment(b"a0", b"b0")
-    await archiver.step(look(writer))
+    await archiver.step(observe(writer))
     for number in (1, 2):
         writer.closed_segment(b"a%d" % number, b"b%d" % number)
     writer.drop_head()
@@ -382,10 +382,10 @@ async def test_gap_that_is_taken_back_is_not_announced_again(writer, archiver, s
     for number in (3, 4, 5):
         writer.closed_segment(b"a%d" % number, b"b%d" % number)
     for _ in range(4):
-        await archiver.step(look(writer))
+        await archiver.step(observe(writer))
     for _ in range(2):
         writer.drop_head()
-    await archiver.step(look(writer))
+    await archiver.step(observe(writer))
     manifest = stored_manifest(store, writer)
     assert (manifest.gaps, manifest.live_offset) == ((), 8)
     assert metrics.gaps.labels("orders")._value.get() == 1
@@ -397,7 +397,7 @@ async def test_gap_that_is_taken_back_is_not_announced_again(writer, archiver, s
     theirs = Metrics()
     await archiver_of(
         other, archive_in(store, writer_id="b2"), FakeBroker(other), leader_epoch=1, metrics=theirs
-    ).step(look(other))
+    ).step(observe(other))
     assert [gap.base_offset for gap in stored_manifest(store, writer).gaps] == [2]
     assert theirs.gaps.labels("orders")._value.get() == 0
 
@@ -417,7 +417,7 @@ async def test_part_that_cannot_be_read_holds_up_no_upload(
     fresh = archiver_of(writer, archive_in(store), FakeBroker(writer), now_ms=clock)
     for _ in range(16):
         writer.closed_segment()
-        assert (await fresh.step(look(writer, total=nothing))).uploaded == 1
+        assert (await fresh.step(observe(writer, total=nothing))).uploaded == 1
         clock.now_ms += MINUTE_MS
     assert stored_manifest(store, writer).start_offset == 0
     assert set(before) <= set(data_keys(store))
@@ -430,7 +430,7 @@ async def test_part_that_cannot_be_read_holds_up_no_upload(
     other.begin_epoch(1)
     broker = FakeBroker(other)
     successor = archiver_of(other, archive_in(store, writer_id="b2"), broker, leader_epoch=1, now_ms=clock)
-    assert (await successor.step(look(other, target_bytes=0))).uploaded == 1
+    assert (await successor.step(observe(other, target_bytes=0))).uploaded == 1
     assert broker.trims == []
 
 
@@ -455,7 +455,7 @@ async def test_deletion_that_a_successor_overtakes_leaves_its_spilled_parts(writ
 
     store.put = overtaken
     for _ in range(30):
-        await archiver.step(look(writer, total=TotalRetention(limit_ms=None, limit_bytes=1)))
+        await archiver.step(observe(writer, total=TotalRetention(limit_ms=None, limit_bytes=1)))
         clock.now_ms += MINUTE_MS
         if has_spilled:
             break
@@ -472,7 +472,7 @@ async def test_job_s_deletion_that_a_daemon_overtakes_leaves_its_spilled_parts(
     content, _ = store._objects[spillover_key(writer.identified, first)]
     theirs = spillover_key(writer.identified, replace(first, crc32c=first.crc32c ^ 1))
     while stored_manifest(store, writer).start_offset == 0:
-        await archiver.step(look(writer, total=TotalRetention(limit_ms=None, limit_bytes=1)))
+        await archiver.step(observe(writer, total=TotalRetention(limit_ms=None, limit_bytes=1)))
         clock.now_ms += MINUTE_MS
     put = store.put
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from tests.fakes.archive import archive_in, archived, archiver_of, observed
 from tests.fakes.broker import broker_unavailable
 from tests.fakes.virtual_loop import virtually
-from tieringd.archiving.trimmer import DENIED_PAUSE_MS, STALE_LOOK_SECONDS, Trimmer
+from tieringd.archiving.trimmer import DENIED_PAUSE_MS, STALE_SCAN_SECONDS, Trimmer
 from tieringd.errors import BrokerDenied, LocalFileError
 from tieringd.model.partition import Leadership
 from tieringd.policies.local_hint import plan_hint
@@ -89,21 +89,21 @@ async def test_look_from_before_a_trim_is_not_trimmed_by_again(writer, archive, 
     writer.closed_segment()
     manifest = await archived(writer, archive)
     await asyncio.sleep(1)
-    seen = replace(observed(writer, target_bytes=0), looked_at=asyncio.get_running_loop().time())
+    seen = replace(observed(writer, target_bytes=0), scan_began_at=asyncio.get_running_loop().time())
     await asyncio.sleep(1)
     assert await trimmer.trim(manifest, seen) == 1
     assert len(broker.trims) == 1
 
-    async def tries_again(look) -> bool:
+    async def tries_again(seen) -> bool:
         # The file is gone here, which is said once somebody wants to read it.
         with capture_logs() as lines:
-            await trimmer.trim(manifest, look)
+            await trimmer.trim(manifest, seen)
         return [line["event"] for line in lines] == ["segment cannot be compared before a trim"]
 
     assert not await tries_again(seen)
-    assert await tries_again(replace(seen, looked_at=asyncio.get_running_loop().time()))
+    assert await tries_again(replace(seen, scan_began_at=asyncio.get_running_loop().time()))
     # A broker that forgot the trim in a crash looks just as before it.
-    await asyncio.sleep(STALE_LOOK_SECONDS)
+    await asyncio.sleep(STALE_SCAN_SECONDS)
     assert await tries_again(seen)
 
 

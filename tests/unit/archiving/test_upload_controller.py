@@ -82,7 +82,7 @@ def braked(uploads: int, bytes_per_second: int) -> UploadPace:
 async def heard(controller: UploadController) -> None:
     """Let the controller hear the machine for a second without uploads."""
     await asyncio.sleep(1)
-    controller.look()
+    controller.probe()
 
 
 async def test_controller_without_a_backlog_is_polite(make_controller, metrics):
@@ -236,10 +236,10 @@ async def test_controller_leaves_an_idle_machine_alone(make_controller, host):
         async with gate.upload(partition(0), MIB):
             await asyncio.sleep(10)
         await asyncio.sleep(5)
-        looks = host.readings
-        assert looks > 10
+        readings = host.readings
+        assert readings > 10
         await asyncio.sleep(3600)
-        assert host.readings == looks
+        assert host.readings == readings
 
 
 async def test_a_limit_that_is_set_while_it_runs_holds_at_once(make_controller, host):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.archive import LOOKS, archive_in, archiver_of, observed, values_in
+from tests.fakes.archive import SCAN_NUMBERS, archive_in, archiver_of, observed, values_in
 from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
 from tieringd.errors import BucketNotFound
@@ -25,7 +25,7 @@ def archiver(writer, archive, broker, metrics, clock):
     return archiver_of(writer, archive, broker, metrics=metrics, now_ms=clock)
 
 
-def look(writer, log_start_offset=None, total=FOREVER, **changes):
+def observe(writer, log_start_offset=None, total=FOREVER, **changes):
     seen = observed(writer, total=total, retention_pace=PACE, **changes)
     if log_start_offset is None:
         return seen
@@ -36,7 +36,7 @@ async def filled(writer, archiver, segments=3):
     """Archive segments of four records, from offset 0 on."""
     for number in range(segments):
         writer.closed_segment(*(b"%d-%d" % (number, at) for at in range(4)))
-    while (await archiver.step(look(writer))).uploaded:
+    while (await archiver.step(observe(writer))).uploaded:
         pass
 
 
@@ -44,10 +44,10 @@ async def test_archive_follows_after_a_second_look(writer, archiver, store, cloc
     """Its start is the user's to the record; whole segments go, and their objects after the delay."""
     await filled(writer, archiver)
     clock.now_ms += MINUTE_MS
-    await archiver.step(look(writer, 6))
+    await archiver.step(observe(writer, 6))
     assert stored_manifest(store, writer).start_offset == 0
     clock.now_ms += MINUTE_MS
-    await archiver.step(look(writer, 6))
+    await archiver.step(observe(writer, 6))
     manifest = stored_manifest(store, writer)
     assert manifest.start_offset == 6
     assert bases(store, writer) == [4, 8]
@@ -61,10 +61,10 @@ async def test_archive_follows_after_a_second_look(writer, archiver, store, cloc
     assert (await archive.verifier.verify(manifest, deep=True)).faults == ()
 
     clock.now_ms += PACE.delete_delay_ms
-    await archiver.step(look(writer, 6))
+    await archiver.step(observe(writer, 6))
     assert len([key for key in store._objects if key.endswith(".log")]) == 2
     clock.now_ms += MINUTE_MS
-    await archiver.step(look(writer, 6))
+    await archiver.step(observe(writer, 6))
     assert stored_manifest(store, writer).start_offset == 6
 
 
@@ -74,7 +74,7 @@ async def test_start_that_comes_back_lower_counts(writer, archiver, store, clock
     await filled(writer, archiver)
     for log_start_offset in (6, second):
         clock.now_ms += MINUTE_MS
-        await archiver.step(look(writer, log_start_offset))
+        await archiver.step(observe(writer, log_start_offset))
     assert stored_manifest(store, writer).start_offset == (second or 0)
 
 
@@ -83,7 +83,7 @@ async def test_first_look_alone_moves_nothing(writer, archiver, store, clock):
     await filled(writer, archiver)
     for log_start_offset, expected in ((2, 0), (3, 2), (3, 3)):
         clock.now_ms += MINUTE_MS
-        await archiver.step(look(writer, log_start_offset))
+        await archiver.step(observe(writer, log_start_offset))
         assert stored_manifest(store, writer).start_offset == expected
 
 
@@ -92,7 +92,7 @@ async def test_start_at_the_end_of_a_segment_is_the_brokers_retention(writer, ar
     await filled(writer, archiver)
     for _ in range(4):
         clock.now_ms += MINUTE_MS
-        await archiver.step(look(writer, 4))
+        await archiver.step(observe(writer, 4))
     assert stored_manifest(store, writer).start_offset == 0
 
 
@@ -100,7 +100,7 @@ async def test_own_trim_is_no_users_for_the_next_leader(writer, archiver, store,
     """Its segments end elsewhere, and the archive's have been merged: only the record tells."""
     await filled(writer, archiver)
     archiver.request_space(8)
-    await archiver.step(look(writer))
+    await archiver.step(observe(writer))
     assert broker.trims == [(writer.name, 8)]
     manifests = archive_in(store, now_ms=clock).manifests
     stored = await manifests.load(writer.identified)
@@ -115,12 +115,12 @@ async def test_own_trim_is_no_users_for_the_next_leader(writer, archiver, store,
         noted = replace(known.existing, trimmed_offset=trimmed_offset)
         await again.manifests.commit(known, noted, leader_epoch=0)
         other = archiver_of(writer, again, broker, now_ms=clock)
-        seen = look(writer, 8)
+        seen = observe(writer, 8)
         first, *rest = seen.log.segments
         log = replace(seen.log, segments=(replace(first, base_offset=6), *rest))
         for _ in range(3):
             clock.now_ms += MINUTE_MS
-            await other.step(replace(seen, log=log, look=next(LOOKS)))
+            await other.step(replace(seen, log=log, scan_number=next(SCAN_NUMBERS)))
         return stored_manifest(store, writer).start_offset
 
     assert merged.trimmed_offset == 8
@@ -139,10 +139,10 @@ async def test_trim_is_recorded_before_it_is_asked_for(writer, archiver, store, 
         return await trim(*arguments, **named)
 
     broker.trim = noting_trim
-    await archiver.step(look(writer, storage_mode=StorageMode.CLOUD, target_bytes=0))
+    await archiver.step(observe(writer, storage_mode=StorageMode.CLOUD, target_bytes=0))
     assert (broker.trims, seen_by_broker) == ([(writer.name, 12)], [12])
     before = stored_manifest(store, writer).commit_number
-    await archiver.step(look(writer, storage_mode=StorageMode.CLOUD, target_bytes=0))
+    await archiver.step(observe(writer, storage_mode=StorageMode.CLOUD, target_bytes=0))
     assert stored_manifest(store, writer).commit_number == before
 
 
@@ -151,9 +151,9 @@ async def test_what_follows_a_recorded_trim_knows_of_the_record(writer, archiver
     await filled(writer, archiver)
     total = TotalRetention(limit_ms=0, limit_bytes=None)
     clock.now_ms += MINUTE_MS
-    await archiver.step(look(writer, total=total))
+    await archiver.step(observe(writer, total=total))
     clock.now_ms += MINUTE_MS
-    done = await archiver.step(look(writer, total=total, storage_mode=StorageMode.CLOUD, target_bytes=0))
+    done = await archiver.step(observe(writer, total=total, storage_mode=StorageMode.CLOUD, target_bytes=0))
     assert done.expired == 3
     assert stored_manifest(store, writer).trimmed_offset == 12
 
@@ -180,7 +180,7 @@ async def test_trim_that_cannot_be_recorded(writer, broker, clock, cut):
     assert await claim.record_trim(12, is_stored_end=cut is None) is (cut is None)
     assert claim.newest(claim._known).existing.trimmed_offset == 0
     store.is_full = False
-    await archiver.step(look(writer))
+    await archiver.step(observe(writer))
     assert await claim.record_trim(12, is_stored_end=False)
     assert stored_manifest(store, writer).trimmed_offset == 12
     store.is_full = True
@@ -213,7 +213,7 @@ async def test_compact_only_topic_keeps_its_archive(writer, archiver, store, clo
     await filled(writer, archiver)
     for _ in range(4):
         clock.now_ms += MINUTE_MS
-        await archiver.step(look(writer, 6, total=TotalRetention(0, 0, deletes=False)))
+        await archiver.step(observe(writer, 6, total=TotalRetention(0, 0, deletes=False)))
     assert stored_manifest(store, writer).start_offset == 0
 
 
@@ -223,11 +223,11 @@ async def test_everything_deleted_leaves_an_archive_that_goes_on(writer, archive
     writer.append(b"x", b"y")
     for _ in range(3):
         clock.now_ms += MINUTE_MS
-        await archiver.step(look(writer, 14))
+        await archiver.step(observe(writer, 14))
     manifest = stored_manifest(store, writer)
     assert (manifest.start_offset, manifest.next_offset, len(manifest.segments)) == (12, 12, 0)
     writer.roll()
-    await archiver.step(look(writer, 14))
+    await archiver.step(observe(writer, 14))
     assert stored_manifest(store, writer).next_offset == 14
 
 
@@ -240,7 +240,7 @@ async def test_log_that_an_earlier_leader_cut_is_no_users(writer, archiver, stor
     successor = archiver_of(writer, later, broker, leader_epoch=1, now_ms=clock)
     for log_start_offset, start_offset in ((6, 0), (6, 0), (6, 0), (9, 0), (9, 9)):
         clock.now_ms += MINUTE_MS
-        await successor.step(look(writer, log_start_offset))
+        await successor.step(observe(writer, log_start_offset))
         assert stored_manifest(store, writer).start_offset == start_offset
 
 
@@ -252,7 +252,7 @@ async def test_hint_that_only_follows_the_logs_start_hides_no_users_deletion(wri
     await archiver._claim.commit(stored, stored.existing.with_hint(1))
     for _ in range(2):
         clock.now_ms += MINUTE_MS
-        await archiver.step(look(writer, 6, **keeps_all))
+        await archiver.step(observe(writer, 6, **keeps_all))
     manifest = stored_manifest(store, writer)
     assert (manifest.allowed_local_start_offset, manifest.trimmed_offset, manifest.start_offset) == (6, 0, 6)
 
@@ -262,10 +262,10 @@ async def test_trim_waits_until_the_archive_has_followed_a_user(writer, archiver
     await filled(writer, archiver)
     lets_go = {"storage_mode": StorageMode.CLOUD, "target_bytes": 0}
     clock.now_ms += MINUTE_MS
-    await archiver.step(look(writer, 6, **lets_go))
+    await archiver.step(observe(writer, 6, **lets_go))
     assert broker.trims == []
     archiver.request_space(8)
-    await archiver.step(look(writer, 6, **lets_go))
+    await archiver.step(observe(writer, 6, **lets_go))
     assert broker.trims
 
 
@@ -275,22 +275,22 @@ async def test_look_that_no_round_has_confirmed_lets_go_of_nothing(writer, archi
     archiver.confirm_leadership(until=-1)
     for _ in range(3):
         clock.now_ms += MINUTE_MS
-        await archiver.step(look(writer, 6))
+        await archiver.step(observe(writer, 6))
     assert stored_manifest(store, writer).start_offset == 0
     archiver.confirm_leadership(until=math.inf)
     for _ in range(2):
         clock.now_ms += MINUTE_MS
-        await archiver.step(look(writer, 6))
+        await archiver.step(observe(writer, 6))
     assert stored_manifest(store, writer).start_offset == 6
 
 
 async def test_one_look_does_not_confirm_itself(writer, archiver, store, clock):
     """Rounds may fail for a long time, and an archiver acts on what it has meanwhile."""
     await filled(writer, archiver)
-    seen = look(writer, 6)
+    seen = observe(writer, 6)
     for _ in range(4):
         clock.now_ms += MINUTE_MS
         await archiver.step(seen)
     assert stored_manifest(store, writer).start_offset == 0
-    await archiver.step(look(writer, 6))
+    await archiver.step(observe(writer, 6))
     assert stored_manifest(store, writer).start_offset == 6

@@ -73,14 +73,14 @@ class Host:
             self.writer.append(timestamp_ms=self.right_ms() + ahead_ms)
             self.writer.roll()
 
-    async def look(self, *, after_ms: int = PACE.interval_ms, target_ms: int | None = None) -> None:
+    async def step(self, *, after_ms: int = PACE.interval_ms, target_ms: int | None = None) -> None:
         self.passed_ms += after_ms
         while (await self.archiver.step(self._seen(target_ms))).uploaded:
             pass
 
-    async def looks(self, count: int = 6, *, target_ms: int | None = None) -> None:
+    async def steps(self, count: int = 6, *, target_ms: int | None = None) -> None:
         for _ in range(count):
-            await self.look(target_ms=target_ms)
+            await self.step(target_ms=target_ms)
 
     async def redate(self, uploaded_at_ms: int) -> None:
         """Let the manifest say that everything was uploaded then, as a wrong clock would have it."""
@@ -118,9 +118,9 @@ async def test_what_was_uploaded_without_a_clock_outlives_the_clock_being_set(tm
     host = Host(tmp_path, store_tells=store_tells)
     host.write()
     host.error_ms = BOOTED_WITHOUT_A_CLOCK_MS - host.right_ms()
-    await host.look()
+    await host.step()
     host.error_ms = 0
-    await host.looks(target_ms=DAY_MS)
+    await host.steps(target_ms=DAY_MS)
     assert (host.start_offset, host.data_objects) == (0, 3)
     assert (host.writer.log_start_offset, len(host.writer.bases_on_disk)) == (0, 4)
 
@@ -130,13 +130,13 @@ async def test_an_archive_from_1970_is_not_emptied(tmp_path, store_tells):
     """Segments that an older version dated at 1970 are looked up, dated anew, and go when they are old."""
     host = Host(tmp_path, store_tells=store_tells)
     host.write()
-    await host.look()
+    await host.step()
     await host.redate(BOOTED_WITHOUT_A_CLOCK_MS)
-    await host.looks(target_ms=DAY_MS)
+    await host.steps(target_ms=DAY_MS)
     assert (host.start_offset, host.writer.log_start_offset) == (0, 0)
     assert min(one.uploaded_at_ms for one in host.archiver.manifest.segments) >= DEFAULT_TIME_MS
-    await host.look(after_ms=8 * DAY_MS, target_ms=DAY_MS)
-    await host.looks(target_ms=DAY_MS)
+    await host.step(after_ms=8 * DAY_MS, target_ms=DAY_MS)
+    await host.steps(target_ms=DAY_MS)
     assert host.start_offset == host.writer.log_start_offset == host.archiver.manifest.next_offset
     assert host.data_objects == 0
 
@@ -147,10 +147,10 @@ async def test_a_directory_that_was_dated_by_the_same_wrong_clock(host):
     host.start()
     host.write()
     host.error_ms = BOOTED_WITHOUT_A_CLOCK_MS - host.right_ms()
-    await host.look()
+    await host.step()
     host.error_ms = 0
     host.start()
-    await host.looks(target_ms=DAY_MS)
+    await host.steps(target_ms=DAY_MS)
     assert (host.start_offset, host.data_objects, host.writer.log_start_offset) == (0, 3, 0)
 
 
@@ -169,7 +169,7 @@ async def test_scrub_takes_nothing_for_old_by_a_wrong_clock(host, tmp_path):
     await host.archive.manifests.ensure_topic(
         TopicKey(one.cluster, one.topic, one.topic_id), partition_count=1
     )
-    await host.look()
+    await host.step()
     segment = host.archiver.manifest.segments[0]
     host.store.add(data_key(one, replace(segment, writer_id="dead0001")), b"uploaded a moment ago")
     host.error_ms = 400 * DAY_MS
@@ -187,30 +187,30 @@ async def test_scrub_takes_nothing_for_old_by_a_wrong_clock(host, tmp_path):
 async def test_an_upload_dated_days_too_early_is_looked_up(host):
     """A clock that was a month behind at the upload is found out by what the store says of the object."""
     host.write()
-    await host.look()
+    await host.step()
     await host.redate(host.right_ms() - 30 * DAY_MS)
-    await host.looks(target_ms=DAY_MS)
+    await host.steps(target_ms=DAY_MS)
     assert (host.start_offset, host.writer.log_start_offset) == (0, 0)
 
 
 async def test_an_upload_dated_in_the_future_does_not_keep_data_for_ever(host):
     """Where both records and upload are dated years ahead, the store's date of the object counts."""
     host.write(ahead_ms=4000 * DAY_MS)
-    await host.look()
+    await host.step()
     await host.redate(host.right_ms() + 3000 * DAY_MS)
-    await host.looks()
+    await host.steps()
     assert host.start_offset == 0
-    await host.look(after_ms=8 * DAY_MS)
-    await host.looks(3)
+    await host.step(after_ms=8 * DAY_MS)
+    await host.steps(3)
     assert host.start_offset == host.archiver.manifest.next_offset
 
 
 async def test_records_dated_in_the_future_go_a_retention_after_the_upload(host):
     """The store confirms the upload time once, and such records go no later than that plus retention."""
     host.write(ahead_ms=4 * DAY_MS)
-    await host.look()
-    await host.look(after_ms=7 * DAY_MS + 1)
-    await host.look()
+    await host.step()
+    await host.step(after_ms=7 * DAY_MS + 1)
+    await host.step()
     assert host.start_offset == host.archiver.manifest.next_offset
 
 
@@ -218,45 +218,45 @@ async def test_records_dated_in_the_future_go_a_retention_after_the_upload(host)
 async def test_nothing_goes_by_age_while_the_clock_is_off(host, error_ms):
     """A clock that is off is reported, new objects get no date that is too early, and what is old stays."""
     host.write()
-    await host.look()
+    await host.step()
     host.passed_ms += 8 * DAY_MS
     host.error_ms = error_ms
     host.write()
-    await host.looks(target_ms=DAY_MS)
+    await host.steps(target_ms=DAY_MS)
     assert (host.start_offset, host.writer.log_start_offset, host.is_doubted) == (0, 0, True)
     late_ms = host.archiver.manifest.segments[5].uploaded_at_ms - host.right_ms()
     assert -DAY_MS < late_ms <= max(error_ms, 0)
     host.error_ms = 0
-    await host.looks(target_ms=DAY_MS)
+    await host.steps(target_ms=DAY_MS)
     assert (host.start_offset, host.is_doubted) == (9, False)
 
 
 async def test_objects_on_the_way_out_wait_for_a_certain_clock(host):
     """A jump of the clock does not cut a reader's time short: the delay of retired objects goes on."""
     host.write()
-    await host.look()
+    await host.step()
     host.passed_ms += 8 * DAY_MS
-    await host.looks(2)
+    await host.steps(2)
     assert (len(host.archiver.manifest.retired), host.data_objects) == (1, 3)
     host.error_ms = 400 * DAY_MS
-    await host.looks(4)
+    await host.steps(4)
     assert host.data_objects == 3
     host.error_ms = 0
-    await host.looks(2)
+    await host.steps(2)
     assert host.data_objects == 0
 
 
 async def test_objects_retired_in_the_future_go_all_the_same(host):
     """A mark that a clock set years ahead has left does not keep objects for years."""
     host.write()
-    await host.look()
+    await host.step()
     stored = await host.archive.manifests.load(host.writer.identified)
     manifest = stored.existing.expired(1, now_ms=host.right_ms() + 3000 * DAY_MS)
     await host.archive.manifests.commit(stored, manifest, leader_epoch=0)
     host.start()
-    await host.look()
+    await host.step()
     assert host.data_objects == 3, "the delay begins when the mark is found"
-    await host.looks(3)
+    await host.steps(3)
     assert host.data_objects == 2
 
 
@@ -264,9 +264,9 @@ async def test_a_clock_set_forward_beside_a_store_without_one(tmp_path):
     """Where only this host tells the time, a jump while the daemon runs leaves no age certain."""
     host = Host(tmp_path, store_tells=False)
     host.write()
-    await host.look()
+    await host.step()
     host.error_ms = 400 * DAY_MS
-    await host.looks(target_ms=DAY_MS)
+    await host.steps(target_ms=DAY_MS)
     assert (host.start_offset, host.writer.log_start_offset, host.is_doubted) == (0, 0, True)
 
 
@@ -274,26 +274,26 @@ async def test_a_clock_behind_the_last_commit(tmp_path):
     """Without another clock, the commit before shows a host that started behind it."""
     host = Host(tmp_path, store_tells=False)
     host.write()
-    await host.look()
+    await host.step()
     host.passed_ms += 30 * DAY_MS
     host.write(1)
-    await host.look()
+    await host.step()
     stored = await host.archive.manifests.load(host.writer.identified)
     gone = stored.existing.expired(1, now_ms=DEFAULT_TIME_MS)
     await host.archive.manifests.commit(stored, gone, leader_epoch=0)
     host.error_ms = -10 * DAY_MS
     host.start()
-    await host.looks()
+    await host.steps()
     assert host.data_objects == 4
 
 
 async def test_no_upload_time_is_looked_up_at_rest(host):
     """A partition whose records are dated in the future is asked for once, not at each look."""
     host.write(ahead_ms=4 * DAY_MS)
-    await host.looks(2, target_ms=DAY_MS)
+    await host.steps(2, target_ms=DAY_MS)
     before = len(host.store.requests)
     for _ in range(5):
-        await host.look(after_ms=PACE.interval_ms, target_ms=DAY_MS)
+        await host.step(after_ms=PACE.interval_ms, target_ms=DAY_MS)
     listings = [one for one in host.store.requests[before:] if one[0] == "list_page"]
     assert listings == []
 
@@ -301,10 +301,10 @@ async def test_no_upload_time_is_looked_up_at_rest(host):
 async def test_local_data_waits_while_upload_times_cannot_be_looked_up(host):
     """A store that answers no listing leaves local retention by time alone; the step goes on."""
     host.write()
-    await host.look()
+    await host.step()
     await host.redate(host.right_ms() - 30 * DAY_MS)
     host.store.fail_next("list_page", lambda: StorageUnavailable("away"), times=2)
-    await host.look(target_ms=DAY_MS)
+    await host.step(target_ms=DAY_MS)
     assert host.writer.log_start_offset == 0
 
 
@@ -312,10 +312,10 @@ async def test_a_store_that_was_behind_makes_nothing_old(host):
     """Fresh data that was uploaded while the store's clock was a year behind stays when that is set right."""
     host.store_error_ms = -365 * DAY_MS
     host.write()
-    await host.look()
+    await host.step()
     assert host.is_doubted
     host.store_error_ms = 0
-    await host.looks(target_ms=DAY_MS)
+    await host.steps(target_ms=DAY_MS)
     assert (host.start_offset, host.writer.log_start_offset, host.data_objects) == (0, 0, 3)
 
 
@@ -323,15 +323,15 @@ async def test_a_store_that_was_behind_makes_nothing_old(host):
 async def test_clocks_of_host_and_store_that_are_set_together(host, is_at_once):
     """A store on the same host has the same clock: that the two agree after a jump proves nothing."""
     host.write()
-    await host.look()
+    await host.step()
     host.store_error_ms = 400 * DAY_MS
     if not is_at_once:
-        await host.look(target_ms=DAY_MS)
+        await host.step(target_ms=DAY_MS)
     host.error_ms = 400 * DAY_MS
-    await host.looks(target_ms=DAY_MS)
+    await host.steps(target_ms=DAY_MS)
     assert (host.start_offset, host.writer.log_start_offset, host.is_doubted) == (0, 0, True)
     host.error_ms = host.store_error_ms = 0
-    await host.looks(target_ms=DAY_MS)
+    await host.steps(target_ms=DAY_MS)
     assert (host.start_offset, host.is_doubted) == (0, False)
 
 
@@ -340,7 +340,7 @@ async def test_small_corrections_of_the_clock_do_not_add_up(tmp_path):
     host = Host(tmp_path, store_tells=False)
     host.write()
     for _ in range(10):
-        await host.look()
+        await host.step()
         host.error_ms += 50_000
     assert not host.is_doubted
 
@@ -350,10 +350,10 @@ async def test_no_age_is_certain_before_the_stores_first_answer(host):
     host.error_ms = 400 * DAY_MS
     host.start()
     assert host.clock.ages_ms() == NOTHING_IS_OLD_MS
-    await host.look()
+    await host.step()
     assert host.clock.ages_ms() == NOTHING_IS_OLD_MS
     host.error_ms = 0
-    await host.look()
+    await host.step()
     assert host.clock.ages_ms() == host.right_ms()
 
 
@@ -362,9 +362,9 @@ async def test_a_store_whose_answers_have_no_date(host):
     host.store.now_ms = None
     host.start()
     host.write()
-    await host.look()
+    await host.step()
     host.passed_ms += 8 * DAY_MS
-    await host.looks()
+    await host.steps()
     assert (host.start_offset, host.is_doubted) == (9, False)
 
 
@@ -372,16 +372,16 @@ async def test_a_commit_in_the_future_is_reported_and_does_not_block_for_ever(tm
     """A manifest that a wrong clock dated years ahead holds retention up for an hour; the metric says so."""
     host = Host(tmp_path, store_tells=False)
     host.write()
-    await host.look()
+    await host.step()
     stored = await host.archive.manifests.load(host.writer.identified)
     host.passed_ms += 8 * DAY_MS
     host.error_ms = 3000 * DAY_MS
     await host.archive.manifests.commit(stored, stored.existing, leader_epoch=0)
     host.error_ms = 0
     host.start()
-    await host.looks(2)
+    await host.steps(2)
     assert (host.start_offset, host.is_doubted) == (0, True)
-    await host.looks(12)
+    await host.steps(12)
     assert (host.start_offset, host.is_doubted) == (9, False)
 
 
@@ -389,7 +389,7 @@ async def test_a_clock_that_is_set_back_prolongs_no_rest(tmp_path):
     """What was put off while the clock was years ahead is not put off by years when that is set right."""
     host = Host(tmp_path, store_tells=False)
     host.write()
-    await host.looks(3)
+    await host.steps(3)
     host.error_ms = 3000 * DAY_MS
     host.start()
     seen = observed(host.writer, retention_pace=PACE)
@@ -409,7 +409,7 @@ async def test_a_refused_trim_is_asked_for_again_when_the_clock_was_set_back(tmp
     host.broker.denied.add("orders")
     host.error_ms = 3000 * DAY_MS
     host.start()
-    await host.look()
+    await host.step()
     await host.archiver.step(observed(host.writer, target_bytes=0))
     host.broker.denied.clear()
     host.error_ms = 0

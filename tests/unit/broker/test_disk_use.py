@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tests.support.file_calls import counted_file_calls
-from tieringd.broker.disk_use import WHOLE_LOOK_EVERY, DiskUseMeter, directory_uses
+from tieringd.broker.disk_use import FULL_SCAN_EVERY, DiskUseMeter, directory_uses
 
 LONG_AGO_NS = 1_700_000_000_000_000_000
 PARTITIONS = 5
@@ -89,7 +89,7 @@ def test_meter_sees_a_new_partition(meter, log_dir):
 def test_meter_looks_at_directory_and_active_segment_of_what_did_not_change(meter, log_dir):
     """Each partition has its whole look once in so many measurements, and not all in the same one."""
     listings = []
-    for _ in range(WHOLE_LOOK_EVERY):
+    for _ in range(FULL_SCAN_EVERY):
         with counted_file_calls() as calls:
             meter([str(log_dir)])
         listings.append(calls["scandir"] - 1)
@@ -106,7 +106,7 @@ def test_meter_finds_in_time_what_no_time_shows(meter, log_dir):
     with (path / f"{0:020d}.log").open("ab") as file:
         file.write(bytes(50_000))
     os.utime(path, ns=(before.st_mtime_ns, before.st_mtime_ns))
-    measured = [meter([str(log_dir)]) for _ in range(WHOLE_LOOK_EVERY)]
+    measured = [meter([str(log_dir)]) for _ in range(FULL_SCAN_EVERY)]
     assert measured[-1] == directory_uses([str(log_dir)]) != measured[0]
 
 

@@ -13,7 +13,7 @@ import pytest
 from tieringd.broker.log_dir import LogDirScan, read_leader_epochs, read_local_log, scan_log_dirs
 from tieringd.errors import LocalFileError
 from tieringd.formats.checkpoints import encode_epoch_checkpoint, encode_partition_metadata
-from tieringd.formats.log_names import FileKind, encode_file_name
+from tieringd.formats.log_names import LogFileKind, encode_file_name
 from tieringd.model.local_log import LocalPartition
 from tieringd.model.partition import NO_TOPIC_ID, TopicPartition
 from tieringd.model.segment import LocalSegment
@@ -33,9 +33,9 @@ def make_partition(log_dir: Path, name: str, *, topic_id: str | None = _TOPIC_ID
 
 
 def add_segment(partition: LocalPartition, base_offset: int, data: bytes = b"batches") -> Path:
-    path = Path(partition.path) / encode_file_name(base_offset, FileKind.LOG)
+    path = Path(partition.path) / encode_file_name(base_offset, LogFileKind.LOG)
     path.write_bytes(data)
-    for kind in (FileKind.OFFSET_INDEX, FileKind.TIME_INDEX, FileKind.PRODUCER_SNAPSHOT):
+    for kind in (LogFileKind.OFFSET_INDEX, LogFileKind.TIME_INDEX, LogFileKind.PRODUCER_SNAPSHOT):
         (path.parent / encode_file_name(base_offset, kind)).touch()
     return path
 
@@ -258,7 +258,7 @@ def test_read_local_log_looks_again_when_the_directory_changed_meanwhile(tmp_pat
         add_segment(orders, 200)
         checkpoint.write_bytes(encode_epoch_checkpoint([(1, 0)]))
 
-    with changing_during_look(orders, roll):
+    with changing_during_read(orders, roll):
         log = read_local_log(orders)
 
     assert [segment.base_offset for segment in log.segments] == [0, 100, 200]
@@ -271,7 +271,7 @@ def test_read_local_log_gives_up_on_a_directory_that_never_rests(tmp_path):
     add_segment(orders, 0)
 
     with (
-        changing_during_look(orders, os.mkfifo, os.mkfifo, Path.touch),
+        changing_during_read(orders, os.mkfifo, os.mkfifo, Path.touch),
         pytest.raises(LocalFileError, match="changed while it was read") as caught,
     ):
         read_local_log(orders)
@@ -283,7 +283,7 @@ def test_read_local_log_names_the_segment_that_cannot_be_read(tmp_path, stand_in
     """A `.log` that is no readable file is an error that names it."""
     orders = make_partition(tmp_path, "orders-0")
     add_segment(orders, 0)
-    bad = Path(orders.path) / encode_file_name(100, FileKind.LOG)
+    bad = Path(orders.path) / encode_file_name(100, LogFileKind.LOG)
     if stand_in == "directory":
         bad.mkdir()
     else:
@@ -334,7 +334,7 @@ def test_scans_leave_no_descriptor_open(tmp_path):
 
 
 @contextmanager
-def changing_during_look(partition: LocalPartition, *changes):
+def changing_during_read(partition: LocalPartition, *changes):
     """
     Make each of *changes* in the middle of one look at *partition*.
 

@@ -15,7 +15,7 @@ from tests.fakes.log_writer import LogWriter
 from tieringd.broker.pins import PinDirectory, pin_root
 from tieringd.broker.segment_file import OpenSegment, read_broker_indexes, scan_segment_file
 from tieringd.errors import ConfigError, LocalFileError
-from tieringd.formats.log_names import FileKind, encode_file_name
+from tieringd.formats.log_names import LogFileKind, encode_file_name
 from tieringd.model.local_log import LocalPartition
 from tieringd.model.partition import TopicPartition
 from tieringd.model.segment import SegmentSlice
@@ -75,9 +75,11 @@ def delete_as_kafka_does(
 ) -> None:
     """Rename a segment's files, and unlink them after the delay; *step* is one of these, or both."""
     names = [
-        encode_file_name(base_offset, kind) for kind in FileKind if kind is not FileKind.PRODUCER_SNAPSHOT
+        encode_file_name(base_offset, kind)
+        for kind in LogFileKind
+        if kind is not LogFileKind.PRODUCER_SNAPSHOT
     ]
-    for name in (*names, encode_file_name(next_offset, FileKind.PRODUCER_SNAPSHOT)):
+    for name in (*names, encode_file_name(next_offset, LogFileKind.PRODUCER_SNAPSHOT)):
         file, doomed = writer.path / name, writer.path / f"{name}.deleted"
         if step in ("both", "rename") and file.exists():
             file.rename(doomed)
@@ -154,7 +156,7 @@ def test_truncation_in_place_shows_through_a_pin_and_is_noticed(pinned, writer):
 
 def test_pin_keeps_the_old_bytes_when_the_broker_replaces_the_file(pinned, writer):
     """Compaction puts another file in a segment's place; the pin has the one it was made of."""
-    cleaned = writer.path / f"{encode_file_name(0, FileKind.LOG)}.cleaned"
+    cleaned = writer.path / f"{encode_file_name(0, LogFileKind.LOG)}.cleaned"
     cleaned.write_bytes(b"other bytes")
     cleaned.rename(writer.log_path(0))
     (pin, _) = pinned.found(writer.partition).pins

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.fakes.archive import Clock
-from tieringd.cache.directory import CacheDirectory
+from tieringd.cache.cache_directory import CacheDirectory
 from tieringd.formats.cache_names import cached_name, chunk_name
 from tieringd.formats.object_keys import data_key
 from tieringd.model.partition import TopicIdPartition

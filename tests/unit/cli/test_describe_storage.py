@@ -9,7 +9,7 @@ from tests.support.daemon import directory_config, write_config
 from tests.unit.cli.commands import BASES, TOPIC, TOPIC_ID, invoked, tieringd
 from tests.unit.model.values import PARTITION, TIME_MS, local_log, remote, stored
 from tieringd.cli.describe_storage import storage_row
-from tieringd.cli.topic_look import PartitionLook
+from tieringd.cli.topic_snapshot import PartitionSnapshot
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import LogBounds
 
@@ -18,8 +18,10 @@ SIZES = [len(segment_bytes(base)) for base in BASES]
 NOW_MS = TIME_MS + 10_000
 
 
-def look(*, manifest=None, log=None, bounds=None) -> PartitionLook:
-    return PartitionLook(PARTITION, manifest, log, bounds, is_held=log is not None, is_led=bounds is not None)
+def snapshot(*, manifest=None, log=None, bounds=None) -> PartitionSnapshot:
+    return PartitionSnapshot(
+        PARTITION, manifest, log, bounds, is_held=log is not None, is_led=bounds is not None
+    )
 
 
 def titles(*options) -> list[str]:
@@ -110,7 +112,7 @@ def test_bytes_in_both_tiers_count_once():
     """What is trimmed from disk and what is not archived yet make the total, with the overlap once."""
     manifest = stored([remote(0, 9), remote(10, 19), remote(20, 29, uploaded_at_ms=NOW_MS - 5)])
     row = storage_row(
-        look(manifest=manifest, log=local_log((10, 20, 30)), bounds=LogBounds(20, 33, 33)), now_ms=NOW_MS
+        snapshot(manifest=manifest, log=local_log((10, 20, 30)), bounds=LogBounds(20, 33, 33)), now_ms=NOW_MS
     )
     assert (row["local_log_size_bytes"], row["cloud_log_size_bytes"]) == (3 * 1024, 3 * 1024)
     assert row["total_log_size_bytes"] == 4 * 1024
@@ -121,28 +123,30 @@ def test_bytes_in_both_tiers_count_once():
 def test_bytes_on_their_way_out_do_not_count():
     """Files below the log's start that were never archived are not part of the total."""
     nothing = PartitionManifest.begin(PARTITION, start_offset=0)
-    one = look(manifest=nothing, log=local_log((0, 10, 20)), bounds=LogBounds(10, 25, 25))
+    one = snapshot(manifest=nothing, log=local_log((0, 10, 20)), bounds=LogBounds(10, 25, 25))
     assert storage_row(one, now_ms=NOW_MS)["total_log_size_bytes"] == 2 * 1024
 
 
 @pytest.mark.parametrize(
     ("one", "expected"),
     [
-        pytest.param(look(manifest=stored([remote(0, 9)])), (None, None, None, 0, 9, 1024), id="not here"),
         pytest.param(
-            look(log=local_log((5, 9))), (5, None, 2048, None, None, 2048), id="followed, no archive"
+            snapshot(manifest=stored([remote(0, 9)])), (None, None, None, 0, 9, 1024), id="not here"
         ),
         pytest.param(
-            look(manifest=PartitionManifest.begin(PARTITION, start_offset=5), log=local_log((5,))),
+            snapshot(log=local_log((5, 9))), (5, None, 2048, None, None, 2048), id="followed, no archive"
+        ),
+        pytest.param(
+            snapshot(manifest=PartitionManifest.begin(PARTITION, start_offset=5), log=local_log((5,))),
             (5, None, 1024, None, None, 1024),
             id="nothing stored yet",
         ),
         pytest.param(
-            look(log=local_log((0,)), bounds=LogBounds(0, 0, 0)),
+            snapshot(log=local_log((0,)), bounds=LogBounds(0, 0, 0)),
             (0, None, 1024, None, None, 1024),
             id="empty",
         ),
-        pytest.param(look(), (None, None, None, None, None, 0), id="nothing at all"),
+        pytest.param(snapshot(), (None, None, None, None, None, 0), id="nothing at all"),
     ],
 )
 def test_what_nobody_here_knows_is_left_out(one, expected):

@@ -15,7 +15,7 @@ from tests.support.daemon import directory_config, write_config
 from tests.unit.cli.commands import TOPIC, TOPIC_ID, invoked, tieringd
 from tests.unit.model.values import PARTITION
 from tieringd.cli.explain import topic_facts
-from tieringd.cli.topic_look import PartitionLook, TopicLook, look_with
+from tieringd.cli.topic_snapshot import PartitionSnapshot, TopicSnapshot, topic_snapshot_with
 from tieringd.formats.object_keys import TopicKey
 from tieringd.policies.total_retention import TotalRetention
 from tieringd.storage.memory import MemoryStore
@@ -117,9 +117,9 @@ def facts_of(tmp_path, *, kind="kafka", problem="", is_led=True, **properties):
     config = tiered_config(tmp_path).model_copy(update={"cloud_storage_segment_max_upload_interval_sec": 60})
     config = config.model_copy(update={"broker": config.broker.model_copy(update={"kind": kind})})
     topic = config.topic("orders", {name.replace("_", "."): value for name, value in properties.items()})
-    one = PartitionLook(PARTITION, None, None, None, is_held=True, is_led=is_led, problem=problem)
-    look = TopicLook(TopicKey("c", "orders", TOPIC_ID), topic, is_paused=False, partitions=(one,))
-    return topic_facts(config, look, one)
+    one = PartitionSnapshot(PARTITION, None, None, None, is_held=True, is_led=is_led, problem=problem)
+    snapshot = TopicSnapshot(TopicKey("c", "orders", TOPIC_ID), topic, is_paused=False, partitions=(one,))
+    return topic_facts(config, snapshot, one)
 
 
 def test_facts_are_those_of_the_topic(tmp_path):
@@ -203,5 +203,7 @@ async def test_look_says_why_nothing_goes_by_age(tmp_path):
     writer.closed_segment()
     store = MemoryStore(now_ms=Clock())
     archive = archive_in(store, now_ms=Clock(DEFAULT_TIME_MS + 3_600_000))
-    look = await look_with(tiered_config(tmp_path), archive, FakeBroker(writer), "orders", number=0)
-    assert look.clock_doubt == "this host's clock is 3600 s ahead of the object store's clock"
+    snapshot = await topic_snapshot_with(
+        tiered_config(tmp_path), archive, FakeBroker(writer), "orders", number=0
+    )
+    assert snapshot.clock_doubt == "this host's clock is 3600 s ahead of the object store's clock"

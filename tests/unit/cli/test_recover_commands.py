@@ -11,7 +11,7 @@ from tests.fakes.log_writer import LogWriter
 from tests.support.daemon import directory_config, write_config
 from tests.support.small_disks import second_mount_at, small_disk_at
 from tests.unit.cli.commands import invoked, tieringd
-from tieringd.cli.recover.progress import ByteProgress, RecordProgress
+from tieringd.cli.recover.recovery_progress import ByteProgress, RecordProgress
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
 from tieringd.formats.index_files import parse_transaction_index
 from tieringd.formats.record_batch import ABORT_MARKER, check_crc, encode_marker, parse_header

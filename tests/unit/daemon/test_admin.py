@@ -147,7 +147,7 @@ async def test_store_that_is_away_from_the_start_is_the_reason_and_no_success(tm
     async with serving(AdminConfig(port=0), metrics, reconciler):
         run = asyncio.create_task(reconciler.run())
         await log.said("topic manifests cannot be read")
-        await reconciler.next_look()
+        await reconciler.next_scan()
         reconciler.stop()
         await run
         assert unready(metrics)["store"] == 0

@@ -23,9 +23,9 @@ from tests.fakes.virtual_loop import virtually
 from tests.support.file_calls import counted_file_calls
 from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.reconciler import Reconciler
-from tieringd.broker.disk_use import WHOLE_LOOK_EVERY
+from tieringd.broker.disk_use import FULL_SCAN_EVERY
 from tieringd.config import parse_config
-from tieringd.daemon.housekeeping import housekeeping_of
+from tieringd.daemon.housekeeping_jobs import housekeeping_of
 from tieringd.metrics import Metrics
 from tieringd.space.space_manager import SpaceManager
 from tieringd.storage.archive_clock import ArchiveClock
@@ -191,7 +191,7 @@ async def test_idle_hour_of_a_thousand_partitions(tmp_path):
     assert segments == PARTITIONS * 5 // 4
     # An archiver polls for edits of its manifest every half hour, and does nothing else.
     assert steps[0] <= 2 * PARTITIONS
-    # The poll is one request. The bookkeeper and the purge of deleted topics list the topics' manifests.
+    # The poll is one request. The manifest upkeep and the purge of deleted topics list the topics' manifests.
     assert daemon.requests.keys() <= {"head", "list_page"}
     assert daemon.requests["head"] <= 2 * PARTITIONS
     assert daemon.requests["list_page"] <= 2 * ROUNDS
@@ -202,11 +202,11 @@ async def test_idle_hour_of_a_thousand_partitions(tmp_path):
     assert tasks[0] == 0
     # A round asks for each topic id, each directory and each segment. A measurement of the disks asks for
     # each directory and its active segment, and twice as much where it lists the directory.
-    whole_looks = PARTITIONS * MEASUREMENTS // WHOLE_LOOK_EVERY
-    measuring = MEASUREMENTS * (2 * PARTITIONS + LOG_DIR_STATS) + 2 * whole_looks
+    full_scans = PARTITIONS * MEASUREMENTS // FULL_SCAN_EVERY
+    measuring = MEASUREMENTS * (2 * PARTITIONS + LOG_DIR_STATS) + 2 * full_scans
     assert calls["stat"] <= ROUNDS * (2 * PARTITIONS + segments) + measuring
     # The log directory is listed by each round and measurement, a partition's only in its whole look.
-    assert calls["scandir"] <= ROUNDS + 2 * MEASUREMENTS + whole_looks
+    assert calls["scandir"] <= ROUNDS + 2 * MEASUREMENTS + full_scans
     # A round reads meta.properties.
     assert calls["open"] <= ROUNDS
 
@@ -223,7 +223,7 @@ async def test_requests_of_one_segment_from_closed_to_trimmed(tmp_path):
         daemon.request_bytes = 0
         base_offset = writer.closed_segment(b"one segment" * 1000)
         size_bytes = len(writer.data_of(base_offset))
-        assert await daemon.reconciler.look_again([str(writer.path)])
+        assert await daemon.reconciler.rescan_partitions([str(writer.path)])
         await asyncio.sleep(5)
         assert base_offset not in writer.bases_on_disk
     requests = daemon.backend.requests[earlier:]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.archive import archived
 from tests.fakes.log_writer import LogWriter
-from tieringd.endpoint.served import ServedPartitions
+from tieringd.endpoint.served_manifests import ServedPartitions
 from tieringd.errors import StorageUnavailable
 
 pytestmark = pytest.mark.looptime
@@ -132,7 +132,7 @@ async def test_many_partitions_are_looked_at_together(partitions, archive, store
     store.latency_seconds = 1.0
     store.fail_next("get", away)
     began = loop.time()
-    await partitions.look([*wanted, *wanted])
+    await partitions.ensure_fresh([*wanted, *wanted])
     assert loop.time() - began == pytest.approx(2.0)
     assert [partitions.known(one) is None for one in wanted] == [True, *[False] * 5]
 

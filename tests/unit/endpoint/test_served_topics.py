@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.log_writer import LogWriter
 from tests.support.archive_endpoints import archive_topic
-from tieringd.endpoint.served import ServedTopics
+from tieringd.endpoint.served_manifests import ServedTopics
 from tieringd.errors import StorageUnavailable
 from tieringd.topics.topic_registry import TopicRegistry
 
@@ -46,7 +46,7 @@ async def test_slow_store_keeps_nobody_who_asks_for_topics(topics, store, archiv
     store.requests.clear()
     loop = asyncio.get_running_loop()
     began = loop.time()
-    await asyncio.gather(*(topics.look() for _ in range(10)))
+    await asyncio.gather(*(topics.ensure_fresh() for _ in range(10)))
     assert 0 < loop.time() - began < 10
     assert names(topics) == ["orders"]
     await asyncio.sleep(1_000)
@@ -61,8 +61,8 @@ async def test_listing_that_fails_is_not_repeated_at_once(topics, store):
     store.latency_seconds = 2 * INTERVAL_SECONDS
     store.fail_next("list_page", lambda: StorageUnavailable("away"))
     store.requests.clear()
-    await topics.look()
+    await topics.ensure_fresh()
     await asyncio.sleep(2 * INTERVAL_SECONDS)
-    await topics.look()
+    await topics.ensure_fresh()
     assert len(store.requests) == 1
     assert names(topics) == ["orders"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tieringd.formats.cache_names import FileKind, cached_name, chunk_name, parse_cache_name
+from tieringd.formats.cache_names import CacheFileKind, cached_name, chunk_name, parse_cache_name
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment
@@ -34,20 +34,20 @@ def test_names_say_what_they_were_made_of(segment, buckets):
     assert name.endswith(f"{key[9:]}_chunks/4096")
     found = parse_cache_name(name, buckets=buckets)
     assert (found.kind, found.segment, found.position, found.is_reachable) == (
-        FileKind.CHUNK,
+        CacheFileKind.CHUNK,
         key,
         4096,
         True,
     )
     index = parse_cache_name(cached_name(index_key(PARTITION, segment), buckets=buckets), buckets=buckets)
     assert (index.kind, index.segment, index.position, index.is_reachable) == (
-        FileKind.INDEX,
+        CacheFileKind.INDEX,
         key,
         None,
         True,
     )
     manifest = parse_cache_name(cached_name(MANIFEST, buckets=buckets), buckets=buckets)
-    assert (manifest.kind, manifest.segment, manifest.is_reachable) == (FileKind.MANIFEST, "", True)
+    assert (manifest.kind, manifest.segment, manifest.is_reachable) == (CacheFileKind.MANIFEST, "", True)
 
 
 @pytest.mark.parametrize("suffix", ["_chunks/0", ".index"])

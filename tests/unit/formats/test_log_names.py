@@ -10,8 +10,8 @@ from tests.builders import GOLDEN
 from tieringd.formats.log_names import (
     DirectoryKind,
     DirectoryName,
-    FileKind,
     FileName,
+    LogFileKind,
     encode_file_name,
     is_topic_name,
     is_unsettled,
@@ -93,7 +93,7 @@ def test_any_text_is_a_name_or_none(text):
     assert found is None or found.topic_partition is None or is_topic_name(found.topic_partition.topic)
 
 
-@given(st.integers(0, 2**63 - 1), st.sampled_from(FileKind))
+@given(st.integers(0, 2**63 - 1), st.sampled_from(LogFileKind))
 def test_file_name_survives_encoding(base_offset, kind):
     """A segment file's name holds its offset and kind."""
     assert parse_file_name(encode_file_name(base_offset, kind)) == FileName(base_offset, kind)
@@ -101,7 +101,7 @@ def test_file_name_survives_encoding(base_offset, kind):
 
 def test_file_name_is_padded_to_twenty_digits():
     """Names are those of the broker, which sort by offset."""
-    assert encode_file_name(12, FileKind.TIME_INDEX) == "00000000000000000012.timeindex"
+    assert encode_file_name(12, LogFileKind.TIME_INDEX) == "00000000000000000012.timeindex"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.support.certificate import write_certificate
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import presenting, trusting
 from tieringd.gateway.connection import Connection
-from tieringd.gateway.opening import GatewaySettings
+from tieringd.gateway.connection_opening import GatewaySettings
 from tieringd.gateway.server import GatewayServer
 
 

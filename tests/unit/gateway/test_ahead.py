@@ -28,15 +28,15 @@ from tests.support.kafka_messages import fetch_request, read_request, read_respo
 from tests.support.raw_kafka import connected
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.kafka_wire.fetch import FetchResponseWalk, asked_of
-from tieringd.formats.kafka_wire.request_header import Api, RequestHead
+from tieringd.formats.kafka_wire.request_header import InspectedApi, RequestHead
 from tieringd.gateway import ahead as ahead_module
 from tieringd.gateway.ahead import PERMIT_SECONDS, FetchAhead
-from tieringd.gateway.archive_answers import Onward
+from tieringd.gateway.archive_answers import NextFetch
 from tieringd.gateway.frames import SCRATCH_BYTES
-from tieringd.gateway.pending import Answer, PendingRequest, PendingRequests
+from tieringd.gateway.pending import ClientResponse, PendingRequest, PendingRequests
 from tieringd.gateway.requests import RequestFrames
 from tieringd.gateway.responses import Question
-from tieringd.gateway.wire import ByteBudget
+from tieringd.gateway.wire import MemoryBudget
 
 STEP = 10
 """Offsets in every answer of the archive."""
@@ -194,7 +194,7 @@ async def test_held_back_request_does_not_keep_the_loop_busy(archive):
         on_known=pytest.fail,
         on_broken=pytest.fail,
     )
-    budget = ByteBudget(MIB)
+    budget = MemoryBudget(MIB)
     requests = RequestFrames(
         memoryview(bytearray(SCRATCH_BYTES)),
         budget,
@@ -209,7 +209,10 @@ async def test_held_back_request_does_not_keep_the_loop_busy(archive):
     head = RequestHead.read(memoryview(frame))
     pending = PendingRequest(head, bytes(request_frame(fetch_at(0))))
     ahead.expect(
-        pending, Answer((), lambda: None, archived=True, onward={("old", 0): Onward(STEP, LAST_OFFSET)})
+        pending,
+        ClientResponse(
+            (), lambda: None, archived=True, next_fetches={("old", 0): NextFetch(STEP, LAST_OFFSET)}
+        ),
     )
     ahead.is_asked()
     requests.room()[: len(frame)] = frame
@@ -365,7 +368,7 @@ async def test_brokers_word_goes_no_further_than_what_it_was_asked_for(archive, 
     ahead = prepared_for(archive)
     await asyncio.sleep(0.01)
     found = ahead.claim(AT_STEP, HEAD)
-    further = replace(found, onward={("old", 0): Onward(next_offset, 2000)})
+    further = replace(found, next_fetches={("old", 0): NextFetch(next_offset, 2000)})
     ahead.expect(PendingRequest(HEAD, bytes(AT_STEP), prepared=found), further)
     ahead.begin()
     await asyncio.sleep(0.01)
@@ -474,8 +477,10 @@ async def test_answer_to_something_else_disturbs_no_fetch_that_waits(archive):
     ahead = prepared_for(archive, on_known=lambda: known.append(1))
     await archive.is_asked.wait()
     assert ahead.claim(AT_STEP, HEAD) is None
-    other = replace(HEAD, api_key=Api.LIST_OFFSETS)
-    ahead.expect(PendingRequest(other, b"request"), Answer((b"broker's",), lambda: None, archived=False))
+    other = replace(HEAD, api_key=InspectedApi.LIST_OFFSETS)
+    ahead.expect(
+        PendingRequest(other, b"request"), ClientResponse((b"broker's",), lambda: None, archived=False)
+    )
     assert ahead.is_awaited
     archive.may_answer.set()
     await asyncio.sleep(0.01)
@@ -549,8 +554,8 @@ def frame_at(offset, *, version=12, partitions=(0,), **fields):
 def answered_at(offset, *, partitions=(0,), **fields):
     """Return a request and its answer, which goes on a step later."""
     frame = frame_at(offset, partitions=partitions, **fields)
-    onward = {("old", number): Onward(offset + STEP, LAST_OFFSET) for number in partitions}
-    sent = Answer((), lambda: None, archived=True, onward=onward)
+    next_fetches = {("old", number): NextFetch(offset + STEP, LAST_OFFSET) for number in partitions}
+    sent = ClientResponse((), lambda: None, archived=True, next_fetches=next_fetches)
     return PendingRequest(RequestHead.read(frame), bytes(frame)), sent
 
 

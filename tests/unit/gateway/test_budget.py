@@ -32,13 +32,13 @@ from tests.support.kafka_messages import (
 )
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import trusting
-from tieringd.formats.kafka_wire.request_header import KNOWN_VERSIONS, Api
+from tieringd.formats.kafka_wire.request_header import KNOWN_VERSIONS, InspectedApi
 from tieringd.gateway.ahead import FetchAhead
 from tieringd.gateway.archive_answers import EpochEnd, ListedOffset, NoArchive
 from tieringd.gateway.frames import SCRATCH_BYTES
 from tieringd.gateway.pending import MAX_REQUESTS, PendingRequests
 from tieringd.gateway.requests import RequestFrames
-from tieringd.gateway.wire import ByteBudget
+from tieringd.gateway.wire import MemoryBudget
 
 NO_TIME = milliseconds(0)
 OUT_OF_RANGE = {"old": {0: {"error_code": 1}}}
@@ -130,7 +130,7 @@ async def send_in_two(writer, frame, received):
 async def test_announced_sizes_take_nothing_from_the_budget(broker):
     """Strangers who announce more than all of it leave an honest Fetch, in two segments, what it needs."""
     async with running(broker, TopicArchive()) as server, AsyncExitStack() as strangers:
-        head = struct.pack(">ihhi", (4 * MIB) - 4, Api.FETCH, 12, 1)
+        head = struct.pack(">ihhi", (4 * MIB) - 4, InspectedApi.FETCH, 12, 1)
         for _ in range(70):
             stranger = await strangers.enter_async_context(connected(server.port))
             stranger.writer.write(head)
@@ -164,7 +164,7 @@ async def test_spent_budget_lets_small_fetches_be_looked_at(broker):
         (leader_epochs(), lambda answer: answer.topics[0].partitions[0].end_offset == 7),
         (
             api_versions(),
-            lambda answer: answer.api_keys[0].max_version == KNOWN_VERSIONS[Api.FETCH].stop - 1,
+            lambda answer: answer.api_keys[0].max_version == KNOWN_VERSIONS[InspectedApi.FETCH].stop - 1,
         ),
     ],
     ids=["ListOffsets", "OffsetForLeaderEpoch", "ApiVersions"],
@@ -293,7 +293,7 @@ async def test_answer_counts_while_the_archive_is_asked(broker):
 
 async def test_own_answers_that_stop_a_client_let_it_go_on(broker):
     """When they are sent at once, nothing else comes that would wake it."""
-    question = struct.pack(">ihhi", 30, Api.API_VERSIONS, 99, 3) + bytes(22)
+    question = struct.pack(">ihhi", 30, InspectedApi.API_VERSIONS, 99, 3) + bytes(22)
     async with running(broker) as server, connected(server.port) as client:
         client.writer.write(question * (3 * MAX_REQUESTS))
         for _ in range(3 * MAX_REQUESTS):
@@ -308,7 +308,7 @@ async def test_own_answers_that_stop_a_client_let_it_go_on(broker):
 
 async def test_connection_that_ends_amid_a_turn_leaves_nothing_counted():
     """A send that fails closes it while messages are taken and answers are told off."""
-    budget = ByteBudget(MIB)
+    budget = MemoryBudget(MIB)
     pending = PendingRequests(budget)
     frame = bytes(request_frame(fetch()))
 

@@ -20,7 +20,7 @@ from tests.fakes.virtual_loop import virtually
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.kafka_wire.fetch import AskedPartition
-from tieringd.formats.kafka_wire.pieces import FileSlice
+from tieringd.formats.kafka_wire.pieces import FileRegion
 from tieringd.formats.object_keys import TopicKey, data_key
 from tieringd.formats.record_batch import parse_header
 from tieringd.formats.topic_manifest import Archiving
@@ -91,14 +91,14 @@ class Behind:
         finally:
             found.release()
 
-    async def onward(self, offset: int, *, max_bytes: int = 1 << 20, needs_a_batch: bool = True):
+    async def next_fetches(self, offset: int, *, max_bytes: int = 1 << 20, needs_a_batch: bool = True):
         """Return how the answer to a fetch of partition 0 goes on, once it is cached."""
         await self.fetch_once(offset)
         asked = {("orders", 0): AskedPartition(offset, 1 << 20)}
         question = FetchQuestion(asked, max_bytes, needs_a_batch=needs_a_batch, read_committed=False)
         found = await self.answers.fetch(question)
         found.release()
-        return {number: (one.next_offset, one.last_offset) for (_, number), one in found.onward.items()}
+        return {number: (one.next_offset, one.last_offset) for (_, number), one in found.next_fetches.items()}
 
     async def listed(self, timestamp: int, number: int = 0) -> ListedOffset | None:
         asked = {("orders", number): timestamp}
@@ -111,7 +111,7 @@ class Behind:
 def bases_in(pieces) -> list[int]:
     """Return the base offset of every batch."""
     data = b"".join(
-        os.pread(one.descriptor, one.length, one.position) if isinstance(one, FileSlice) else bytes(one)
+        os.pread(one.descriptor, one.length, one.position) if isinstance(one, FileRegion) else bytes(one)
         for one in pieces
     )
     bases, at = [], 0
@@ -488,9 +488,9 @@ async def test_where_an_answer_goes_on_is_told_only_below_the_local_log(tmp_path
             writer.drop_head()
         await daemon.round()
         assert writer.bounds().log_start_offset == 6
-        assert await behind.onward(0) == {0: (3, 5)}
-        assert await behind.onward(3) == {}
-        assert await behind.onward(0, max_bytes=0, needs_a_batch=False) == {0: (0, 5)}
+        assert await behind.next_fetches(0) == {0: (3, 5)}
+        assert await behind.next_fetches(3) == {}
+        assert await behind.next_fetches(0, max_bytes=0, needs_a_batch=False) == {0: (0, 5)}
 
 
 @virtually

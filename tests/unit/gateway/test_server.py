@@ -31,7 +31,7 @@ from tests.support.kafka_messages import (
 )
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import presenting, trusting
-from tieringd.gateway.opening import GatewaySettings
+from tieringd.gateway.connection_opening import GatewaySettings
 from tieringd.gateway.pending import MAX_REQUESTS
 from tieringd.gateway.server import GatewayServer
 

@@ -24,7 +24,7 @@ from tests.support.kafka_messages import (
 )
 from tests.support.raw_kafka import connected
 from tieringd.errors import StorageUnavailable
-from tieringd.formats.kafka_wire.request_header import KNOWN_VERSIONS, Api
+from tieringd.formats.kafka_wire.request_header import KNOWN_VERSIONS, InspectedApi
 from tieringd.gateway.archive_answers import ListedOffset
 
 TIERED, PLAIN = uuid.UUID(int=7), uuid.UUID(int=8)
@@ -165,7 +165,7 @@ async def test_producer_that_the_broker_forgot_hears_of_the_brokers_own_log(brok
 
 def deletion(version, **topics):
     """Return a request to delete the records of partition 0 of topics before an offset."""
-    module = request_module(Api.DELETE_RECORDS, version)
+    module = request_module(InspectedApi.DELETE_RECORDS, version)
     return module.DeleteRecordsRequest(
         timeout=milliseconds(1000),
         topics=tuple(
@@ -180,7 +180,7 @@ def deletion(version, **topics):
 
 def deleted(version, **topics):
     """Return the answer: a low watermark, or an error."""
-    module = response_module(Api.DELETE_RECORDS, version)
+    module = response_module(InspectedApi.DELETE_RECORDS, version)
     return module.DeleteRecordsResponse(
         throttle_time=milliseconds(0),
         topics=tuple(
@@ -199,7 +199,7 @@ def deleted(version, **topics):
     )
 
 
-@pytest.mark.parametrize("version", KNOWN_VERSIONS[Api.DELETE_RECORDS])
+@pytest.mark.parametrize("version", KNOWN_VERSIONS[InspectedApi.DELETE_RECORDS])
 async def test_deletion_is_told_to_the_archive_and_its_start_to_the_client(broker, version):
     """What the broker has refused, and what the archive cannot have, is no deletion."""
     archive = BegunArchive()
@@ -240,7 +240,7 @@ async def test_trim_of_a_daemon_is_no_deletion(broker):
 
 def list_offsets(version, timestamps):
     """Return a question for an offset of partition 0 of each topic."""
-    module = request_module(Api.LIST_OFFSETS, version)
+    module = request_module(InspectedApi.LIST_OFFSETS, version)
     return module.ListOffsetsRequest(
         replica_id=-1,
         topics=tuple(
@@ -255,7 +255,7 @@ def list_offsets(version, timestamps):
 
 def listed(version, offsets):
     """Return the answer: an offset, or an error and what the broker had said."""
-    module = response_module(Api.LIST_OFFSETS, version)
+    module = response_module(InspectedApi.LIST_OFFSETS, version)
     return module.ListOffsetsResponse(
         topics=tuple(
             module.ListOffsetsTopicResponse(
@@ -270,7 +270,7 @@ def listed(version, offsets):
     )
 
 
-@pytest.mark.parametrize("version", KNOWN_VERSIONS[Api.LIST_OFFSETS])
+@pytest.mark.parametrize("version", KNOWN_VERSIONS[InspectedApi.LIST_OFFSETS])
 async def test_earliest_is_told_by_partition(broker, version):
     """What the archive cannot say of one partition spoils no other, and never what is certain."""
     archive = BegunArchive()

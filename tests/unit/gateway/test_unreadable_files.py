@@ -22,14 +22,14 @@ from tests.fakes.log_lines import listening
 from tests.support.certificate import write_certificate
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import presenting, trusting
-from tieringd.endpoint.api import Answer
-from tieringd.endpoint.connection import EndpointConnection
-from tieringd.formats.kafka_wire.fetch import Replacement
-from tieringd.formats.kafka_wire.pieces import FileSlice
+from tieringd.endpoint.endpoint_connection import EndpointConnection
+from tieringd.endpoint.request_handlers import EndpointResponse
+from tieringd.formats.kafka_wire.fetch import PartitionData
+from tieringd.formats.kafka_wire.pieces import FileRegion
 from tieringd.gateway.archive_answers import ArchivedFetch
-from tieringd.gateway.opening import GatewaySettings
+from tieringd.gateway.connection_opening import GatewaySettings
 from tieringd.gateway.server import GatewayServer
-from tieringd.gateway.wire import ByteBudget, Wire
+from tieringd.gateway.wire import MemoryBudget, Wire
 
 PROMISED = 8 << 20
 EVENT = "a client's answer is cut off: a cached file cannot be read"
@@ -50,8 +50,8 @@ class FileArchive(TopicArchive):
             # It is still open: whoever is told may look at it.
             self.told.append(os.fstat(descriptor))
 
-        records = (FileSlice(descriptor, 0, PROMISED, tell),)
-        answers = {key: Replacement(9, 9, 0, records=records) for key in question.partitions}
+        records = (FileRegion(descriptor, 0, PROMISED, tell),)
+        answers = {key: PartitionData(9, 9, 0, records=records) for key in question.partitions}
         return ArchivedFetch(answers, lambda: os.close(descriptor))
 
 
@@ -99,14 +99,14 @@ async def test_client_that_goes_says_nothing_of_the_file(tmp_path):
     wire = Wire(
         ours,
         asyncio.get_running_loop(),
-        ByteBudget(PROMISED),
+        MemoryBudget(PROMISED),
         on_readable=lambda: None,
         on_drained=lambda: None,
         on_lost=lambda: told.append("lost"),
         on_unreadable=lambda _: told.append("unreadable"),
     )
     with path.open("rb") as file:
-        part = FileSlice(file.fileno(), 0, PROMISED, lambda: told.append("hook"))
+        part = FileRegion(file.fileno(), 0, PROMISED, lambda: told.append("hook"))
         wire.send_pieces([part], lambda: told.append("released"))
         wire.close()
     assert told == ["lost", "released"]
@@ -121,8 +121,8 @@ async def test_unreadable_file_ends_a_connection_of_the_archive_endpoint(path):
 
         async def answer(self, head, frame):
             descriptor = os.open(path, os.O_RDONLY)
-            part = FileSlice(descriptor, 0, PROMISED, lambda: told.append(head.correlation_id))
-            return Answer((part,), lambda: os.close(descriptor))
+            part = FileRegion(descriptor, 0, PROMISED, lambda: told.append(head.correlation_id))
+            return EndpointResponse((part,), lambda: os.close(descriptor))
 
     server = GatewayServer(
         GatewaySettings("127.0.0.1", 0),

@@ -10,10 +10,10 @@ import pytest
 from tests.fakes.log_lines import listening
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import StorageUnavailable
-from tieringd.housekeeping.job import JobTurn
+from tieringd.housekeeping.partition_sweep import JobTurn
 from tieringd.housekeeping.service import TURN_REQUESTS_MAX, Housekeeping, TrafficWatch
 from tieringd.metrics import Metrics
-from tieringd.policies.housekeeping import HousekeepingLimits
+from tieringd.policies.housekeeping_turns import HousekeepingLimits
 from tieringd.storage.background import is_background
 
 LIMITS = HousekeepingLimits(window_seconds=10.0, threshold_rps=1, interval_seconds=300.0)

@@ -16,8 +16,8 @@ from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archiving.claim import ChangeQueue
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import index_key
-from tieringd.housekeeping.job import ArchivedPartition
 from tieringd.housekeeping.merging import MergeJob, SegmentMerger
+from tieringd.housekeeping.partition_sweep import ArchivedPartition
 
 SEGMENTS = 8
 
@@ -186,7 +186,7 @@ async def test_archiver_that_cannot_commit_does_not_hold_up_the_others(daemon, s
         await daemon.turns()
         await daemon.turns()
         assert [len(named) for named in daemon.archived().values()] == [4, 4, 4]
-        assert first not in daemon.job._passes._failing
+        assert first not in daemon.job._sweep._failing
 
 
 @virtually

@@ -6,10 +6,10 @@ import pytest
 
 from tieringd.archiving.resting import ChangeFeed
 from tieringd.errors import StorageUnavailable
-from tieringd.housekeeping.job import PartitionPasses, Share
+from tieringd.housekeeping.partition_sweep import PartitionSweep, ShareResult
 from tieringd.model.partition import Leadership, TopicIdPartition
 
-RESTS = Share(may_rest=True)
+RESTS = ShareResult(may_rest=True)
 
 
 class Job:
@@ -20,7 +20,7 @@ class Job:
         self.partitions = {leadership: leadership for leadership in self.led}
         self.answers, self.served, self.forgotten = {}, [], []
         self.feed = ChangeFeed()
-        self.passes = PartitionPasses(
+        self.passes = PartitionSweep(
             lambda: self.partitions,
             share=self.share,
             forget=self.forgotten.append,
@@ -55,7 +55,7 @@ async def test_first_pass_is_over_all_and_later_ones_over_what_changed(job):
     assert await job.turn() == []
 
 
-@pytest.mark.parametrize("share", [Share(), Share(has_more=True), Share(requests=1)])
+@pytest.mark.parametrize("share", [ShareResult(), ShareResult(has_more=True), ShareResult(requests=1)])
 async def test_partition_that_may_not_rest_is_in_each_pass(job, share):
     """Until its share says that it may."""
     job.answers[job.led[2]] = share
@@ -78,7 +78,7 @@ async def test_partition_whose_share_failed_is_in_the_next_pass(job):
 
 async def test_partition_that_passes_over_failures_does_not_rest(job):
     """It is passed over for a while, and comes again."""
-    job.answers[job.led[0]] = Share(has_failed=True)
+    job.answers[job.led[0]] = ShareResult(has_failed=True)
     assert [len(await job.turn()) for _ in range(4)] == [3, 0, 0, 1]
 
 
@@ -96,7 +96,7 @@ async def test_partition_that_is_gone_is_forgotten_and_may_come_again(job):
 
 async def test_without_a_feed_each_pass_is_over_all(job):
     """Nothing tells of changes, so anything may have changed."""
-    passes = PartitionPasses(lambda: job.partitions, share=job.share, forget=job.forgotten.append)
+    passes = PartitionSweep(lambda: job.partitions, share=job.share, forget=job.forgotten.append)
     for _ in range(2):
         job.served = []
         await passes.turn(requests_max=100)

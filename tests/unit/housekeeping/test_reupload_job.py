@@ -13,7 +13,7 @@ from tests.fakes.store import store_unavailable
 from tests.unit.housekeeping.test_rewritten_segments import rewrite
 from tieringd.archiving.claim import Claim
 from tieringd.errors import StorageUnavailable, TieringError
-from tieringd.housekeeping.job import ArchivedPartition, JobTurn
+from tieringd.housekeeping.partition_sweep import ArchivedPartition, JobTurn
 from tieringd.housekeeping.reupload import CompactedReuploadJob
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership

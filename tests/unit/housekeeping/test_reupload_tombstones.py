@@ -6,7 +6,7 @@ import pytest
 from crc32c import crc32c
 
 from tests.builders import batch
-from tests.fakes.archive import LOOKS, archive_in, archived, archiver_of, observed, values_in
+from tests.fakes.archive import SCAN_NUMBERS, archive_in, archived, archiver_of, observed, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import stored_manifest
@@ -164,7 +164,7 @@ async def test_what_is_held_is_let_go_of_by_two_looks(store, writer):
         await archiver.step(seen)
     assert any(one.is_held for one in archiver.manifest.retired)
     assert not archiver.is_at_rest(seen)
-    await archiver.step(seen.renumbered(next(LOOKS)))
+    await archiver.step(seen.renumbered(next(SCAN_NUMBERS)))
     assert not any(one.is_held for one in archiver.manifest.retired)
 
 

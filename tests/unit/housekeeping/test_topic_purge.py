@@ -33,7 +33,7 @@ from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.topic_lifecycle import Lease, Lifecycle
 from tieringd.policies.topic_lifecycle import (
     CONFIRM_AFTER_MS,
-    LATE_LOOK_MS,
+    LATE_CHECK_MS,
     LEASE_MS,
     ordered_to_go,
     taken_back,
@@ -67,10 +67,10 @@ async def test_deleted_topic_is_purged_after_the_grace(world, purging):
     await purging.note()
     noted = await world.manifest(OLD)
     assert noted.lifecycle is Lifecycle.DELETED
-    await purging.look(after_ms=GRACE_MS - 1)
+    await purging.turn(after_ms=GRACE_MS - 1)
     assert len(world.keys_of(OLD)) > 20
 
-    while await purging.look(after_ms=1):
+    while await purging.turn(after_ms=1):
         pass
 
     mark = await world.manifest(OLD)
@@ -87,15 +87,15 @@ async def test_wrong_clock_neither_ends_the_grace_nor_dates_it(world, purging, e
     """A daemon whose clock is off dates a deletion by the later clock, and purges nothing until it is set."""
     world.store.now_ms = right = Clock(world.clock.now_ms)
     world.clock.now_ms += error_ms
-    await purging.look()
+    await purging.turn()
     right.now_ms += CONFIRM_AFTER_MS
-    await purging.look(after_ms=CONFIRM_AFTER_MS)
+    await purging.turn(after_ms=CONFIRM_AFTER_MS)
     assert (await world.manifest(OLD)).deletion.noted_at_ms == right.now_ms + max(error_ms, 0)
     right.now_ms += GRACE_MS
-    await purging.look(after_ms=GRACE_MS)
+    await purging.turn(after_ms=GRACE_MS)
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.DELETED
     world.clock.now_ms = right.now_ms
-    await purging.look()
+    await purging.turn()
     for clock in (right, world.clock):
         clock.now_ms += GRACE_MS
     await purging.work()
@@ -112,10 +112,10 @@ async def test_grace_that_cannot_be_told_begins_anew(world, purging, noted_at_ms
         return replace(found, deletion=replace(found.deletion, noted_at_ms=noted_at_ms))
 
     await manifests.change_topic(OLD, misdated)
-    await purging.look()
-    await purging.look(after_ms=GRACE_MS - 1)
+    await purging.turn()
+    await purging.turn(after_ms=GRACE_MS - 1)
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.DELETED
-    while await purging.look(after_ms=1):
+    while await purging.turn(after_ms=1):
         pass
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGED
 
@@ -127,7 +127,7 @@ async def test_lease_that_ends_years_ahead_is_no_lease(world, purging):
     await purging.archive.manifests.change_topic(
         OLD, lambda found: replace(found, deletion=replace(found.deletion, lease=lease))
     )
-    while await purging.look(after_ms=GRACE_MS):
+    while await purging.turn(after_ms=GRACE_MS):
         pass
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGED
 
@@ -145,14 +145,14 @@ async def test_topic_that_was_created_again_is_read_as_before(world, purging):
 
 async def test_one_look_is_not_enough(world, purging):
     """A topic that is missing once, and there the next time, is live; and the time begins anew then."""
-    await purging.look()
+    await purging.turn()
     purging.broker.cluster_topics["orders"] |= {OLD_ID}
-    await purging.look(after_ms=CONFIRM_AFTER_MS)
+    await purging.turn(after_ms=CONFIRM_AFTER_MS)
     purging.broker.cluster_topics["orders"] -= {OLD_ID}
-    await purging.look(after_ms=CONFIRM_AFTER_MS)
-    await purging.look(after_ms=CONFIRM_AFTER_MS - 1)
+    await purging.turn(after_ms=CONFIRM_AFTER_MS)
+    await purging.turn(after_ms=CONFIRM_AFTER_MS - 1)
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.LIVE
-    await purging.look(after_ms=1)
+    await purging.turn(after_ms=1)
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.DELETED
 
 
@@ -249,7 +249,7 @@ async def test_archive_of_a_topic_that_the_cluster_has_is_not_deleted(world, pur
     """An operator's order for it is taken back by the next look."""
     now_ms = world.clock.now_ms
     await purging.archive.manifests.change_topic(NEW, lambda found: ordered_to_go(found, now_ms=now_ms))
-    await purging.look()
+    await purging.turn()
     assert (await world.manifest(NEW)).lifecycle is Lifecycle.LIVE
 
 
@@ -266,7 +266,7 @@ async def test_archive_that_a_restored_topic_goes_on_from_is_kept(world, purging
 async def test_nothing_goes_on_from_an_archive_that_is_being_purged(world, purging):
     """A link that comes after the claim is refused, and does not stay."""
     await purging.note()
-    await purging.look(after_ms=GRACE_MS, requests_max=4)
+    await purging.turn(after_ms=GRACE_MS, requests_max=4)
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGING
     with pytest.raises(ConfigError, match="is purging: nothing can go on from it"):
         await archive_in(world.store).history.link(HistoryLink(LATER, OLD, ((0, 5),)))
@@ -280,7 +280,7 @@ async def test_archiver_of_a_deleted_topic_is_fenced_before_anything_goes(world,
     await archiver.step(observed(writer))
     writer.closed_segment(b"late")
     await purging.note()
-    await purging.look(after_ms=GRACE_MS, requests_max=8)
+    await purging.turn(after_ms=GRACE_MS, requests_max=8)
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGING
     with pytest.raises(FencedError, match="is closed: it was moved to another one, or its topic is being"):
         await archiver.step(observed(writer))
@@ -290,9 +290,9 @@ async def test_manifests_go_last_of_all(world, purging):
     """For as long as there is any other object, they keep archivers out."""
     manifests = {manifest_key(one.identified) for one in world.writers[:2]}
     await purging.note()
-    await purging.look(after_ms=GRACE_MS, requests_max=1)
+    await purging.turn(after_ms=GRACE_MS, requests_max=1)
     seen = [world.keys_of(OLD)]
-    while await purging.look(requests_max=1):
+    while await purging.turn(requests_max=1):
         seen.append(world.keys_of(OLD))
     assert all(manifests <= left for left in seen if left - manifests)
     assert seen.index(manifests) > 0
@@ -306,13 +306,13 @@ async def test_what_is_stored_after_the_purge_goes_with_the_late_look(world, pur
     writer = world.writers[0]
     await archiver_of(writer, late, FakeBroker(writer)).step(observed(writer))
     assert manifest_key(writer.identified) in world.keys_of(OLD)
-    await purging.look(after_ms=LATE_LOOK_MS // 2)
+    await purging.turn(after_ms=LATE_CHECK_MS // 2)
     assert world.keys_of(OLD) != set()
-    await purging.look(after_ms=LATE_LOOK_MS)
+    await purging.turn(after_ms=LATE_CHECK_MS)
     mark = await world.manifest(OLD)
     assert world.keys_of(OLD) == set()
     assert mark.deletion.checked_at_ms == world.clock.now_ms
-    assert not await purging.look(after_ms=10 * LATE_LOOK_MS)
+    assert not await purging.turn(after_ms=10 * LATE_CHECK_MS)
 
 
 async def test_two_daemons_purge_together(world):
@@ -320,7 +320,7 @@ async def test_two_daemons_purge_together(world):
     first, second = Purging(world, "d1"), Purging(world, "d2")
     for _ in range(60):
         await asyncio.gather(
-            first.look(after_ms=1_000, requests_max=4), second.look(after_ms=1_000, requests_max=4)
+            first.turn(after_ms=1_000, requests_max=4), second.turn(after_ms=1_000, requests_max=4)
         )
     mark = await world.manifest(OLD)
     assert (mark.lifecycle, world.keys_of(OLD)) == (Lifecycle.PURGED, set())
@@ -332,12 +332,12 @@ async def test_lease_of_a_dead_daemon_is_taken_over(world):
     """Not before it is over; what the first has noted stays."""
     first, second = Purging(world, "d1"), Purging(world, "d2")
     await first.note()
-    await first.look(after_ms=GRACE_MS, requests_max=12)
+    await first.turn(after_ms=GRACE_MS, requests_max=12)
     lease = (await world.manifest(OLD)).deletion.lease
     assert lease.owner == "d1"
-    await second.look(after_ms=LEASE_MS - 1)
+    await second.turn(after_ms=LEASE_MS - 1)
     assert (await world.manifest(OLD)).deletion.lease == lease
-    await second.look(after_ms=1)
+    await second.turn(after_ms=1)
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGED
 
 
@@ -347,8 +347,8 @@ async def test_store_that_fails_ends_the_turn_and_not_the_purge(world, purging):
     for operation in ("delete_many", "list_page", "put", "get"):
         world.store.fail_next(operation, lambda: store_unavailable("any"))
         with pytest.raises(StorageUnavailable):
-            await purging.look(after_ms=GRACE_MS)
-    await purging.look()
+            await purging.turn(after_ms=GRACE_MS)
+    await purging.turn()
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGED
     assert world.keys_of(OLD) == set()
 

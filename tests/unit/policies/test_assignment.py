@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tieringd.model.partition import Leadership, TopicIdPartition
-from tieringd.policies.upload import AssignmentPlan, plan_assignment
+from tieringd.policies.upload_plan import AssignmentPlan, plan_assignment
 
 TOPIC_ID, OTHER_ID = "A" * 22, "B" * 22
 

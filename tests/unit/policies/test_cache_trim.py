@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieringd.formats.cache_names import FileKind
+from tieringd.formats.cache_names import CacheFileKind
 from tieringd.policies.cache_trim import (
     BEING_READ,
     CHUNKS_NOT_ENOUGH,
@@ -31,15 +31,15 @@ OBJECT_TOO_MANY = "it holds 9 objects of 9 and 1 more are asked for"
 
 
 def chunk(name, accessed_ms, size_bytes=10, segment="s"):
-    return CachedFile(name, size_bytes, accessed_ms, FileKind.CHUNK, segment)
+    return CachedFile(name, size_bytes, accessed_ms, CacheFileKind.CHUNK, segment)
 
 
 def index(segment, accessed_ms=0, size_bytes=1):
-    return CachedFile(f"{segment}.index", size_bytes, accessed_ms, FileKind.INDEX, segment)
+    return CachedFile(f"{segment}.index", size_bytes, accessed_ms, CacheFileKind.INDEX, segment)
 
 
 def manifest(name, accessed_ms=0, size_bytes=1):
-    return CachedFile(name, size_bytes, accessed_ms, FileKind.MANIFEST, "")
+    return CachedFile(name, size_bytes, accessed_ms, CacheFileKind.MANIFEST, "")
 
 
 def went(plan):
@@ -216,7 +216,7 @@ def test_any_trim_keeps_the_rules(found, indexed, read, size_bytes, objects):
     is_short = bool(plan.short_by_bytes or plan.short_by_objects)
     if is_short:
         assert names == {file.name for file in files} - in_use
-    gone_chunks = [file for file in gone if file.kind is FileKind.CHUNK]
+    gone_chunks = [file for file in gone if file.kind is CacheFileKind.CHUNK]
     stay = [file for file in chunks if file.name not in names | in_use]
     assert all(a.accessed_ms <= b.accessed_ms for a in gone_chunks for b in stay)
     left = Counter(file.segment for file in chunks if file.name not in names)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.model.values import manifests, remote, stored
 from tieringd.model.manifest_parts import Gap
-from tieringd.policies.reading import GONE, history_part
+from tieringd.policies.chunk_layout import GONE, history_part
 
 THREE = stored(remote(base, base + 9) for base in (0, 10, 20))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tieringd.policies.limit_wording import Kept, kept_in_total, kept_locally, span
+from tieringd.policies.limit_wording import KeptReason, kept_in_total, kept_locally, span
 from tieringd.policies.local_retention import LocalLimit, LocalTarget
 from tieringd.policies.total_retention import TotalRetention
 
@@ -47,7 +47,7 @@ def test_span_names_two_neighbouring_units(milliseconds, words):
         pytest.param(
             target(ms=2 * HOUR_MS),
             0,
-            Kept(
+            KeptReason(
                 "its newest record is 1 h of 2 h old (ms of the file)",
                 "local retention lets it go in 1 h",
                 NOW_MS + HOUR_MS,
@@ -58,7 +58,7 @@ def test_span_names_two_neighbouring_units(milliseconds, words):
         pytest.param(
             target(size=500),
             300,
-            Kept(
+            KeptReason(
                 "300 of 500 bytes follow it (bytes of the broker)",
                 "local retention lets it go after 200 more bytes",
             ),
@@ -68,7 +68,7 @@ def test_span_names_two_neighbouring_units(milliseconds, words):
         pytest.param(
             target(ms=2 * HOUR_MS, size=500),
             499,
-            Kept(
+            KeptReason(
                 "its newest record is 1 h of 2 h old (ms of the file), "
                 "and 499 of 500 bytes follow it (bytes of the broker)",
                 "local retention lets it go in 1 h or after 1 more bytes",
@@ -81,7 +81,7 @@ def test_span_names_two_neighbouring_units(milliseconds, words):
         pytest.param(
             target(),
             9,
-            Kept(
+            KeptReason(
                 "no local limit is in force (ms of the file; bytes of the broker)",
                 "it stays while there is none",
             ),

@@ -12,14 +12,14 @@ from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import LogBounds
 from tieringd.model.segment import CrossingTransaction
 from tieringd.policies.lineage import (
+    ArchiveTruncation,
     Lineage,
     LineagePlan,
-    Replacement,
+    archived_end,
     divergence_offset,
-    durable_end,
     plan_replacement,
 )
-from tieringd.policies.upload import MissingRange
+from tieringd.policies.upload_plan import MissingRange
 
 if TYPE_CHECKING:
     from tieringd.model.manifest import PartitionManifest
@@ -146,7 +146,7 @@ def test_divergence_is_found_by_the_newest_epoch_that_both_logs_have(archived, l
 
 
 @pytest.mark.parametrize(
-    ("manifest", "look", "lineage", "reason"),
+    ("manifest", "facts", "lineage", "reason"),
     [
         pytest.param(
             THREE,
@@ -238,9 +238,9 @@ def test_divergence_is_found_by_the_newest_epoch_that_both_logs_have(archived, l
         ),
     ],
 )
-def test_nothing_is_replaced_without_proof(manifest, look, lineage, reason):
+def test_nothing_is_replaced_without_proof(manifest, facts, lineage, reason):
     """Where the histories agree, or cannot be compared, the archive stays as it is."""
-    assert plan(manifest, **look) == LineagePlan(lineage, reason, manifest.next_offset)
+    assert plan(manifest, **facts) == LineagePlan(lineage, reason, manifest.next_offset)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_an_archive_off_the_lineage_is_replaced_from_the_segment_that_leaves_it(
         "offsets 210 to 299 were archived from a leader whose records the log that leads since epoch 8 "
         "does not hold",
         resume_offset=200,
-        replacement=Replacement(
+        replacement=ArchiveTruncation(
             base_offset=200,
             last_offset=299,
             divergence_offset=210,
@@ -433,7 +433,7 @@ def test_a_replacement_that_drops_no_good_record_has_nothing_to_salvage(entries,
 )
 def test_only_what_is_on_the_lineage_of_a_log_is_durable_of_it(manifest, epochs, expected):
     """An old copy of the manifest may tell of records that another leader's have replaced."""
-    assert durable_end(manifest, replace(local_log((0, 100, 200)), epochs=epochs)) == expected
+    assert archived_end(manifest, replace(local_log((0, 100, 200)), epochs=epochs)) == expected
 
 
 @pytest.mark.parametrize(
@@ -487,7 +487,7 @@ def test_marker_that_the_leader_has_or_cannot_know_of_reopens_nothing(manifest, 
     """Only a log that has another record in the marker's place speaks against it."""
     found = plan(manifest, epochs=epochs)
     assert (found.lineage.may_append, found.resume_offset, found.replacement) == (True, 300, None)
-    assert durable_end(manifest, replace(local_log((0, 100, 200)), epochs=epochs)) == 300
+    assert archived_end(manifest, replace(local_log((0, 100, 200)), epochs=epochs)) == 300
 
 
 @pytest.mark.parametrize(
@@ -516,7 +516,7 @@ def test_transaction_whose_marker_is_off_the_lineage_is_replaced(manifest, epoch
     assert (found.lineage, found.resume_offset) == (Lineage.REOPENED, base_offset)
     assert (found.replacement.base_offset, found.replacement.last_offset) == (base_offset, 299)
     assert found.replacement.only_archived is None
-    assert durable_end(manifest, replace(local_log((0, 100, 200)), epochs=epochs)) == base_offset
+    assert archived_end(manifest, replace(local_log((0, 100, 200)), epochs=epochs)) == base_offset
 
 
 def test_a_replacement_leaves_a_transaction_whose_marker_is_before_the_divergence():
@@ -529,7 +529,7 @@ def test_a_replacement_leaves_a_transaction_whose_marker_is_before_the_divergenc
 def test_what_precedes_a_reopened_transaction_is_durable_only_up_to_the_divergence():
     """The log may leave the archive's lineage before the transaction begins."""
     log = replace(local_log((0, 100, 200)), epochs=((5, 0), (NEW, 150)))
-    assert durable_end(crossed((250, 320, OLD)), log) == 150
+    assert archived_end(crossed((250, 320, OLD)), log) == 150
 
 
 def test_reopened_transaction_is_named_with_the_marker_that_is_gone():
@@ -539,7 +539,7 @@ def test_reopened_transaction_is_named_with_the_marker_that_is_gone():
         "the transaction of producer 7 that began at offset 150 was archived as leader epoch 6 ended it at "
         "offset 320; the log that leads since epoch 8 lacks that marker",
         resume_offset=100,
-        replacement=Replacement(
+        replacement=ArchiveTruncation(
             base_offset=100,
             last_offset=299,
             divergence_offset=300,
@@ -583,7 +583,7 @@ def test_a_replacement_reaches_back_to_a_reopened_transaction(
     )
     assert (found.lineage, found.resume_offset) == (Lineage.DIVERGES, base_offset)
     assert found.replacement.divergence_offset == 280
-    assert durable_end(manifest, log) == min(280, 100 * (first_offset // 100))
+    assert archived_end(manifest, log) == min(280, 100 * (first_offset // 100))
 
 
 EMPTIED = replace(THREE.expired(3, now_ms=1), leader_epoch=OLD)

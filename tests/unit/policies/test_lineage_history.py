@@ -31,7 +31,7 @@ class Term:
     who: int
     skipped_epochs: int
     appended: int
-    looked: bool
+    observed: bool
     """Whether the leader's archiver had its look before the next election."""
     uploaded: tuple[int, ...]
     """The lengths of the segments that the leader's archiver uploads after its look."""
@@ -48,7 +48,7 @@ terms = st.builds(
     who=st.integers(0, REPLICAS - 1),
     skipped_epochs=st.integers(1, 2),
     appended=st.integers(0, 9),
-    looked=st.booleans(),
+    observed=st.booleans(),
     uploaded=st.lists(st.integers(1, 6), max_size=4).map(tuple),
     replicated=st.tuples(*[st.one_of(st.none(), st.integers(0, 20))] * REPLICAS),
     trimmed=st.one_of(st.just(0), st.integers(0, 9)),
@@ -114,7 +114,7 @@ class Cluster:
         for _ in range(term.appended):
             self.written += 1
             self.leader.append(self.epoch, f"record {self.written} under {self.epoch}")
-        if term.looked:
+        if term.observed:
             self._archive(term)
         for follower, count in zip(self.replicas, term.replicated, strict=True):
             self._replicate(follower, count)
@@ -139,7 +139,7 @@ class Cluster:
             follower.append(int(record.rsplit(" ", 1)[1]), record)
 
     def _archive(self, term: Term) -> None:
-        plan = self._look(term)
+        plan = self._observe(term)
         if plan.lineage is Lineage.UNDECIDED:
             # The archiver waits: less of the leader's log is known just now than the archive has of it.
             assert self.manifest.next_offset > self._high_watermark(term)
@@ -147,14 +147,14 @@ class Cluster:
         self._check(plan)
         if plan.lineage is Lineage.DIVERGES:
             self._cut_back(plan.resume_offset)
-            assert self._look(term).lineage is Lineage.HOLDS, "what is left is on the lineage"
+            assert self._observe(term).lineage is Lineage.HOLDS, "what is left is on the lineage"
         self._upload(term.uploaded, before_offset=self._high_watermark(term))
-        assert self._look(term).lineage is Lineage.HOLDS, "what was just uploaded is on the lineage"
+        assert self._observe(term).lineage is Lineage.HOLDS, "what was just uploaded is on the lineage"
 
     def _high_watermark(self, term: Term) -> int:
         return max(self.start_offset, self.leader.next_offset - term.high_watermark_lag)
 
-    def _look(self, term: Term) -> LineagePlan:
+    def _observe(self, term: Term) -> LineagePlan:
         """Judge the archive by the leader's log, however that is cut and however far it is known."""
         start, end = self.start_offset, self.leader.next_offset
         bases = sorted({start, *(min(start + base, end) for base in term.local_bases)})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.model.values import TIME_MS, local_log
-from tieringd.policies.upload import rescue_due_ms, seconds_to_loss
+from tieringd.policies.upload_plan import rescue_due_ms, seconds_to_loss
 
 WEEK_MS = 7 * 86_400_000
 

@@ -17,7 +17,7 @@ from tieringd.policies.local_hint import HintMemory, HintShape, StorageMode, pla
 from tieringd.policies.local_retention import ClusterLocalTarget, LocalSettings, resolve_local_target
 from tieringd.policies.total_retention import TotalRetention, plan_total_retention
 from tieringd.policies.trim_target import TrimWishes, plan_trim_to_target
-from tieringd.policies.upload import UploadLimits, plan_uploads
+from tieringd.policies.upload_plan import UploadLimits, plan_uploads
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

@@ -11,7 +11,7 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Unsettled
 from tieringd.policies.record_removal import (
     CompactionBasis,
-    LogLook,
+    LogObservation,
     cut_for_unsettled,
     may_drop_tombstones,
     plan_release,
@@ -125,39 +125,41 @@ def test_held_segments_are_not_forgotten():
 def test_winners_below_the_log_start_are_settled(log_starts, settled):
     """In each look at the log."""
     manifest = compacted(archive(), 0, 1)
-    looks = [LogLook(one, keeps_all=False) for one in log_starts]
-    release = plan_release(manifest, looks)
+    observations = [LogObservation(one, keeps_all=False) for one in log_starts]
+    release = plan_release(manifest, observations)
     assert (len(release.settled), release.in_log, bool(release)) == (settled, (), bool(settled))
 
 
 def test_a_later_compaction_is_held_with_an_earlier_one():
     """It could not be undone alone."""
     manifest = compacted(compacted(archive(), 0, winners_end=50), 2, writer="e2", winners_end=30)
-    assert not plan_release(manifest, [LogLook(40, keeps_all=False)] * 2)
-    assert len(plan_release(manifest, [LogLook(50, keeps_all=False)] * 2).settled) == 2
+    assert not plan_release(manifest, [LogObservation(40, keeps_all=False)] * 2)
+    assert len(plan_release(manifest, [LogObservation(50, keeps_all=False)] * 2).settled) == 2
 
 
 def test_log_that_is_never_trimmed_holds_the_records_itself():
     """As far back as it begins. What lies before is held for good."""
     manifest = compacted(archive(), 1)
-    looks = [LogLook(10, keeps_all=True)] * 2
-    assert plan_release(manifest, looks).in_log == manifest.retired
-    assert not plan_release(manifest, [LogLook(11, keeps_all=True)] * 2)
-    assert not plan_release(manifest, [looks[0], LogLook(10, keeps_all=False)])
-    assert not plan_release(manifest, [looks[0], LogLook(5, keeps_all=True)]), "it was trimmed after all"
+    observations = [LogObservation(10, keeps_all=True)] * 2
+    assert plan_release(manifest, observations).in_log == manifest.retired
+    assert not plan_release(manifest, [LogObservation(11, keeps_all=True)] * 2)
+    assert not plan_release(manifest, [observations[0], LogObservation(10, keeps_all=False)])
+    assert not plan_release(manifest, [observations[0], LogObservation(5, keeps_all=True)]), (
+        "it was trimmed after all"
+    )
 
 
 def test_what_nobody_can_read_any_more_is_settled():
     """Retention took all of it."""
     manifest = compacted(archive(), 0).expired(1, now_ms=5)
-    assert len(plan_release(manifest, [LogLook(0, keeps_all=False)] * 2).settled) == 1
+    assert len(plan_release(manifest, [LogObservation(0, keeps_all=False)] * 2).settled) == 1
 
 
 def test_unsettled_offsets_settle_like_the_others():
     """Once all winners lie below the log's start."""
     manifest = compacted(archive(), 1, is_held=False)
-    assert not plan_release(manifest, [LogLook(49, keeps_all=False)] * 2)
-    assert plan_release(manifest, [LogLook(50, keeps_all=False)] * 2).is_all_settled
+    assert not plan_release(manifest, [LogObservation(49, keeps_all=False)] * 2)
+    assert plan_release(manifest, [LogObservation(50, keeps_all=False)] * 2).is_all_settled
 
 
 @pytest.mark.parametrize(
@@ -222,12 +224,12 @@ def test_nothing_can_be_lost_without_a_log():
 
 
 @pytest.mark.parametrize(
-    ("looked_from", "readable_from", "expected"),
+    ("read_from", "readable_from", "expected"),
     [(0, 0, True), (5, 0, False), (5, 7, True), (0, None, False)],
 )
-def test_tombstones_go_only_where_all_before_them_was_looked_at(looked_from, readable_from, expected):
+def test_tombstones_go_only_where_all_before_them_was_looked_at(read_from, readable_from, expected):
     """An older archive before this one may hold what they hide."""
-    assert may_drop_tombstones(looked_from=looked_from, readable_from=readable_from) is expected
+    assert may_drop_tombstones(read_from=read_from, readable_from=readable_from) is expected
 
 
 def test_what_is_held_is_not_merged_with_others():

@@ -18,7 +18,7 @@ from tieringd.policies.space_plan import (
     EMPTY,
     ENOUGH,
     ONLY_ACTIVE,
-    Kept,
+    KeptPartition,
     Phase,
     PhasePlan,
     Removal,
@@ -382,7 +382,11 @@ def test_plan_is_told_whole():
             PhasePlan(Phase.EXPLICIT_TARGETS),
             PhasePlan(Phase.ACTIVE_SEGMENT),
         ),
-        kept=(Kept(a0, 34, ENOUGH), Kept(a1, 64, "not tiered"), Kept(b0, 34, ENOUGH)),
+        kept=(
+            KeptPartition(a0, 34, ENOUGH),
+            KeptPartition(a1, 64, "not tiered"),
+            KeptPartition(b0, 34, ENOUGH),
+        ),
         cursor=b0,
     )
     assert found.cloud_gc_offsets() == {a0: 20, b0: 20}

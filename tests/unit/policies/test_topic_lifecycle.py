@@ -12,7 +12,7 @@ from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.model.partition import NO_TOPIC_ID
 from tieringd.model.topic_lifecycle import Deletion, Lease, Lifecycle
 from tieringd.policies.topic_lifecycle import (
-    LATE_LOOK_MS,
+    LATE_CHECK_MS,
     LEASE_MS,
     PurgeStep,
     claimed,
@@ -222,8 +222,8 @@ def leased(owner: str, *, left_ms: int) -> TopicManifest:
         pytest.param(leased(OURS, left_ms=0), 0, PurgeStep.CLAIM, id="our lease is over"),
         pytest.param(leased(OTHER, left_ms=1), 0, PurgeStep.NOTHING, id="another's lease"),
         pytest.param(leased(OTHER, left_ms=0), 0, PurgeStep.CLAIM, id="another's lease is over"),
-        pytest.param(PURGED, LATE_LOOK_MS - 1, PurgeStep.NOTHING, id="purged"),
-        pytest.param(PURGED, LATE_LOOK_MS, PurgeStep.CLAIM, id="late look"),
+        pytest.param(PURGED, LATE_CHECK_MS - 1, PurgeStep.NOTHING, id="purged"),
+        pytest.param(PURGED, LATE_CHECK_MS, PurgeStep.CLAIM, id="late look"),
         pytest.param(CHECKED, 10**12, PurgeStep.NOTHING, id="all done"),
     ],
 )
@@ -242,10 +242,10 @@ def test_what_the_archive_held_is_counted_once():
 
 def test_late_look_is_noted_beside_the_purge():
     """The mark keeps when it was purged, and has no lease afterwards."""
-    taken = claimed(PURGED, now_ms=NOW_MS + LATE_LOOK_MS, by=OURS, grace_ms=GRACE_MS)
-    assert taken.deletion.lease == Lease(OURS, NOW_MS + LATE_LOOK_MS + LEASE_MS)
-    found = finished(taken, now_ms=NOW_MS + LATE_LOOK_MS + 5, by=OURS)
-    assert found.deletion == replace(PURGED.deletion, checked_at_ms=NOW_MS + LATE_LOOK_MS + 5)
+    taken = claimed(PURGED, now_ms=NOW_MS + LATE_CHECK_MS, by=OURS, grace_ms=GRACE_MS)
+    assert taken.deletion.lease == Lease(OURS, NOW_MS + LATE_CHECK_MS + LEASE_MS)
+    found = finished(taken, now_ms=NOW_MS + LATE_CHECK_MS + 5, by=OURS)
+    assert found.deletion == replace(PURGED.deletion, checked_at_ms=NOW_MS + LATE_CHECK_MS + 5)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from tieringd.errors import ConfigError, CorruptDataError, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey, history_link_key
 from tieringd.model.manifest_parts import Gap
-from tieringd.policies.reading import GONE
-from tieringd.reading.history import FORGOTTEN_AFTER_MS, LINKS_MAX, LOOK_AGAIN_MS, History, LogReader
+from tieringd.policies.chunk_layout import GONE
+from tieringd.reading.history import FORGOTTEN_AFTER_MS, LINKS_MAX, REFRESH_AFTER_MS, History, LogReader
 
 IDS = [f"AAAAAAAAAAAAAAAAAAAAA{letter}" for letter in "BCDEFGHIJKLMNOPQRSTUVWXYZ"]
 
@@ -107,7 +107,7 @@ async def test_missing_link_is_looked_for_again_after_a_while(tmp_path, store, a
     name = replace(new.identified, cluster=key_of(1).cluster)
     assert await history.parts(name, start_offset=6) == ()
     await History(store, archive.manifests, now_ms=clock).link(linked(1, 6))
-    clock.now_ms += LOOK_AGAIN_MS - 1
+    clock.now_ms += REFRESH_AFTER_MS - 1
     assert await history.parts(name, start_offset=6) == ()
     clock.now_ms += 1
     assert len(await history.parts(name, start_offset=6)) == 1
@@ -177,7 +177,7 @@ async def test_outage_leaves_what_is_known_of_links(writer, store, history, cloc
         await history.parts(writer.identified, start_offset=5)
     store._faults.clear()
     assert await history.parts(writer.identified, start_offset=5) == ()
-    clock.now_ms += LOOK_AGAIN_MS
+    clock.now_ms += REFRESH_AFTER_MS
     store.fail_next("get", lambda: StorageUnavailable("away"))
     assert await history.parts(writer.identified, start_offset=5) == ()
     assert not store._faults["get"]

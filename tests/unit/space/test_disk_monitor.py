@@ -126,7 +126,7 @@ async def test_monitor_has_the_worst_state_of_the_logs_and_not_the_cache(make_mo
 async def test_monitor_without_a_cache_looks_at_the_logs_only(make_monitor, disks, metrics):
     """No cache directory, no look at it and no series."""
     await make_monitor(cache_dir=None).step()
-    assert disks.looks == 1
+    assert disks.measurements == 1
     assert shown(metrics, "redpanda_storage_cache_disk_total_bytes", "/cache") is None
 
 
@@ -139,7 +139,7 @@ async def test_alert_line_comes_at_once_and_then_once_an_hour(make_monitor, data
             assert len(errors(lines)) == 1
             await asyncio.sleep(3599)
             assert len(errors(lines)) == 1
-            assert disks.looks == 2 * 3600
+            assert disks.measurements == 2 * 3600
             await asyncio.sleep(1)
             assert len(errors(lines)) == 2
             await asyncio.sleep(3600)

@@ -91,27 +91,27 @@ async def test_every_broker_sees_all_states(make_board):
     for board, state in zip(boards.values(), (OK, DEGRADED, LOW), strict=True):
         await board.publish(state)
     for board, own in zip(boards.values(), (OK, DEGRADED, LOW), strict=True):
-        assert (await board.look(own)).states == {1: OK, 2: DEGRADED, 3: LOW}
+        assert (await board.read_board(own)).states == {1: OK, 2: DEGRADED, 3: LOW}
 
 
 async def test_peer_is_read_only_when_it_has_changed(store, make_board):
     """A round over peers that say nothing new is one listing."""
     mine, peer = make_board(1), make_board(2)
     await peer.publish(LOW)
-    await mine.look(OK)
+    await mine.read_board(OK)
     before = len(store.requests)
-    await mine.look(OK)
+    await mine.read_board(OK)
     assert [operation for operation, _ in store.requests[before:]] == ["list_page"]
     await peer.publish(OK)
-    assert (await mine.look(OK)).states == {1: OK, 2: OK}
+    assert (await mine.read_board(OK)).states == {1: OK, 2: OK}
 
 
 async def test_our_own_state_in_the_bucket_is_not_believed(make_board):
     """What we said before a restart counts for nothing: we know better, or do not know."""
     await make_board(1).publish(DEGRADED)
     again = make_board(1)
-    assert (await again.look(None)).states == {}
-    assert (await again.look(OK)).states == {1: OK}
+    assert (await again.read_board(None)).states == {}
+    assert (await again.read_board(OK)).states == {1: OK}
 
 
 @pytest.mark.parametrize("is_seen_to_change", [False, True])
@@ -120,21 +120,21 @@ async def test_state_that_is_not_refreshed_becomes_unknown(make_board, is_seen_t
     mine, peer = make_board(1), make_board(2)
     await peer.publish(DEGRADED)
     if is_seen_to_change:
-        await mine.look(OK)
+        await mine.read_board(OK)
         await peer.publish(LOW)
         await peer.publish(DEGRADED)
-    await mine.look(OK)
+    await mine.read_board(OK)
     await asyncio.sleep(STALE_SECONDS - 1)
-    assert 2 in (await mine.look(OK)).states
+    assert 2 in (await mine.read_board(OK)).states
     await asyncio.sleep(1)
-    assert (await mine.look(OK)).states == {1: OK}
+    assert (await mine.read_board(OK)).states == {1: OK}
 
 
 async def test_old_state_is_unknown_to_a_daemon_that_starts(make_board):
     """The first look at a state that was published long ago does not make it new."""
     await make_board(2).publish(DEGRADED)
     await asyncio.sleep(STALE_SECONDS)
-    assert (await make_board(1).look(OK)).states == {1: OK}
+    assert (await make_board(1).read_board(OK)).states == {1: OK}
 
 
 @pytest.mark.parametrize("ahead_seconds", [3600, -3600])
@@ -142,21 +142,21 @@ async def test_peer_with_a_wrong_clock_counts_once_it_is_seen_to_live(make_board
     """Its timestamp says nothing, so it counts while it changes before our eyes, and no longer."""
     mine, peer = make_board(1), make_board(2, ahead_seconds=ahead_seconds)
     await peer.publish(DEGRADED)
-    assert (await mine.look(OK)).states == {1: OK}
+    assert (await mine.read_board(OK)).states == {1: OK}
     await asyncio.sleep(REFRESH_SECONDS)
     await peer.publish(DEGRADED)
-    assert (await mine.look(OK)).states == {1: OK, 2: DEGRADED}
+    assert (await mine.read_board(OK)).states == {1: OK, 2: DEGRADED}
     await asyncio.sleep(STALE_SECONDS)
-    assert (await mine.look(OK)).states == {1: OK}
+    assert (await mine.read_board(OK)).states == {1: OK}
 
 
 async def test_peer_whose_state_was_removed_is_forgotten(store, make_board):
     """Who is not on the board is not known, and is new when it comes back."""
     mine = make_board(1)
     await make_board(2).publish(DEGRADED)
-    await mine.look(OK)
+    await mine.read_board(OK)
     await store.delete_many([disk_state_key(CLUSTER, 2)])
-    assert (await mine.look(OK)).states == {1: OK}
+    assert (await mine.read_board(OK)).states == {1: OK}
 
 
 async def test_damaged_state_is_unknown_and_said_once(store, make_board):
@@ -166,7 +166,7 @@ async def test_damaged_state_is_unknown_and_said_once(store, make_board):
     await put(store, disk_state_key(CLUSTER, 2), b"{}")
     with capture_logs() as lines:
         for _ in range(3):
-            assert (await mine.look(OK)).states == {1: OK, 3: LOW}
+            assert (await mine.read_board(OK)).states == {1: OK, 3: LOW}
     assert len(lines) == 1
     assert disk_state_key(CLUSTER, 2) in lines[0]["error"]
 
@@ -179,13 +179,13 @@ async def test_board_is_read_to_its_last_page(store, make_board):
         await put(store, disk_state_key(CLUSTER, node_id), encode_disk_state(published))
     foreign = PublishedDiskState("other", 5000, LOW, PassingClock()())
     await put(store, disk_state_key("other", 5000), encode_disk_state(foreign))
-    assert set((await make_board(1).look(OK)).states) == set(range(1, count + 1))
+    assert set((await make_board(1).read_board(OK)).states) == set(range(1, count + 1))
 
 
 async def test_view_has_the_version_of_the_record_of_quotas(store, make_board):
     """So that nobody asks for a record that is not there, or that has not changed."""
     mine = make_board(1)
-    assert (await mine.look(OK)).quotas_version is None
+    assert (await mine.read_board(OK)).quotas_version is None
     await put(store, client_quotas_key(CLUSTER), b"any")
     version = (await store.head(client_quotas_key(CLUSTER))).version
-    assert (await mine.look(OK)).quotas_version == version
+    assert (await mine.read_board(OK)).quotas_version == version

@@ -16,7 +16,7 @@ from tests.support.azure_metadata_server import TokenService
 from tests.support.raw_http import Exchange, serving
 from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable
 from tieringd.storage.azure.store import AzureStore
-from tieringd.storage.settings import AzureSettings
+from tieringd.storage.store_settings import AzureSettings
 
 METADATA, FEDERATION = "azure_vm_instance_metadata", "azure_aks_oidc_federation"
 CHALLENGE = (

@@ -20,7 +20,7 @@ from tieringd.errors import (
 )
 from tieringd.storage.azure.store import AzureStore
 from tieringd.storage.base import IfVersion
-from tieringd.storage.settings import AzureSettings
+from tieringd.storage.store_settings import AzureSettings
 
 KEY = "c2VjcmV0"
 

@@ -17,7 +17,7 @@ from tests.support.raw_http import serving
 from tieringd.errors import ChecksumRejected, ObjectNotFound, PreconditionFailed, StorageDenied
 from tieringd.storage.azure.store import AzureStore
 from tieringd.storage.base import IfAbsent, JoinSource
-from tieringd.storage.settings import AzureSettings
+from tieringd.storage.store_settings import AzureSettings
 
 PARTS = [content(1000), content(2000), content(3)]
 WHOLE = b"".join(PARTS)

@@ -11,7 +11,7 @@ import pytest
 from tests.support.raw_http import Exchange, serving
 from tieringd.errors import StorageUnavailable
 from tieringd.storage.azure.store import AzureStore
-from tieringd.storage.settings import AzureSettings
+from tieringd.storage.store_settings import AzureSettings
 
 
 class Container:

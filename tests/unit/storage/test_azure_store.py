@@ -22,9 +22,9 @@ from tieringd.errors import (
     StorageDenied,
     StorageUnavailable,
 )
-from tieringd.storage.azure.requests import endpoint_of
+from tieringd.storage.azure.azure_requests import endpoint_of
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
-from tieringd.storage.settings import AzureSettings
+from tieringd.storage.store_settings import AzureSettings
 
 if TYPE_CHECKING:
     from tests.support.raw_http import Exchange

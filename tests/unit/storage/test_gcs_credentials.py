@@ -19,7 +19,7 @@ from tests.support.gcs_token_endpoint import ACCOUNT, GcsTokenEndpoint
 from tests.support.raw_http import Exchange, serving
 from tieringd.errors import ConfigError, ObjectNotFound, StorageDenied, StorageUnavailable, TieringError
 from tieringd.storage.gcs.store import GcsStore
-from tieringd.storage.settings import GcsSettings
+from tieringd.storage.store_settings import GcsSettings
 
 MEDIA = {"x_goog_generation": "7", "Last_Modified": "Fri, 02 Jan 2026 03:04:05 GMT"}
 

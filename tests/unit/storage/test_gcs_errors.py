@@ -22,7 +22,7 @@ from tieringd.errors import (
 )
 from tieringd.storage.base import IfAbsent, IfVersion
 from tieringd.storage.gcs.store import GcsStore
-from tieringd.storage.settings import GcsSettings
+from tieringd.storage.store_settings import GcsSettings
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.support.gcs_wire import answering, document, parts_of, query_of, stor
 from tieringd.errors import ChecksumRejected, LocalFileError, StorageDenied, StorageUnavailable
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
 from tieringd.storage.body import CHUNK_BYTES
-from tieringd.storage.gcs.answers import encoded_crc32c
+from tieringd.storage.gcs.gcs_responses import encoded_crc32c
 
 if TYPE_CHECKING:
     from tests.support.raw_http import Exchange

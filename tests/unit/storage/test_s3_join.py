@@ -17,7 +17,7 @@ from tieringd.errors import ChecksumRejected, ObjectNotFound, PreconditionFailed
 from tieringd.storage.base import IfAbsent, JoinSource
 from tieringd.storage.s3.joining import PART_BYTES_MIN
 from tieringd.storage.s3.store import S3Store
-from tieringd.storage.settings import S3Settings
+from tieringd.storage.store_settings import S3Settings
 
 DATE = "Fri, 02 Jan 2026 03:04:05 GMT"
 PARTS = [

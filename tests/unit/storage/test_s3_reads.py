@@ -7,7 +7,7 @@ import pytest
 from tests.support.raw_http import Exchange, serving
 from tieringd.errors import StorageUnavailable
 from tieringd.storage.s3.store import S3Store
-from tieringd.storage.settings import S3Settings
+from tieringd.storage.store_settings import S3Settings
 
 CONTENT = b"0123456789"
 

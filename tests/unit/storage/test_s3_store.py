@@ -26,7 +26,7 @@ from tieringd.errors import (
 )
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
 from tieringd.storage.s3.store import S3Store
-from tieringd.storage.settings import S3Settings
+from tieringd.storage.store_settings import S3Settings
 
 LARGE = 24 << 20  # More than the sockets of a connection ever hold.
 MODIFIED = {"ETag": '"version"', "Last_Modified": "Fri, 02 Jan 2026 03:04:05 GMT"}

@@ -14,7 +14,7 @@ from tests.support.raw_http import Exchange, serving
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.crc32c_combine import combine_crc32c
 from tieringd.storage.s3.store import S3Store
-from tieringd.storage.settings import S3Settings
+from tieringd.storage.store_settings import S3Settings
 
 MODIFIED = {"ETag": '"version"', "Last_Modified": "Fri, 02 Jan 2026 03:04:05 GMT"}
 MIB = 1 << 20

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import azure_wire, gcs_wire
 from tieringd.storage.s3.store import S3Store
-from tieringd.storage.settings import S3Settings
+from tieringd.storage.store_settings import S3Settings
 from tieringd.storage.store_times import StoreTimes
 
 if TYPE_CHECKING:

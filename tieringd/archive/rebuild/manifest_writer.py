@@ -5,7 +5,7 @@ Before a damaged manifest is replaced, a copy of it is stored. Parts that spill 
 manifest that names them. A crash leaves at most objects that no manifest names, and a repeated run finds
 what is already done.
 
-`standing_of` returns the state of a partition's manifest before a rebuild: whether it exists, and
+`partition_state_of` returns the state of a partition's manifest before a rebuild: whether it exists, and
 whether it can be read.
 """
 
@@ -19,7 +19,7 @@ from enum import StrEnum
 from crc32c import crc32c
 
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-from tieringd.archive.scrub.segment_look import read_object
+from tieringd.archive.scrub.segment_inspection import read_object
 from tieringd.errors import CorruptDataError, PreconditionFailed, StorageUnavailable
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.formats.object_keys import TopicKey, damaged_copy_key, manifest_key, topic_manifest_key
@@ -36,7 +36,7 @@ _OF_TOPICS = frozenset({FaultKind.TOPIC_MANIFEST_DAMAGED, FaultKind.TOPIC_MANIFE
 _AGAIN = "Run it again: it looks at what is there now"
 
 
-class Standing(StrEnum):
+class ManifestState(StrEnum):
     """The state of a partition's manifest."""
 
     ABSENT = "absent"
@@ -52,17 +52,17 @@ class Standing(StrEnum):
 
     def may_be_written(self, *, replace: bool) -> bool:
         """Say whether a rebuild may write it. With *replace* the operator allows replacing readable ones."""
-        if self in {Standing.ABSENT, Standing.DAMAGED}:
+        if self in {ManifestState.ABSENT, ManifestState.DAMAGED}:
             return True
-        return replace and self in {Standing.BROKEN, Standing.SOUND}
+        return replace and self in {ManifestState.BROKEN, ManifestState.SOUND}
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionStanding:
+class PartitionState:
     """One partition before a rebuild."""
 
     partition: TopicIdPartition
-    standing: Standing
+    state: ManifestState
     detail: str = ""
     """The faults, in words."""
     stored: PartitionManifest | None = None
@@ -71,22 +71,22 @@ class PartitionStanding:
     """The live manifest with all spilled segments, as far as these can be read."""
 
 
-def standing_of(owner: Owner) -> PartitionStanding:
+def partition_state_of(owner: Owner) -> PartitionState:
     """Return the state of the manifest of *owner*."""
     partition, manifest = owner.partition, owner.manifest
     faults = [one for one in owner.findings if one.kind not in _OF_TOPICS]
     detail = "; ".join(one.detail for one in faults)
     if owner.topic is TopicState.LEAVING:
-        return PartitionStanding(partition, Standing.LEAVING)
+        return PartitionState(partition, ManifestState.LEAVING)
     if manifest is None:
-        standing = Standing.DAMAGED if faults else Standing.ABSENT
-        return PartitionStanding(partition, standing, detail)
+        state = ManifestState.DAMAGED if faults else ManifestState.ABSENT
+        return PartitionState(partition, state, detail)
     if manifest.is_closed:
-        return PartitionStanding(partition, Standing.CLOSED, stored=manifest, known=manifest)
+        return PartitionState(partition, ManifestState.CLOSED, stored=manifest, known=manifest)
     if faults:
-        return PartitionStanding(partition, Standing.BROKEN, detail, manifest, manifest)
+        return PartitionState(partition, ManifestState.BROKEN, detail, manifest, manifest)
     known = with_parts(manifest, owner.parts[::-1])
-    return PartitionStanding(partition, Standing.SOUND, stored=manifest, known=known)
+    return PartitionState(partition, ManifestState.SOUND, stored=manifest, known=known)
 
 
 class ManifestWriter:
@@ -108,9 +108,7 @@ class ManifestWriter:
         self._now_ms = now_ms
         self._target_bytes = target_bytes
 
-    async def write(
-        self, before: PartitionStanding, manifest: PartitionManifest, *, leader_epoch: int
-    ) -> None:
+    async def write(self, before: PartitionState, manifest: PartitionManifest, *, leader_epoch: int) -> None:
         """
         Replace the partition's manifest in the state *before* by *manifest*, under *leader_epoch*.
 
@@ -120,9 +118,9 @@ class ManifestWriter:
                 effect. Run again.
         """
         lean = await self._spilled(manifest)
-        if before.standing is Standing.ABSENT:
+        if before.state is ManifestState.ABSENT:
             await self._manifests.commit(StoredManifest(None, None), lean, leader_epoch=leader_epoch)
-        elif before.standing is Standing.DAMAGED:
+        elif before.state is ManifestState.DAMAGED:
             key = manifest_key(lean.partition)
             signed = lean.committed(
                 writer_id=self._writer_id, leader_epoch=leader_epoch, commit_number=1, now_ms=self._now_ms()
@@ -201,7 +199,7 @@ class ManifestWriter:
 
 
 async def _swapped(
-    before: PartitionStanding, found: PartitionManifest, manifest: PartitionManifest
+    before: PartitionState, found: PartitionManifest, manifest: PartitionManifest
 ) -> PartitionManifest:
     """Return *manifest* if *found* is still the manifest that the rebuild read."""
     if found != before.stored:

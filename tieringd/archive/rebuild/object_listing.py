@@ -18,7 +18,7 @@ from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import DataKey, manifest_key, owner_of, parse_data_key, parse_rewriting_key
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import SegmentIdentity
-from tieringd.policies.standing_rewritings import RecordedRewriting
+from tieringd.policies.valid_rewritings import RecordedRewriting
 from tieringd.storage.at_once import at_once
 from tieringd.storage.base import ObjectInfo, ObjectStore
 

@@ -19,7 +19,7 @@ from crc32c import crc32c
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archive.rebuild.object_listing import ListedSegment, require_data_key
 from tieringd.archive.scrub.data_scan import DataIndexer, renamed_by, scan_object
-from tieringd.archive.scrub.segment_look import read_object
+from tieringd.archive.scrub.segment_inspection import read_object
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import DataKey, data_key, index_key
 from tieringd.formats.record_batch import HEADER_BYTES, LOG_APPEND_TIME, BatchHeader, parse_header

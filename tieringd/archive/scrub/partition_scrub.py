@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tieringd.archive.manifest_store import ManifestStore
-from tieringd.archive.scrub.segment_look import SegmentLooker
+from tieringd.archive.scrub.segment_inspection import SegmentInspector
 from tieringd.archive.scrub.spilled_chain import SpilledChain, SpilledTally
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import data_key, manifest_key
@@ -46,7 +46,7 @@ class ScrubStretch:
     """The confirmed findings."""
     segments: int = 0
     objects: int = 0
-    looked_bytes: int = 0
+    inspected_bytes: int = 0
     """Size of the data objects that were checked."""
     records: int = 0
     """Counted by a deep scrub only."""
@@ -71,7 +71,7 @@ class PartitionScrubber:
         *on_segment* is called with the stretch after each segment, to show progress.
         """
         self._manifests = manifests
-        self._looker = SegmentLooker(store)
+        self._inspector = SegmentInspector(store)
         self._chain = SpilledChain(store)
         self._on_segment = on_segment
 
@@ -148,14 +148,14 @@ class PartitionScrubber:
             segment = table[at]
             if walk.is_spent:
                 return segment.next_offset
-            look = await self._looker.look(walk.stretch.partition, segment, deep=walk.deep)
-            walk.suspects += look.findings
+            inspection = await self._inspector.inspect(walk.stretch.partition, segment, deep=walk.deep)
+            walk.suspects += inspection.findings
             stretch = walk.stretch
             stretch.segments += 1
             stretch.objects += 2
-            stretch.looked_bytes += segment.size_bytes
-            stretch.records += look.records
-            stretch.requests += look.requests
+            stretch.inspected_bytes += segment.size_bytes
+            stretch.records += inspection.records
+            stretch.requests += inspection.requests
             self._on_segment(stretch)
         return None
 
@@ -187,9 +187,9 @@ class PartitionScrubber:
         of_segments: list[Finding] = []
         for segment in dict.fromkeys(one.segment for one in walk.suspects):
             if segment is not None:
-                look = await self._looker.look(partition, segment, deep=walk.deep)
-                stretch.requests += look.requests
-                of_segments += look.findings
+                inspection = await self._inspector.inspect(partition, segment, deep=walk.deep)
+                stretch.requests += inspection.requests
+                of_segments += inspection.findings
         of_parts = [one for one in walk.suspects if one.segment is None]
         manifest = await self._load(walk)
         if manifest is None:

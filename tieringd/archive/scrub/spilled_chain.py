@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from tieringd.archive.scrub.segment_look import read_object
+from tieringd.archive.scrub.segment_inspection import read_object
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.manifest_codec import decode_spillover

@@ -145,15 +145,15 @@ class Surveyor:
         of_topics: list[Finding] = []
         known = [one async for one in self._topics.partitions(of_topics)]
         survey.add(of_topics)
-        await self._look_at(survey, known)
+        await self._inspect(survey, known)
         if with_orphans:
             found = await self._list(survey)
             others = [one for one in dict.fromkeys(found) if one not in set(known)]
-            await self._look_at(survey, [one for one in others if not await self._topics.is_leaving(one)])
-        survey.findings = list(await self.standing(survey.findings))
+            await self._inspect(survey, [one for one in others if not await self._topics.is_leaving(one)])
+        survey.findings = list(await self.confirmed(survey.findings))
         return survey
 
-    async def standing(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    async def confirmed(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
         """
         Return *findings* without those of partitions whose topic is being purged by now.
 
@@ -166,7 +166,7 @@ class Surveyor:
         leaving = {one for one, is_leaving in zip(partitions, answers, strict=True) if is_leaving}
         return tuple(one for one in wanted if one.partition not in leaving)
 
-    async def _look_at(self, survey: Survey, partitions: list[TopicIdPartition]) -> None:
+    async def _inspect(self, survey: Survey, partitions: list[TopicIdPartition]) -> None:
         owners = await at_once(partitions, self._owner, count=PARTITIONS_AT_ONCE)
         survey.owners += owners
         survey.add(finding for owner in owners for finding in owner.findings)

@@ -11,7 +11,7 @@ from rich.table import Table
 from tieringd.broker.log_dir import read_local_log, scan_log_dirs
 from tieringd.cli.demo.journal import Journal
 from tieringd.config import Config
-from tieringd.daemon.archive import Archive
+from tieringd.daemon.open_archive import Archive
 from tieringd.errors import LocalFileError
 from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest import PartitionManifest
@@ -59,7 +59,7 @@ class PartitionView:
         return self.manifest is not None and len(self.log.segments) == 1 and not self.backlog_bytes
 
 
-async def look(config: Config, archive: Archive, journal: Journal) -> list[PartitionView]:
+async def partition_views(config: Config, archive: Archive, journal: Journal) -> list[PartitionView]:
     """
     Return snapshots of the journal's partitions, in order.
 

@@ -20,7 +20,7 @@ from tieringd.cli.demo.journal import Journal
 from tieringd.clock import wall_clock_ms
 from tieringd.formats.checkpoints import encode_epoch_checkpoint, encode_partition_metadata
 from tieringd.formats.compression import Codec
-from tieringd.formats.log_names import FileKind, encode_file_name
+from tieringd.formats.log_names import LogFileKind, encode_file_name
 from tieringd.formats.record_batch import NewRecord, encode_batch
 from tieringd.model.partition import TopicPartition
 
@@ -84,7 +84,7 @@ class PartitionWriter:
         self._file = self._opened()
 
     def _opened(self) -> BufferedWriter:
-        return (self._directory / encode_file_name(self._base_offset, FileKind.LOG)).open("xb")
+        return (self._directory / encode_file_name(self._base_offset, LogFileKind.LOG)).open("xb")
 
     def _record(self) -> NewRecord:
         number = self._random.getrandbits(32)

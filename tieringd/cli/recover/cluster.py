@@ -17,13 +17,13 @@ import typer
 from tieringd.archive.catalog import ArchivedTopic
 from tieringd.broker.kafka_target import TargetCluster, TargetTopic
 from tieringd.cli.recover.options import Validation
-from tieringd.cli.recover.progress import RecordProgress
+from tieringd.cli.recover.recovery_progress import RecordProgress
 from tieringd.cli.recover.selection import Wanted, matching_once, repeated
 from tieringd.cli.recover.validation import MISSING, Findings, missing, validated
 from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
-from tieringd.daemon.archive import Archive, opened_archive
-from tieringd.daemon.beside import kafka_settings
+from tieringd.daemon.local_broker import kafka_settings
+from tieringd.daemon.open_archive import Archive, opened_archive
 from tieringd.errors import BrokerUnavailable, ConfigError
 from tieringd.formats.recovery_mark import RecoveryMark
 from tieringd.metrics import Metrics
@@ -117,7 +117,7 @@ async def recovered_into_cluster(config: Config, asked: ClusterRecovery) -> list
     ):
         found = await matching_once(archive, asked.wanted)
         findings = await validated(archive, found, asked.validate, asked.depth)
-        topics = [await _looked_at(archive, cluster, one, asked) for one in _named(found, asked.renaming)]
+        topics = [await _checked_topic(archive, cluster, one, asked) for one in _named(found, asked.renaming)]
         jobs = [job for topic in topics for job in await _begun(cluster, topic, asked)]
         done = await _written(archive, cluster, jobs, asked)
         rows = [_row(job, one, findings) for job, one in zip(jobs, done, strict=True)]
@@ -140,7 +140,7 @@ def _named(found: Sequence[ArchivedTopic], renaming: Renaming) -> list[tuple[Arc
     return list(zip(found, names, strict=True))
 
 
-async def _looked_at(
+async def _checked_topic(
     archive: Archive, cluster: TargetCluster, named: tuple[ArchivedTopic, str], asked: ClusterRecovery
 ) -> _Topic:
     """

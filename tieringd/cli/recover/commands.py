@@ -28,7 +28,7 @@ from tieringd.cli.recover.options import (
 )
 from tieringd.cli.recover.selection import LISTED, Wanted, listing, matching
 from tieringd.config import Config
-from tieringd.daemon.archive import opened_archive
+from tieringd.daemon.open_archive import opened_archive
 from tieringd.metrics import Metrics
 from tieringd.policies.recovery import Renaming, RestoreLimits
 

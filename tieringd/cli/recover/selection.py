@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tieringd.archive.catalog import ArchivedTopic
-from tieringd.daemon.archive import Archive
+from tieringd.daemon.open_archive import Archive
 from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN

@@ -20,7 +20,7 @@ from tieringd.cli.options import OutputFormat, loaded
 from tieringd.cli.spark.session import interruptible, is_submitted, parse_conf, spark_session
 from tieringd.config import Config
 from tieringd.errors import ConfigError, LocalFileError
-from tieringd.spark.jobs.progress import Progress
+from tieringd.spark.jobs.job_progress import Progress
 from tieringd.spark.jobs.report import Report
 
 if TYPE_CHECKING:

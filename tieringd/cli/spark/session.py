@@ -131,7 +131,7 @@ def spark_session(*, master: str | None, conf: Mapping[str, str]) -> Iterator[Sp
     with optional_parts():
         from pyspark.sql import SparkSession  # noqa: PLC0415 - an optional part
 
-        from tieringd.spark.jobs.progress import spark_may_be_gone  # noqa: PLC0415 - likewise
+        from tieringd.spark.jobs.job_progress import spark_may_be_gone  # noqa: PLC0415 - likewise
         from tieringd.spark.jobs.spark_errors import SPARK_ERRORS  # noqa: PLC0415 - likewise
         from tieringd.spark.jobs.tasks import cause_of  # noqa: PLC0415 - likewise
     _require_java(os.environ)

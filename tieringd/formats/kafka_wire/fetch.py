@@ -25,7 +25,13 @@ from uuid import UUID
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import Cursor, uvarint
 from tieringd.formats.kafka_wire.pieces import Piece, size_of
-from tieringd.formats.kafka_wire.request_header import SIZE_BYTES, Api, RequestHead, is_flexible, request_body
+from tieringd.formats.kafka_wire.request_header import (
+    SIZE_BYTES,
+    InspectedApi,
+    RequestHead,
+    is_flexible,
+    request_body,
+)
 from tieringd.formats.kafka_wire.walk import Walk
 
 FIRST_SESSIONS: Final = 7
@@ -278,7 +284,7 @@ class FetchResponseWalk(Walk):
     """
 
     def __init__(self, version: int, size: int) -> None:
-        super().__init__(size, compact=is_flexible(Api.FETCH, version))
+        super().__init__(size, compact=is_flexible(InspectedApi.FETCH, version))
         self.partitions: list[FetchedPartition] = []
         self._version = version
         self._layout = _PARTITION[version]
@@ -363,7 +369,7 @@ class FetchResponseWalk(Walk):
 
 
 @dataclass(frozen=True, slots=True)
-class Replacement:
+class PartitionData:
     """The answer for one partition that replaces the broker's."""
 
     high_watermark: int
@@ -385,7 +391,7 @@ class RebuiltResponse:
 
 
 def rebuilt(
-    response: memoryview, version: int, replaced: Iterable[tuple[FetchedPartition, Replacement]]
+    response: memoryview, version: int, replaced: Iterable[tuple[FetchedPartition, PartitionData]]
 ) -> RebuiltResponse:
     """
     Return *response*, whole and with its size field, with some of its partitions replaced.
@@ -418,7 +424,7 @@ def readdressed(pieces: tuple[Piece, ...], correlation_id: int) -> tuple[Piece, 
 def composed(
     correlation_id: int,
     version: int,
-    topics: Mapping[str | UUID, Mapping[int, Replacement]],
+    topics: Mapping[str | UUID, Mapping[int, PartitionData]],
     *,
     error_code: int = 0,
 ) -> RebuiltResponse:
@@ -427,7 +433,7 @@ def composed(
 
     *topics* have names, or ids in versions with ids; *error_code* is that of the whole response.
     """
-    compact = is_flexible(Api.FETCH, version)
+    compact = is_flexible(InspectedApi.FETCH, version)
     pieces: list[Piece] = [_SIZE.pack(correlation_id) + (_NO_TAGS if compact else b"") + _NOT_THROTTLED]
     if version >= FIRST_SESSIONS:
         pieces.append(_ERROR_AND_SESSION.pack(error_code, 0))
@@ -467,8 +473,8 @@ def _joined(pieces: Iterable[Piece]) -> Iterable[Piece]:
     yield from [b"".join(small)] if small else []
 
 
-def _partition(index: int, version: int, new: Replacement) -> Iterable[Piece]:
-    compact = is_flexible(Api.FETCH, version)
+def _partition(index: int, version: int, new: PartitionData) -> Iterable[Piece]:
+    compact = is_flexible(InspectedApi.FETCH, version)
     size = size_of(new.records)
     head = [_HEAD.pack(index, new.error_code, new.high_watermark, new.last_stable_offset)]
     if version >= FIRST_LOG_START:

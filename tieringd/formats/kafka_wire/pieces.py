@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class FileSlice:
+class FileRegion:
     """Bytes of an open file, which go from the page cache to the socket without being read."""
 
     descriptor: int
@@ -18,7 +18,7 @@ class FileSlice:
     """Called when the file cannot be read or ends too early, before the sender reports the error."""
 
 
-Piece = bytes | memoryview | FileSlice
+Piece = bytes | memoryview | FileRegion
 
 
 def size_of(pieces: Iterable[Piece]) -> int:
@@ -28,4 +28,4 @@ def size_of(pieces: Iterable[Piece]) -> int:
 
 def piece_bytes(piece: Piece) -> int:
     """Return the size of a piece."""
-    return piece.length if isinstance(piece, FileSlice) else len(piece)
+    return piece.length if isinstance(piece, FileRegion) else len(piece)

@@ -22,7 +22,7 @@ from tieringd.formats.kafka_wire.cursor import Cursor
 from tieringd.formats.kafka_wire.request_header import (
     KNOWN_VERSIONS,
     SIZE_BYTES,
-    Api,
+    InspectedApi,
     RequestHead,
     is_flexible,
     request_body,
@@ -42,7 +42,7 @@ _LOG_START_AT: Final = 22
 MAX_PARTITIONS: Final = 10_000
 """The most partitions, and topics, that a refusal may have to name. No client comes near it."""
 _FIRST_TRANSACTIONS: Final = 3
-_ALL_VERSIONS: Final = range(KNOWN_VERSIONS[Api.PRODUCE].stop)
+_ALL_VERSIONS: Final = range(KNOWN_VERSIONS[InspectedApi.PRODUCE].stop)
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class ProduceResponseWalk(Walk):
     """
 
     def __init__(self, version: int, size: int) -> None:
-        super().__init__(size, compact=is_flexible(Api.PRODUCE, version))
+        super().__init__(size, compact=is_flexible(InspectedApi.PRODUCE, version))
         self.partitions: list[ProducedPartition] = []
         self._version = version
         self._step = self._head

@@ -29,7 +29,7 @@ _MAX_VERSION: Final = struct.Struct(">h")
 _UNSUPPORTED: Final = struct.Struct(">iihihhh")
 
 
-class Api(IntEnum):
+class InspectedApi(IntEnum):
     """The APIs that the gateway inspects."""
 
     PRODUCE = 0
@@ -43,13 +43,13 @@ class Api(IntEnum):
 
 
 KNOWN_VERSIONS: Final[dict[int, range]] = {
-    Api.PRODUCE: range(3, 14),
-    Api.FETCH: range(4, 19),
-    Api.LIST_OFFSETS: range(1, 12),
-    Api.API_VERSIONS: range(5),
-    Api.DELETE_RECORDS: range(3),
-    Api.OFFSET_FOR_LEADER_EPOCH: range(2, 5),
-    Api.DESCRIBE_LOG_DIRS: range(1, 6),
+    InspectedApi.PRODUCE: range(3, 14),
+    InspectedApi.FETCH: range(4, 19),
+    InspectedApi.LIST_OFFSETS: range(1, 12),
+    InspectedApi.API_VERSIONS: range(5),
+    InspectedApi.DELETE_RECORDS: range(3),
+    InspectedApi.OFFSET_FOR_LEADER_EPOCH: range(2, 5),
+    InspectedApi.DESCRIBE_LOG_DIRS: range(1, 6),
 }
 """
 The known versions.
@@ -59,13 +59,13 @@ without inspection.
 """
 
 FIRST_FLEXIBLE: Final[dict[int, int]] = {
-    Api.PRODUCE: 9,
-    Api.FETCH: 12,
-    Api.LIST_OFFSETS: 6,
-    Api.API_VERSIONS: 3,
-    Api.DELETE_RECORDS: 2,
-    Api.OFFSET_FOR_LEADER_EPOCH: 4,
-    Api.DESCRIBE_LOG_DIRS: 2,
+    InspectedApi.PRODUCE: 9,
+    InspectedApi.FETCH: 12,
+    InspectedApi.LIST_OFFSETS: 6,
+    InspectedApi.API_VERSIONS: 3,
+    InspectedApi.DELETE_RECORDS: 2,
+    InspectedApi.OFFSET_FOR_LEADER_EPOCH: 4,
+    InspectedApi.DESCRIBE_LOG_DIRS: 2,
 }
 """The first version of each API with compact lengths and tagged fields."""
 
@@ -141,7 +141,7 @@ def cap_versions(response: memoryview, version: int) -> None:
     """
     # The header of this response is never flexible: a client reads it before it knows any version.
     cursor = Cursor(response, SIZE_BYTES + 4)
-    compact = is_flexible(Api.API_VERSIONS, version) and cursor.int16() != UNSUPPORTED_VERSION
+    compact = is_flexible(InspectedApi.API_VERSIONS, version) and cursor.int16() != UNSUPPORTED_VERSION
     cursor.at = SIZE_BYTES + 4 + 2
     for _ in range(cursor.length(compact=compact)):
         begin = cursor.at
@@ -155,13 +155,13 @@ def cap_versions(response: memoryview, version: int) -> None:
 
 def unsupported(correlation_id: int) -> bytes:
     """Return the response to a version of ApiVersions that the gateway does not know."""
-    known = KNOWN_VERSIONS[Api.API_VERSIONS]
+    known = KNOWN_VERSIONS[InspectedApi.API_VERSIONS]
     return _UNSUPPORTED.pack(
         _UNSUPPORTED.size - SIZE_BYTES,
         correlation_id,
         UNSUPPORTED_VERSION,
         1,
-        Api.API_VERSIONS,
+        InspectedApi.API_VERSIONS,
         0,
         known.stop - 1,
     )

@@ -29,7 +29,7 @@ from tieringd.formats.record_batch import (
     MAGIC,
     MAX_BATCH_BYTES,
 )
-from tieringd.spark.decoder.layouts import BATCH, CORRUPT, CURSOR, DONE, FULL, NULL_TIME, ROWS
+from tieringd.spark.decoder.record_tables import BATCH, CORRUPT, CURSOR, DONE, FULL, NULL_TIME, ROWS
 from tieringd.spark.machine_code import compiled
 
 F = TypeVar("F")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from tieringd.spark.decoder.layouts import NULL_TIME, ROWS
+from tieringd.spark.decoder.record_tables import NULL_TIME, ROWS
 from tieringd.spark.decoder.schema import HEADER_TYPE, arrow_schema
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from tieringd.errors import CorruptDataError
 from tieringd.formats.compression import MAX_DECOMPRESSED_BYTES
 from tieringd.formats.record_batch import CRC_STARTS_AT
 from tieringd.formats.records import iter_records
-from tieringd.spark.decoder.batches import BatchReader, Selection, UnpackedBatch, size_of_batch
 from tieringd.spark.decoder.kernel import kernel
-from tieringd.spark.decoder.layouts import BATCH, CORRUPT, CURSOR, DONE, FULL
+from tieringd.spark.decoder.record_tables import BATCH, CORRUPT, CURSOR, DONE, FULL
 from tieringd.spark.decoder.row_buffer import RowBuffer
+from tieringd.spark.decoder.segment_batches import SegmentBatchReader, Selection, UnpackedBatch, size_of_batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -99,7 +99,7 @@ class SegmentDecoder:
             columns, topic=topic, partition=partition, rows_max=rows_max, bytes_max=bytes_max
         )
         limit_bytes = _TEXT_BYTES_LIMIT if "headers" in columns else MAX_DECOMPRESSED_BYTES
-        self._batches = BatchReader(selection, limit_bytes=limit_bytes)
+        self._batches = SegmentBatchReader(selection, limit_bytes=limit_bytes)
         self._kernel = kernel()
         self._table = np.zeros(_TABLE_ROWS, BATCH)
         self._one_batch = np.zeros(1, BATCH)

@@ -45,7 +45,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class SegmentShare:
     """Neighbouring segments of one partition, for one task."""
 
     partition: TopicIdPartition
@@ -127,13 +127,13 @@ async def _whole(bucket: Bucket, partition: TopicIdPartition) -> PartitionManife
     return await bucket.spillovers.with_history(manifest)
 
 
-def shares(partition: TopicIdPartition, segments: SegmentTable) -> Iterator[Share]:
+def shares(partition: TopicIdPartition, segments: SegmentTable) -> Iterator[SegmentShare]:
     """Yield the *segments* of a partition in shares. Each share but the last has at least `TASK_BYTES`."""
     first = size_bytes = 0
     for row, segment_bytes in enumerate(segments.column("size_bytes")):
         size_bytes += segment_bytes
         if size_bytes >= TASK_BYTES or row == len(segments) - 1:
-            yield Share(partition, first, segments.head(row + 1).without_head(first))
+            yield SegmentShare(partition, first, segments.head(row + 1).without_head(first))
             first, size_bytes = row + 1, 0
 
 

@@ -39,7 +39,7 @@ from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
 from tieringd.spark.jobs.compaction_range import CompactionRange, CompactOptions, compaction_range
 from tieringd.spark.jobs.compaction_tasks import KEY_SCHEMA, KeyReader, RunRewriter
-from tieringd.spark.jobs.progress import Progress, silent, spark_may_be_gone, watched
+from tieringd.spark.jobs.job_progress import Progress, silent, spark_may_be_gone, watched
 from tieringd.spark.jobs.report import Report, Table, Value
 from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap, what_is_done_is_told
 from tieringd.spark.jobs.tasks import failures_in_words

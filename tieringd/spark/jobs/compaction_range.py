@@ -12,7 +12,7 @@ from tieringd.model.segment import NO_TIMESTAMP
 from tieringd.model.segment_table import SegmentTable
 from tieringd.policies.record_removal import CompactionBasis, may_drop_tombstones
 from tieringd.spark.bucket import Bucket
-from tieringd.spark.jobs.compaction_tasks import Run
+from tieringd.spark.jobs.compaction_tasks import CompactionRun
 from tieringd.spark.latest_records import CompactionRules
 
 DELETE_RETENTION_MS: Final = 86_400_000
@@ -40,11 +40,11 @@ class CompactionRange:
     segments: SegmentTable
     rules: CompactionRules
 
-    def run_of(self, rows: range, *, removed_records: int) -> Run:
+    def run_of(self, rows: range, *, removed_records: int) -> CompactionRun:
         """Return the run of the segments in *rows*, which become one and lose *removed_records*."""
         segments = self.segments
         parts = tuple(segments[row] for row in rows)
-        return Run(self.manifest.partition, parts, self.rules, removed_records)
+        return CompactionRun(self.manifest.partition, parts, self.rules, removed_records)
 
     def basis(self, *, has_log: bool) -> CompactionBasis:
         """Return what the compaction read; *has_log* says whether a broker may have the partition's log."""
@@ -69,7 +69,7 @@ async def compaction_range(
             break
         rows += 1
     readable_from = None if await _goes_on_from_another(bucket, manifest) else manifest.start_offset
-    drops_tombstones = may_drop_tombstones(looked_from=manifest.start_offset, readable_from=readable_from)
+    drops_tombstones = may_drop_tombstones(read_from=manifest.start_offset, readable_from=readable_from)
     rules = CompactionRules(
         manifest.start_offset,
         now_ms - options.delete_retention_ms if drops_tombstones else None,

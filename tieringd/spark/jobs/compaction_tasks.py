@@ -19,7 +19,7 @@ from tieringd.formats.object_keys import data_key
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment
 from tieringd.spark.bucket import Bucket, bucket_of
-from tieringd.spark.jobs.chosen import Share
+from tieringd.spark.jobs.chosen import SegmentShare
 from tieringd.spark.latest_records import CompactionRules, LatestCut, LatestKeys
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class KeyReader:
     """The rules of each partition, by its place in the job's list."""
     keys_held_max: int = KEYS_HELD_MAX
 
-    def __call__(self, numbered: tuple[int, Share]) -> Iterator[KeyRow]:
+    def __call__(self, numbered: tuple[int, SegmentShare]) -> Iterator[KeyRow]:
         """Yield the rows of a share, which comes with its partition's number."""
         partition, share = numbered
         for row, segment in enumerate(share.segments, share.first_row):
@@ -111,7 +111,7 @@ class KeyReader:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CompactionRun:
     """Neighbouring segments that become one segment."""
 
     partition: TopicIdPartition
@@ -126,7 +126,7 @@ class RunRewriter:
     """Rewrites runs. Runs on an executor."""
 
     config: Config
-    runs: Broadcast[list[Run]]
+    runs: Broadcast[list[CompactionRun]]
     writer_id: str
 
     def __call__(self, row: Row) -> tuple[int, Successor | str]:

@@ -38,10 +38,10 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.spark.bucket import Bucket, bucket_of
-from tieringd.spark.jobs.chosen import Share, chosen_partitions, rounds, shares
+from tieringd.spark.jobs.chosen import SegmentShare, chosen_partitions, rounds, shares
 from tieringd.spark.jobs.erased_keys import fingerprints
+from tieringd.spark.jobs.job_progress import Progress, silent, watched
 from tieringd.spark.jobs.leftovers import Leftovers, find_leftovers, search, suspect_faults
-from tieringd.spark.jobs.progress import Progress, silent, watched
 from tieringd.spark.jobs.report import Report, Value
 from tieringd.spark.jobs.swapping import (
     Outcome,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Looked:
+class _Rewritten:
     """A segment that has one of the keys and was rewritten, or that could not be read."""
 
     partition: TopicIdPartition
@@ -80,7 +80,7 @@ class _Eraser:
     keys: Broadcast[frozenset[bytes]]
     writer_id: str
 
-    def __call__(self, share: Share) -> list[_Looked]:
+    def __call__(self, share: SegmentShare) -> list[_Rewritten]:
         """Store the rest of each segment that has one of the keys, and return one result for each."""
         bucket = bucket_of(self.config)
         rewriter = SegmentRewriter(
@@ -89,17 +89,19 @@ class _Eraser:
             writer_id=self.writer_id,
             work_directory=Path(tempfile.gettempdir()),
         )
-        return list(self._looked(bucket, rewriter, share))
+        return list(self._rewritten(bucket, rewriter, share))
 
-    def _looked(self, bucket: Bucket, rewriter: SegmentRewriter, share: Share) -> Iterator[_Looked]:
+    def _rewritten(
+        self, bucket: Bucket, rewriter: SegmentRewriter, share: SegmentShare
+    ) -> Iterator[_Rewritten]:
         partition, keys = share.partition, self.keys.value
         for segment in share.segments:
             try:
                 if bucket.run(rewriter.removes_any(partition, segment, ErasureCut(keys))):
                     done = bucket.run(rewriter.rewrite(partition, (segment,), ErasureCut(keys)))
-                    yield _Looked(partition, done)
+                    yield _Rewritten(partition, done)
             except (CorruptDataError, ObjectNotFound) as error:
-                yield _Looked(partition, None, str(error))
+                yield _Rewritten(partition, None, str(error))
 
 
 def erase(
@@ -153,9 +155,9 @@ def erase(
         for some in rounds(bucket, chosen.partitions, outcome.faults):
             todo = [share for one in some for share in shares(one.partition, one.segments)]
             with watched(spark, "erasing keys", progress), failures_in_words():
-                looked = spark.sparkContext.parallelize(todo, max(1, len(todo))).flatMap(eraser).collect()
+                rewritten = spark.sparkContext.parallelize(todo, max(1, len(todo))).flatMap(eraser).collect()
             segments_read += sum(len(one.segments) for one in some)
-            reached.note(some, _swap(bucket, looked, outcome))
+            reached.note(some, _swap(bucket, rewritten, outcome))
             # Segments that a compaction replaced and that are held may have the keys too. They could be put
             # back after an election, so their holding ends here.
             holding = [one.partition for one in some if held_in(one)]
@@ -221,7 +223,7 @@ class _Reached:
         self.gone_over.update({one.partition: one for one in some if one.partition not in faulty})
 
 
-def _swap(bucket: Bucket, looked: Sequence[_Looked], outcome: Outcome) -> set[TopicIdPartition]:
+def _swap(bucket: Bucket, rewritten: Sequence[_Rewritten], outcome: Outcome) -> set[TopicIdPartition]:
     """
     Swap in the rewritten segments; return the partitions of which a part may still have a key.
 
@@ -229,7 +231,7 @@ def _swap(bucket: Bucket, looked: Sequence[_Looked], outcome: Outcome) -> set[To
     """
     successors: dict[TopicIdPartition, list[Successor]] = defaultdict(list)
     faulty: set[TopicIdPartition] = set()
-    for one in looked:
+    for one in rewritten:
         if one.successor is None:
             faulty.add(one.partition)
             outcome.faults.append(f"{one.partition}: a segment may still have one of the keys: {one.fault}")

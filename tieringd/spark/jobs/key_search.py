@@ -20,10 +20,10 @@ from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.spark.bucket import bucket_of
-from tieringd.spark.jobs.chosen import Share, chosen_partitions, rounds, shares
+from tieringd.spark.jobs.chosen import SegmentShare, chosen_partitions, rounds, shares
+from tieringd.spark.jobs.job_progress import Progress, silent
 from tieringd.spark.jobs.leftovers import find_leftovers, suspect_faults
 from tieringd.spark.jobs.leftovers import search as search_objects
-from tieringd.spark.jobs.progress import Progress, silent
 from tieringd.spark.jobs.report import Report, Table, Value
 from tieringd.spark.jobs.tasks import run_tasks
 from tieringd.spark.key_eraser import ErasureCut
@@ -52,7 +52,7 @@ class _KeyFinder:
     config: Config
     keys: Broadcast[frozenset[bytes]]
 
-    def __call__(self, share: Share) -> _Found:
+    def __call__(self, share: SegmentShare) -> _Found:
         """Count the segments that have one of the keys."""
         bucket, partition = bucket_of(self.config), share.partition
         rewriter = SegmentRewriter(

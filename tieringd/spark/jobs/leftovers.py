@@ -30,7 +30,7 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.scrub import Owner, TopicState, is_named
 from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.chosen import TASK_BYTES
-from tieringd.spark.jobs.progress import Progress, watched
+from tieringd.spark.jobs.job_progress import Progress, watched
 from tieringd.spark.jobs.tasks import failures_in_words
 from tieringd.spark.jobs.topic_choice import matches
 from tieringd.spark.key_eraser import holds_any

@@ -30,7 +30,7 @@ from tieringd.model.segment import JOB_PREFIX, RemoteSegment
 from tieringd.policies.segment_merge import job_limit_offset, plan_merges
 from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.chosen import chosen_partitions, loaded_again
-from tieringd.spark.jobs.progress import Progress, silent, watched
+from tieringd.spark.jobs.job_progress import Progress, silent, watched
 from tieringd.spark.jobs.report import Report, Value
 from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap, what_is_done_is_told
 from tieringd.spark.jobs.tasks import failures_in_words

@@ -15,7 +15,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from tieringd.archive.rebuild.manifest_writer import ManifestWriter, PartitionStanding, Standing, standing_of
+from tieringd.archive.rebuild.manifest_writer import (
+    ManifestState,
+    ManifestWriter,
+    PartitionState,
+    partition_state_of,
+)
 from tieringd.archive.rebuild.object_listing import (
     ListedPartition,
     RecordedRewritings,
@@ -37,7 +42,7 @@ from tieringd.policies.manifest_rebuild import (
     rebuilt_manifest,
 )
 from tieringd.spark.bucket import Bucket, bucket_of
-from tieringd.spark.jobs.progress import Progress, silent
+from tieringd.spark.jobs.job_progress import Progress, silent
 from tieringd.spark.jobs.rebuild_report import RebuiltPartition, RebuiltTopic, rebuild_report
 from tieringd.spark.jobs.rebuild_tasks import (
     plan_index_tasks,
@@ -130,30 +135,30 @@ class Rebuild:
         missing = unmatched(topics, {one.topic for one in listed})
         if missing:
             raise ObjectNotFound(f"the bucket holds no object of a topic that matches {', '.join(missing)}")
-        standings = bucket.run(at_once(sorted(listed), self._standing, count=PARTITIONS_AT_ONCE))
+        states = bucket.run(at_once(sorted(listed), self._partition_state, count=PARTITIONS_AT_ONCE))
         if self._options.replace:
             # The listing is made again after the manifests were read. A later commit changes a manifest that
             # was read, and a changed manifest is not replaced.
             again = bucket.run(list_partitions(bucket.store, is_chosen_by(topics)))
             listed = {partition: again.get(partition, one) for partition, one in listed.items()}
         done: list[RebuiltPartition] = []
-        wanted: list[PartitionStanding] = []
-        for one in standings:
-            is_wanted = one.standing.may_be_written(replace=self._options.replace)
+        wanted: list[PartitionState] = []
+        for one in states:
+            is_wanted = one.state.may_be_written(replace=self._options.replace)
             if is_wanted and listed[one.partition].data:
                 wanted.append(one)
             else:
                 done.append(RebuiltPartition(one))
         for batch in _batches(wanted, listed):
             done += self._rebuild(batch, {one.partition: listed[one.partition] for one in batch})
-        leaving = {topic_key(one.partition) for one in standings if one.standing is Standing.LEAVING}
+        leaving = {topic_key(one.partition) for one in states if one.state is ManifestState.LEAVING}
         return done, bucket.run(self._topics(listed, leaving))
 
-    async def _standing(self, partition: TopicIdPartition) -> PartitionStanding:
-        return standing_of(await self._owners.owner(partition))
+    async def _partition_state(self, partition: TopicIdPartition) -> PartitionState:
+        return partition_state_of(await self._owners.owner(partition))
 
     def _rebuild(
-        self, batch: Sequence[PartitionStanding], listed: Mapping[TopicIdPartition, ListedPartition]
+        self, batch: Sequence[PartitionState], listed: Mapping[TopicIdPartition, ListedPartition]
     ) -> list[RebuiltPartition]:
         stored, unusable = self._read(listed)
         recorded = dict(
@@ -175,7 +180,7 @@ class Rebuild:
             if plan.chosen
         }
 
-        async def finished(one: PartitionStanding) -> RebuiltPartition:
+        async def finished(one: PartitionState) -> RebuiltPartition:
             manifest = manifests.get(one.partition)
             error = UNREAD if manifest is not None and recorded[one.partition].faults else ""
             if manifest is not None and self._options.write and not error:
@@ -225,7 +230,7 @@ class Rebuild:
     def _with_indexes(
         self,
         plans: dict[TopicIdPartition, RebuildPlan],
-        before: Mapping[TopicIdPartition, PartitionStanding],
+        before: Mapping[TopicIdPartition, PartitionState],
         stored: dict[TopicIdPartition, list[StoredSegment]],
         unusable: Mapping[TopicIdPartition, list[Unusable]],
     ) -> set[TopicIdPartition]:
@@ -261,7 +266,7 @@ class Rebuild:
             stored[partition] = kept
         return set(remade)
 
-    def _manifest(self, plan: RebuildPlan, before: PartitionStanding) -> PartitionManifest:
+    def _manifest(self, plan: RebuildPlan, before: PartitionState) -> PartitionManifest:
         return rebuilt_manifest(
             before.partition, plan, gap_reason=GAP_REASON, now_ms=self._bucket.clock(), known=before.known
         )
@@ -297,9 +302,9 @@ class Rebuild:
 
 
 def _batches(
-    wanted: Sequence[PartitionStanding], listed: Mapping[TopicIdPartition, ListedPartition]
-) -> Iterator[list[PartitionStanding]]:
-    batch: list[PartitionStanding] = []
+    wanted: Sequence[PartitionState], listed: Mapping[TopicIdPartition, ListedPartition]
+) -> Iterator[list[PartitionState]]:
+    batch: list[PartitionState] = []
     objects = 0
     for one in wanted:
         batch.append(one)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from tieringd.archive.rebuild.manifest_writer import PartitionStanding, Standing
+from tieringd.archive.rebuild.manifest_writer import ManifestState, PartitionState
 from tieringd.formats.object_keys import TopicKey, data_key
 from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.manifest_rebuild import RebuildPlan
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class RebuiltPartition:
     """The outcome of one partition's rebuild."""
 
-    before: PartitionStanding
+    before: PartitionState
     manifest: PartitionManifest | None = None
     """The rebuilt manifest; None if the partition was left alone, or has no usable object."""
     plan: RebuildPlan | None = None
@@ -50,7 +50,7 @@ class RebuiltPartition:
         name = self.before.partition
         if self.error:
             yield f"{name}: {self.error}"
-        if self.manifest is None and self.before.standing is Standing.BROKEN:
+        if self.manifest is None and self.before.state is ManifestState.BROKEN:
             yield f"{name}: {self.before.detail}. The manifest can be read: give --replace to have it rebuilt"
         for fault in self.damaged_records:
             yield f"{name}: a record of what a job rewrote cannot be read: {fault}"
@@ -107,13 +107,13 @@ def rebuild_report(
     seconds: float,
 ) -> Report:
     """Return the report of what was written, or in a dry run of what would be."""
-    standings = Counter(one.before.standing for one in partitions)
+    states = Counter(one.before.state for one in partitions)
     outcomes = Counter(one.outcome for one in partitions)
     manifests = [one.manifest for one in partitions if one.manifest is not None]
     figures: dict[str, Value] = {
         "mode": "write" if is_written else "dry run: nothing is changed without --write",
         "partitions": len(partitions),
-        **{f"manifests_{one.value}": standings[one] for one in Standing},
+        **{f"manifests_{one.value}": states[one] for one in ManifestState},
         "partitions_to_write": outcomes["would be written"],
         "partitions_written": outcomes["written"],
         "partitions_failed": outcomes["not written"],
@@ -162,7 +162,7 @@ def _partitions(partitions: Sequence[RebuiltPartition]) -> Table:
                 one.before.partition.topic,
                 one.before.partition.partition,
                 one.before.partition.topic_id,
-                one.before.standing.value,
+                one.before.state.value,
                 one.outcome,
                 one.manifest.start_offset if one.manifest else None,
                 one.manifest.next_offset if one.manifest else None,

@@ -16,13 +16,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tieringd.archive.scrub.partition_scrub import PartitionScrubber
-from tieringd.archive.scrub.segment_look import SegmentLooker
+from tieringd.archive.scrub.segment_inspection import SegmentInspector
 from tieringd.archive.scrub.survey import Survey, Surveyor
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment
 from tieringd.policies.scrub import Finding
 from tieringd.spark.bucket import Bucket, bucket_of
-from tieringd.spark.jobs.progress import Progress, silent
+from tieringd.spark.jobs.job_progress import Progress, silent
 from tieringd.spark.jobs.report import Report, Table, Value
 from tieringd.spark.jobs.segment_tasks import SegmentTask, plan_segment_tasks
 from tieringd.spark.jobs.tasks import Spread, spread_over
@@ -113,32 +113,32 @@ def scrubbed(
     if not survey.findings:
         require_matched(topics, {one.partition.topic for one in survey.owners})
     tables = ((owner.partition, table) for owner in survey.owners for table in owner.held)
-    found = spread("scrub", plan_segment_tasks(tables, cores=cores), partial(look_at, config))
-    survey.add(bucket.run(surveyor.standing(finding for one in found for finding in one.findings)))
+    found = spread("scrub", plan_segment_tasks(tables, cores=cores), partial(inspect_segments, config))
+    survey.add(bucket.run(surveyor.confirmed(finding for one in found for finding in one.findings)))
     return scrub_report(survey, found, seconds=time.monotonic() - begun)
 
 
-def look_at(config: Config, task: SegmentTask) -> TaskFound:
+def inspect_segments(config: Config, task: SegmentTask) -> TaskFound:
     """Read every segment of *task* completely. Runs on an executor."""
     bucket = bucket_of(config)
-    return bucket.run(_look_at(bucket, task))
+    return bucket.run(_inspect_segments(bucket, task))
 
 
-async def _look_at(bucket: Bucket, task: SegmentTask) -> TaskFound:
-    looker = SegmentLooker(bucket.store)
+async def _inspect_segments(bucket: Bucket, task: SegmentTask) -> TaskFound:
+    inspector = SegmentInspector(bucket.store)
     scrubber = PartitionScrubber(bucket.store, bucket.manifests)
     counts: defaultdict[str, TopicCount] = defaultdict(TopicCount)
     suspects: defaultdict[TopicIdPartition, list[Finding]] = defaultdict(list)
     for partition, table in task.stretches:
 
-        async def look(segment: RemoteSegment, partition: TopicIdPartition = partition) -> None:
-            seen = await looker.look(partition, segment, deep=True)
+        async def inspect(segment: RemoteSegment, partition: TopicIdPartition = partition) -> None:
+            seen = await inspector.inspect(partition, segment, deep=True)
             suspects[partition] += seen.findings
             counts[partition.topic] += TopicCount(
                 1, segment.size_bytes, seen.records, seen.batches, seen.read_bytes
             )
 
-        await at_once(tuple(table), look, count=SEGMENTS_AT_ONCE)
+        await at_once(tuple(table), inspect, count=SEGMENTS_AT_ONCE)
     held = [await scrubber.confirmed(one, some, deep=True) for one, some in suspects.items()]
     return TaskFound(tuple(counts.items()), tuple(finding for some in held for finding in some))
 

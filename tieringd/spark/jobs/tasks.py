@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tieringd.errors import TieringError
-from tieringd.spark.jobs.progress import Progress, watched
+from tieringd.spark.jobs.job_progress import Progress, watched
 from tieringd.spark.worker_process import spare_collections
 
 if TYPE_CHECKING:

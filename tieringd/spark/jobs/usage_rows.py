@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DayOf: TypeAlias = Literal["upload", "record"]
 """What decides about a segment's day: its upload, or its newest record."""
 
-LOOKS = 3
+READ_ATTEMPTS = 3
 """Attempts to read one partition. If a spillover manifest is missing, the live manifest has changed."""
 SCHEMA = (
     "topic string, partition int, day date, segments long, held_bytes long, retired_segments long, "
@@ -82,16 +82,16 @@ async def _tables(
         CorruptDataError: A manifest is damaged.
         ObjectNotFound: A spillover manifest is missing in all attempts.
     """
-    for look in range(LOOKS):
+    for attempt in range(READ_ATTEMPTS):
         manifest = (await bucket.manifests.load(partition)).manifest
         if manifest is None:
             return [], []
         try:
             return await _tables_of(bucket, manifest)
         except (CorruptDataError, ObjectNotFound):
-            if look == LOOKS - 1:
+            if attempt == READ_ATTEMPTS - 1:
                 raise
-    raise AssertionError("the last look returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 async def _tables_of(

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tieringd.spark.source.offsets import OffsetFinder, require_order
+from tieringd.spark.source.offset_finder import OffsetFinder, require_order
 from tieringd.spark.source.segment_spans import OffsetRange
-from tieringd.spark.source.topics import Topics
+from tieringd.spark.source.subscribed_topics import Topics
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     # An ordinary import would load numba and pyarrow into processes that do not need them.
-    from tieringd.spark.source.request import Request
+    from tieringd.spark.source.read_request import Request
 
 
 class BatchReader(DataSourceReader):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     # An ordinary import would load numba and pyarrow into processes that do not need them.
     from tieringd.spark.source.batch import BatchReader
-    from tieringd.spark.source.request import Request
+    from tieringd.spark.source.read_request import Request
     from tieringd.spark.source.stream import StreamReader
 
 
@@ -69,6 +69,6 @@ class TieringdDataSource(DataSource):
         return StreamReader(self._request(schema, is_streaming=True))
 
     def _request(self, schema: StructType, *, is_streaming: bool) -> Request:
-        from tieringd.spark.source.request import read_request
+        from tieringd.spark.source.read_request import read_request
 
         return read_request(self.options, schema, is_streaming=is_streaming)

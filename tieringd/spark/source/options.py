@@ -1,7 +1,7 @@
 """
 The options of the data source. Options that Spark's own Kafka source has as well have its names.
 
-The user's options become one `SourceOptions`, or an error that names the option. `settings` parses the
+The user's options become one `SourceOptions`, or an error that names the option. `reader_settings` parses the
 options for the archive's place; this module only knows their names.
 """
 
@@ -19,7 +19,7 @@ from tieringd.model.partition import TopicPartition
 from tieringd.spark.decoder import COLUMNS
 from tieringd.spark.source.option_values import OptionValues, fault
 from tieringd.spark.source.positions import Position, read_end, read_start
-from tieringd.spark.source.settings import PROPERTIES, STORE_OPTIONS
+from tieringd.spark.source.reader_settings import PROPERTIES, STORE_OPTIONS
 
 log = structlog.get_logger(__name__)
 

@@ -40,7 +40,7 @@ class SegmentGone(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BatchRun:
     """Whole batches of one span."""
 
     number: int
@@ -54,12 +54,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    first: Run | None
+    first: BatchRun | None
     """None if the span has no bytes."""
-    following: AsyncGenerator[Run]
+    following: AsyncGenerator[BatchRun]
 
 
-async def span_runs(bucket: Bucket, spans: Sequence[Span], *, skip_corrupt: bool) -> AsyncGenerator[Run]:
+async def span_runs(bucket: Bucket, spans: Sequence[Span], *, skip_corrupt: bool) -> AsyncGenerator[BatchRun]:
     """
     Yield the batches that hold the offsets of *spans*, in order, and some batches around them.
 
@@ -116,7 +116,7 @@ async def _opened(bucket: Bucket, number: int, span: Span, *, skip_corrupt: bool
 
 async def _runs(
     bucket: Bucket, number: int, span: Span, index: SegmentIndex, *, skip_corrupt: bool
-) -> AsyncGenerator[Run]:
+) -> AsyncGenerator[BatchRun]:
     key = data_key(span.partition, span.segment)
     begin, end = floor_position(index, span.from_offset), ceiling_position(index, span.next_offset)
     borders = sections(index, begin, end) if skip_corrupt else [begin, end]
@@ -124,7 +124,7 @@ async def _runs(
         try:
             async with aclosing(bucket.reader.runs(key, section_begin, section_end)) as runs:
                 async for data, position in runs:
-                    yield Run(number, data, position, index.aborted)
+                    yield BatchRun(number, data, position, index.aborted)
         except CorruptDataError as error:
             if not skip_corrupt:
                 raise

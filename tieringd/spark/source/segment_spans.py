@@ -12,7 +12,7 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicPartition
 from tieringd.spark.source.data_loss import Loss, OnLoss
-from tieringd.spark.source.offsets import readable_range
+from tieringd.spark.source.offset_finder import readable_range
 from tieringd.spark.source.planning import Span
 from tieringd.storage.at_once import at_once
 

@@ -42,16 +42,16 @@ from pyspark.sql.streaming.datasource import (
 from tieringd.errors import CorruptDataError
 from tieringd.model.partition import TopicPartition
 from tieringd.spark.source.data_loss import Loss, LossRule
-from tieringd.spark.source.offsets import OffsetFinder
+from tieringd.spark.source.offset_finder import OffsetFinder
 from tieringd.spark.source.positions import AtOffsets
 from tieringd.spark.source.segment_spans import OffsetRange
-from tieringd.spark.source.topics import Archived, Topics
+from tieringd.spark.source.subscribed_topics import Archived, Topics
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     # An ordinary import would load numba and pyarrow into processes that do not need them.
-    from tieringd.spark.source.request import Request
+    from tieringd.spark.source.read_request import Request
 
 
 _TOPIC_IDS: Final = "@topicIds"
@@ -228,7 +228,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._request = request
         self._topics: Topics | None = None
         self._archived: Archived | None = None
-        self._looked_at_ms = 0
+        self._read_at_ms = 0
         self._until: dict[TopicPartition, int] | None = None
         self._loss = request.loss
         self._batch_at_ms: int | None = None
@@ -244,7 +244,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         request = self._request
         options = request.options
-        archived = self._keep(self._looker().existing())
+        archived = self._keep(self._bucket_topics().existing())
         starts = OffsetFinder(request.bucket(), archived).starts(
             options.start, on_no_match=options.on_no_match
         )
@@ -273,7 +273,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             DataLossError: A partition that the query reads was deleted, recreated or cut back, and
                 `failOnDataLoss` is set.
         """
-        archived = self._look()
+        archived = self._recent()
         before = StreamOffsets.from_json(start)
         begin = goes_on_from(before, archived, rule=self._loss)
         ends = ends_of(begin, archived, until=self._until)
@@ -296,7 +296,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 Spark's name
         """Note the archive's current end, at which this query will stop."""
-        archived = self._keep(self._looker().current())
+        archived = self._keep(self._bucket_topics().current())
         self._until = {name: manifest.next_offset for name, manifest in archived.manifests.items()}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -307,7 +307,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             DataLossError: Part of the batch is no longer in the archive, and `failOnDataLoss` is set.
         """
         begin, last = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
-        archived = self._look()
+        archived = self._recent()
         ranges: list[OffsetRange] = []
         for partition, next_offset in last.offsets.items():
             from_offset = last.begins.get(partition, begin.offsets.get(partition, next_offset))
@@ -336,22 +336,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_at_ms = now_ms
         return False
 
-    def _look(self) -> Archived:
+    def _recent(self) -> Archived:
         """Return what is archived, at most `refreshInterval` old."""
         if (
             self._archived is not None
-            and _now_ms() - self._looked_at_ms < self._request.options.limits.refresh_ms
+            and _now_ms() - self._read_at_ms < self._request.options.limits.refresh_ms
         ):
             return self._archived
-        return self._keep(self._looker().current())
+        return self._keep(self._bucket_topics().current())
 
-    def _looker(self) -> Topics:
+    def _bucket_topics(self) -> Topics:
         if self._topics is None:
             self._topics = Topics(self._request.bucket(), self._request.options.subscription)
         return self._topics
 
     def _keep(self, archived: Archived) -> Archived:
-        self._archived, self._looked_at_ms = archived, _now_ms()
+        self._archived, self._read_at_ms = archived, _now_ms()
         return archived
 
 

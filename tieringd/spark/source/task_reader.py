@@ -19,10 +19,10 @@ from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.record_batch import check_crc, parse_header
 from tieringd.spark.decoder import SegmentDecoder, Selection
-from tieringd.spark.decoder.batches import size_of_batch
+from tieringd.spark.decoder.segment_batches import size_of_batch
 from tieringd.spark.source.data_loss import Loss, OnLoss
 from tieringd.spark.source.planning import Span
-from tieringd.spark.source.segment_runs import Run, SegmentGone, span_runs
+from tieringd.spark.source.segment_runs import BatchRun, SegmentGone, span_runs
 from tieringd.spark.source.segment_spans import OffsetRange, find_spans
 
 if TYPE_CHECKING:
@@ -125,9 +125,9 @@ class _Reading:
         self._rules = rules
         self._number = -1
         self._decoder: SegmentDecoder | None = None
-        self._last: Run | None = None
+        self._last: BatchRun | None = None
 
-    def take(self, run: Run) -> Iterator[pa.RecordBatch]:
+    def take(self, run: BatchRun) -> Iterator[pa.RecordBatch]:
         """Yield the Arrow record batches that the next run fills."""
         if run.number != self._number or self._decoder is None:
             yield from self.finish()
@@ -165,7 +165,7 @@ class _Reading:
         """Return the spans after span *number*."""
         return list(self._spans[number + 1 :])
 
-    def _decoder_of(self, run: Run) -> SegmentDecoder:
+    def _decoder_of(self, run: BatchRun) -> SegmentDecoder:
         span = self._spans[run.number]
         aborted = run.aborted if self._rules.read_committed else None
         return SegmentDecoder(
@@ -178,7 +178,7 @@ class _Reading:
         )
 
 
-def _end_of(run: Run, from_offset: int) -> int:
+def _end_of(run: BatchRun, from_offset: int) -> int:
     """
     Return the offset after the last valid batch of a run, or *from_offset* if that is later.
 

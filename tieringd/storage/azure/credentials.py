@@ -26,7 +26,7 @@ from azure.identity.aio import ManagedIdentityCredential, WorkloadIdentityCreden
 
 from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable
 from tieringd.storage.azure.errors import retry_after_seconds
-from tieringd.storage.settings import AzureSettings
+from tieringd.storage.store_settings import AzureSettings
 
 Library = ManagedIdentityCredential | WorkloadIdentityCredential
 

@@ -80,14 +80,14 @@ _CREDENTIALS_HINT = (
 )
 
 
-class Call(calls.Call):
+class AzureCall(calls.Call):
     """One request; Azure calls a bucket a container."""
 
     noun = "container"
 
 
 @contextmanager
-def translated(call: Call) -> Iterator[None]:
+def translated(call: AzureCall) -> Iterator[None]:
     """Raise the errors of the block as errors of our tree."""
     try:
         yield
@@ -104,7 +104,7 @@ def translated(call: Call) -> Iterator[None]:
         raise calls.unanswered(call, error.__cause__ or error) from error
 
 
-def from_answer(call: Call, status: int, headers: Mapping[str, str], said: str = "") -> TieringError:
+def from_answer(call: AzureCall, status: int, headers: Mapping[str, str], said: str = "") -> TieringError:
     """Return the error that a status, and the code among the headers, stand for."""
     code = headers.get("x-ms-error-code") or ""
     if code in _NO_CONTAINER_CODES:
@@ -116,7 +116,7 @@ def from_answer(call: Call, status: int, headers: Mapping[str, str], said: str =
     return _by_class(call, code, status, headers, said)
 
 
-def _by_class(call: Call, code: str, status: int, headers: Mapping[str, str], said: str) -> TieringError:
+def _by_class(call: AzureCall, code: str, status: int, headers: Mapping[str, str], said: str) -> TieringError:
     text = f"{call.subject}: {code or status} {said}".rstrip()
     if code in _CHECKSUM_CODES:
         return ChecksumRejected(text, key=call.key, hint="nothing was stored")
@@ -140,7 +140,7 @@ def _by_class(call: Call, code: str, status: int, headers: Mapping[str, str], sa
     return StorageError(text, key=call.key, hint=_HINTS.get(code))
 
 
-def container_not_found(call: Call, code: str) -> BucketNotFound:
+def container_not_found(call: AzureCall, code: str) -> BucketNotFound:
     """Return the error that names the container and the remedies."""
     state = "is being deleted" if code == "ContainerBeingDeleted" else "does not exist"
     return BucketNotFound(

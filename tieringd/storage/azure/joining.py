@@ -18,9 +18,9 @@ from http import HTTPStatus
 
 from tieringd.errors import ChecksumRejected
 from tieringd.storage.at_once import at_once
-from tieringd.storage.azure.errors import Call, from_answer
+from tieringd.storage.azure.azure_requests import Requests
+from tieringd.storage.azure.errors import AzureCall, from_answer
 from tieringd.storage.azure.listing import parse_crc32c
-from tieringd.storage.azure.requests import Requests
 from tieringd.storage.base import JoinSource
 
 _OK = frozenset({HTTPStatus.OK})
@@ -67,7 +67,7 @@ class BlockCopies:
             ObjectNotFound: A source is gone.
             ChecksumRejected: A source has another size or checksum than expected.
         """
-        found = await at_once(sources, self._looked_at)
+        found = await at_once(sources, self._require_expected)
         # The first copy alone shows whether the service can copy at all.
         if not await self._copy(key, found[0], names[0]):
             return None
@@ -76,8 +76,8 @@ class BlockCopies:
             return None
         return all(source.md5 is not None for source in found)
 
-    async def _looked_at(self, source: JoinSource) -> _Found:
-        call = Call("join", self._container, source.key)
+    async def _require_expected(self, source: JoinSource) -> _Found:
+        call = AzureCall("join", self._container, source.key)
         answer = await self._requests.send(call, "HEAD", self._prefix + source.key, accept=_OK)
         size_bytes = int(answer.headers["Content-Length"])
         crc32c = parse_crc32c(answer.headers.get("x-ms-meta-crc32c"))
@@ -93,7 +93,7 @@ class BlockCopies:
 
     async def _copy(self, key: str, source: _Found, name: str) -> bool:
         """Copy one source; return False when the service cannot."""
-        call = Call("join", self._container, key)
+        call = AzureCall("join", self._container, key)
         url, headers = await self._requests.readable(source.name)
         headers |= {"x-ms-copy-source": url, "x-ms-source-if-match": source.version}
         if source.md5 is not None:

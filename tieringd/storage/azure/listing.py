@@ -19,8 +19,8 @@ from urllib.parse import quote, unquote
 from xml.etree import ElementTree as ET
 
 from tieringd.errors import StorageUnavailable
-from tieringd.storage.azure.errors import Call
-from tieringd.storage.azure.requests import Requests
+from tieringd.storage.azure.azure_requests import Requests
+from tieringd.storage.azure.errors import AzureCall
 from tieringd.storage.base import ListPage, ObjectInfo
 
 _OK = frozenset({200})
@@ -73,7 +73,7 @@ class Listing:
         self, prefix: str, marker: str | None, limit: int
     ) -> tuple[list[ObjectInfo], str | None]:
         """Return the objects of one response, and the marker of the next; None at the end."""
-        call = Call(f"list {prefix}*", self._container)
+        call = AzureCall(f"list {prefix}*", self._container)
         query = f"?restype=container&comp=list&include=metadata&maxresults={limit}"
         for name, value in (("prefix", self._key_prefix + prefix), ("marker", marker)):
             query += f"&{name}={quote(value, safe='')}" if value else ""

@@ -35,11 +35,11 @@ from crc32c import crc32c as crc32c_of
 from tieringd.clock import wall_clock_ms
 from tieringd.errors import ChecksumRejected, ObjectNotFound, StorageError, StorageUnavailable, TieringError
 from tieringd.formats.crc32c_combine import combined_crc32c
+from tieringd.storage.azure.azure_requests import AzureResponse, Requests, is_encrypted
 from tieringd.storage.azure.body import CheckedBody, md5_of
-from tieringd.storage.azure.errors import Call
+from tieringd.storage.azure.errors import AzureCall
 from tieringd.storage.azure.joining import BlockCopies
 from tieringd.storage.azure.listing import Listing, parse_crc32c, parse_date_ms
-from tieringd.storage.azure.requests import Answer, Requests, is_encrypted
 from tieringd.storage.base import (
     Body,
     Condition,
@@ -51,7 +51,7 @@ from tieringd.storage.base import (
     ObjectInfo,
 )
 from tieringd.storage.receive import ranged
-from tieringd.storage.settings import AzureSettings
+from tieringd.storage.store_settings import AzureSettings
 
 _OK = frozenset({200})
 _CREATED = frozenset({201})
@@ -116,7 +116,7 @@ class AzureStore:
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
     ) -> ObjectInfo:
         """Store an object: in one request, or in blocks when it is large."""
-        call = Call("put", self._container, key, is_conditional_put=condition is not None)
+        call = AzureCall("put", self._container, key, is_conditional_put=condition is not None)
         headers = self._blob_headers(crc32c, condition)
         if isinstance(body, FileSlice) and body.size_bytes:
             size_bytes = body.size_bytes
@@ -144,7 +144,9 @@ class AzureStore:
             headers[name] = value
         return headers
 
-    async def _put_bytes(self, call: Call, data: bytes, crc32c: int, headers: dict[str, str]) -> Answer:
+    async def _put_bytes(
+        self, call: AzureCall, data: bytes, crc32c: int, headers: dict[str, str]
+    ) -> AzureResponse:
         checksum, md5 = (
             _checksums(data)
             if len(data) < _IN_THREAD_FROM_BYTES
@@ -162,14 +164,14 @@ class AzureStore:
 
     async def _put_file(
         self,
-        call: Call,
+        call: AzureCall,
         file_slice: FileSlice,
         query: str,
         headers: Mapping[str, str],
         *,
         checksum_before: int,
         expected: int | None,
-    ) -> tuple[Answer, int]:
+    ) -> tuple[AzureResponse, int]:
         """Send a file, or a block of one. Return the response, and the checksum up to its end."""
         if not self._is_encrypted:
             md5 = await md5_of(file_slice, executor=self._requests.executor)
@@ -205,13 +207,13 @@ class AzureStore:
         return answer, body.checksum
 
     async def _put_blocks(
-        self, call: Call, file_slice: FileSlice, crc32c: int, headers: dict[str, str]
-    ) -> Answer:
+        self, call: AzureCall, file_slice: FileSlice, crc32c: int, headers: dict[str, str]
+    ) -> AzureResponse:
         """Upload blocks one after the other, and make them a blob. The last request has the condition."""
         names, checksum = list[str](), 0
         upload = os.urandom(12)
         end = file_slice.position + file_slice.size_bytes
-        staging = Call(call.operation, call.bucket, call.key)
+        staging = AzureCall(call.operation, call.bucket, call.key)
         for position in range(file_slice.position, end, self._settings.block_bytes):
             part = FileSlice(file_slice.fd, position, min(self._settings.block_bytes, end - position))
             names.append(_block_name(upload, len(names)))
@@ -225,7 +227,9 @@ class AzureStore:
             )
         return await self._commit_blocks(call, names, headers)
 
-    async def _commit_blocks(self, call: Call, names: Sequence[str], headers: dict[str, str]) -> Answer:
+    async def _commit_blocks(
+        self, call: AzureCall, names: Sequence[str], headers: dict[str, str]
+    ) -> AzureResponse:
         blocks = "".join(f"<Uncommitted>{name}</Uncommitted>" for name in names)
         headers = {
             **{name: value for name, value in headers.items() if name != "x-ms-blob-type"},
@@ -256,7 +260,7 @@ class AzureStore:
             return None
         if combined_crc32c((source.crc32c, source.size_bytes) for source in sources) != crc32c:
             raise ChecksumRejected(f"join {key}: the sources have another checksum than announced", key=key)
-        call = Call("join", self._container, key, is_conditional_put=condition is not None)
+        call = AzureCall("join", self._container, key, is_conditional_put=condition is not None)
         answer = await self._commit_blocks(call, names, self._blob_headers(crc32c, condition))
         size_bytes = sum(source.size_bytes for source in sources)
         info = ObjectInfo(key, size_bytes, answer.headers["ETag"], crc32c, _modified_ms(answer.headers))
@@ -264,7 +268,7 @@ class AzureStore:
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return an object whole. Its checksum is verified if the blob has one."""
-        call = Call("get", self._container, key)
+        call = AzureCall("get", self._container, key)
         answer = await self._requests.send(call, "GET", self._prefix + key, accept=_OK)
         info = _info(key, answer.headers, size_bytes=len(answer.data))
         if info.crc32c is not None and await _crc32c(answer.data) != info.crc32c:
@@ -276,7 +280,7 @@ class AzureStore:
         if size_bytes == 0:
             await self.head(key)
             return b""
-        call = Call("get_range", self._container, key)
+        call = AzureCall("get_range", self._container, key)
         wanted = {"x-ms-range": f"bytes={position}-{position + size_bytes - 1}"}
         answer = await self._requests.send(call, "GET", self._prefix + key, headers=wanted, accept=_RANGE)
         return ranged(
@@ -290,7 +294,7 @@ class AzureStore:
 
     async def head(self, key: str) -> ObjectInfo:
         """Return an object's size, version and checksum."""
-        call = Call("head", self._container, key)
+        call = AzureCall("head", self._container, key)
         answer = await self._requests.send(call, "HEAD", self._prefix + key, accept=_OK)
         return _info(key, answer.headers, size_bytes=int(answer.headers["Content-Length"]))
 
@@ -319,7 +323,7 @@ class AzureStore:
     async def _delete_from(self, keys: Iterable[str]) -> list[TieringError]:
         errors: list[TieringError] = []
         for key in keys:
-            call = Call("delete", self._container, key)
+            call = AzureCall("delete", self._container, key)
             try:
                 await self._requests.send(call, "DELETE", self._prefix + key, accept=_GONE)
             except ObjectNotFound:
@@ -331,13 +335,13 @@ class AzureStore:
     async def kept_after_delete(self, key: str) -> tuple[str, ...]:
         """Return whether the account has soft delete and versions, and the container locks."""
         blob = await self._requests.send(
-            Call("head", self._container, key), "HEAD", self._prefix + key, accept=_OK
+            AzureCall("head", self._container, key), "HEAD", self._prefix + key, accept=_OK
         )
         container = await self._requests.send(
-            Call("get container", self._container), "GET", "", query="?restype=container", accept=_OK
+            AzureCall("get container", self._container), "GET", "", query="?restype=container", accept=_OK
         )
         account = await self._requests.send(
-            Call("get account", self._container),
+            AzureCall("get account", self._container),
             "GET",
             "",
             query="?restype=service&comp=properties",
@@ -377,7 +381,7 @@ async def _crc32c(data: bytes) -> int:
     return int(await asyncio.to_thread(crc32c_of, data))
 
 
-def _require_md5(call: Call, answer: Answer, headers: Mapping[str, str]) -> None:
+def _require_md5(call: AzureCall, answer: AzureResponse, headers: Mapping[str, str]) -> None:
     """
     Compare the MD5 that was sent with the one in the response, if both are there.
 
@@ -392,7 +396,7 @@ def _require_md5(call: Call, answer: Answer, headers: Mapping[str, str]) -> None
         )
 
 
-def _rejected(call: Call) -> ChecksumRejected:
+def _rejected(call: AzureCall) -> ChecksumRejected:
     return ChecksumRejected(
         f"{call.subject}: the bytes have another checksum than announced",
         key=call.key,

@@ -32,7 +32,6 @@ from gcloud.aio.storage import Storage
 from tieringd.errors import BucketNotFound, ConfigError, LocalFileError, ObjectNotFound
 from tieringd.storage.body import CHUNK_BYTES, FileBody
 from tieringd.storage.calls import Call, send_once
-from tieringd.storage.gcs.answers import Answer, bucket_not_found, from_answer, token_refused, translated
 from tieringd.storage.gcs.credentials import (
     GcsToken,
     account_token,
@@ -40,8 +39,15 @@ from tieringd.storage.gcs.credentials import (
     no_token,
     read_service_account,
 )
+from tieringd.storage.gcs.gcs_responses import (
+    GcsResponse,
+    bucket_not_found,
+    from_answer,
+    token_refused,
+    translated,
+)
 from tieringd.storage.receive import receive
-from tieringd.storage.settings import GcsSettings
+from tieringd.storage.store_settings import GcsSettings
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
 from tieringd.storage.tls_transport import TlsConnector
@@ -188,7 +194,7 @@ class GcsClient:
         headers: Mapping[str, str] | None = None,
         body: RelatedBody | bytes | None = None,
         accept: frozenset[int] = frozenset(),
-    ) -> Answer:
+    ) -> GcsResponse:
         """
         Return the response, if it is a success or its status is in *accept*.
 
@@ -211,7 +217,7 @@ class GcsClient:
                 # Before the body is read: while a large one arrives, the date gets old.
                 self.times.note_date(response.headers)
                 # Google sends each hash in a header of its own.
-                answer = Answer(
+                answer = GcsResponse(
                     response.status,
                     {name.lower(): ",".join(response.headers.getall(name)) for name in response.headers},
                     await receive(response, executor=self.executor, stall_seconds=self.stall_seconds),

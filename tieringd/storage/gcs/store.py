@@ -37,19 +37,19 @@ from tieringd.storage.base import (
 )
 from tieringd.storage.body import FileBody
 from tieringd.storage.calls import Call
-from tieringd.storage.gcs.answers import (
+from tieringd.storage.gcs.client import GcsClient, RelatedBody
+from tieringd.storage.gcs.gcs_responses import (
     LISTED_FIELDS,
     OBJECT_FIELDS,
-    Answer,
+    GcsResponse,
     document_of,
     encoded_crc32c,
     info_of_document,
     info_of_media,
     malformed,
 )
-from tieringd.storage.gcs.client import GcsClient, RelatedBody
 from tieringd.storage.receive import ranged
-from tieringd.storage.settings import GcsSettings
+from tieringd.storage.store_settings import GcsSettings
 
 SOURCES_MAX = 32
 """The most sources of one compose request."""
@@ -127,7 +127,7 @@ class GcsStore:
 
     async def _upload(
         self, call: Call, description: dict[str, str], body: Body, parameters: dict[str, str]
-    ) -> Answer:
+    ) -> GcsResponse:
         stall_seconds = self._client.stall_seconds
         content: bytes | FileBody
         if isinstance(body, FileSlice):

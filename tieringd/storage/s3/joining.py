@@ -139,7 +139,7 @@ class PartJoin:
         Raises:
             ChecksumRejected: A source, or the whole, has another size or checksum, or a source was replaced.
         """
-        found = await at_once(sources, lambda source: self._looked_at(call, source))
+        found = await at_once(sources, lambda source: self._require_expected(call, source))
         versions = {source.key: info.version for source, info in zip(sources, found, strict=True)}
         parts = parts_of(sources)
         numbered = list(enumerate(parts, 1))
@@ -154,7 +154,7 @@ class PartJoin:
         streamed = sum(part.size_bytes for part in parts if isinstance(part, Stream))
         return answer, is_proven, streamed
 
-    async def _looked_at(self, call: Call, source: JoinSource) -> ObjectInfo:
+    async def _require_expected(self, call: Call, source: JoinSource) -> ObjectInfo:
         info = await self.head(source.key)
         if info.size_bytes != source.size_bytes or info.crc32c not in {None, source.crc32c}:
             raise ChecksumRejected(

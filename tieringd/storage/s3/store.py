@@ -46,7 +46,7 @@ from tieringd.storage.s3.errors import bucket_not_found, from_answer, is_expired
 from tieringd.storage.s3.joining import PartJoin
 from tieringd.storage.s3.multipart import CHECKSUM_METADATA, MultipartUploads, decode_crc32c, encode_crc32c
 from tieringd.storage.s3.transport import client_config
-from tieringd.storage.settings import S3Settings
+from tieringd.storage.store_settings import S3Settings
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
 

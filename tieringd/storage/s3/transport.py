@@ -13,7 +13,7 @@ from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
 
 from tieringd.storage.calls import send_once
-from tieringd.storage.settings import S3Settings
+from tieringd.storage.store_settings import S3Settings
 from tieringd.storage.tls_transport import TlsConnector
 
 _USER_AGENT = "tieringd"  # botocore builds its own for each request: 15% of a small one's cost.

@@ -14,15 +14,15 @@ from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.fetch import (
     FetchedPartition,
     FetchResponseWalk,
-    Replacement,
+    PartitionData,
     composed,
     rebuilt,
 )
-from tieringd.formats.kafka_wire.pieces import FileSlice, piece_bytes
+from tieringd.formats.kafka_wire.pieces import FileRegion, piece_bytes
 
 offsets = st.integers(-1, 2**62)
 replacements = st.builds(
-    Replacement,
+    PartitionData,
     high_watermark=offsets,
     last_stable_offset=offsets,
     log_start_offset=offsets,
@@ -90,13 +90,13 @@ def test_slice_of_a_file_stands_where_its_bytes_would(drawn, data):
     """A response with a file in it has the bytes of the one that holds them itself."""
     walk = walk_over(drawn)
     replaced = [
-        (each, Replacement(1, 1, 1, records=(FileSlice(3, 5, len(data)),))) for each in walk.partitions
+        (each, PartitionData(1, 1, 1, records=(FileRegion(3, 5, len(data)),))) for each in walk.partitions
     ]
-    held = [(each, Replacement(1, 1, 1, records=(data,))) for each in walk.partitions]
+    held = [(each, PartitionData(1, 1, 1, records=(data,))) for each in walk.partitions]
     one = rebuilt(memoryview(drawn.frame), drawn.version, replaced)
     other = rebuilt(memoryview(drawn.frame), drawn.version, held)
     assert one.size == other.size
-    filled = (data if isinstance(piece, FileSlice) else piece for piece in one.pieces)
+    filled = (data if isinstance(piece, FileRegion) else piece for piece in one.pieces)
     assert b"".join(filled) == b"".join(other.pieces)
 
 
@@ -104,7 +104,7 @@ def test_response_above_2_gib_is_refused():
     """Its size field has no room for more."""
     frame = bytearray(b"\x00\x00\x00\x08" + os.urandom(8))
     partition = FetchedPartition("t", 0, 1, -1, -1, -1, begin=6, records_begin=8, end=10)
-    large = Replacement(1, 1, 1, records=(FileSlice(3, 0, 2**31 - 20),))
+    large = PartitionData(1, 1, 1, records=(FileRegion(3, 0, 2**31 - 20),))
     with pytest.raises(ProtocolViolation, match="Fetch response of"):
         rebuilt(memoryview(frame), 4, [(partition, large)])
 

@@ -79,7 +79,7 @@ class Meddler(DatedStore):
 
     def __init__(self, clock) -> None:
         super().__init__(clock)
-        self.before_look = None
+        self.before_read = None
 
     async def head(self, key):
         await self._meddle(key)
@@ -90,8 +90,8 @@ class Meddler(DatedStore):
         return await super().get_range(key, position=position, size_bytes=size_bytes)
 
     async def _meddle(self, key):
-        if self.before_look is not None and ".log" in key:
-            happening, self.before_look = self.before_look, None
+        if self.before_read is not None and ".log" in key:
+            happening, self.before_read = self.before_read, None
             await happening(key)
 
 
@@ -112,7 +112,7 @@ async def test_what_a_merge_took_out_meanwhile_is_no_fault(busy, deep):
             busy.store.remove(data_key(busy.writer.identified, one))
             busy.store.remove(data_key(busy.writer.identified, one) + ".index")
 
-    busy.store.before_look = merge_and_delete
+    busy.store.before_read = merge_and_delete
     stretch = await busy.parts.partitions.scrub(busy.writer.identified, deep=deep)
 
     assert stretch.findings == ()
@@ -129,7 +129,7 @@ async def test_fault_beside_a_merge_is_told_all_the_same(busy):
         await busy.step()
 
     busy.store.remove(gone)
-    busy.store.before_look = upload
+    busy.store.before_read = upload
     stretch = await busy.parts.partitions.scrub(busy.writer.identified, deep=False)
 
     assert [one.key for one in stretch.findings] == [gone]
@@ -145,7 +145,7 @@ async def test_what_retention_took_out_meanwhile_is_no_fault(busy, deep):
             busy.clock.now_ms += 700_000
             await busy.step(total=ALL_GOES)
 
-    busy.store.before_look = expire_all
+    busy.store.before_read = expire_all
     stretch = await busy.parts.partitions.scrub(busy.writer.identified, deep=deep)
 
     assert stretch.findings == ()
@@ -166,7 +166,7 @@ async def test_what_was_taken_back_meanwhile_is_no_fault(busy):
         for name in names:
             busy.store.remove(spillover_key(partition, name))
 
-    busy.store.before_look = take_back
+    busy.store.before_read = take_back
     stretch = await busy.parts.partitions.scrub(busy.writer.identified, deep=False)
 
     assert busy.manifest.spillover is None

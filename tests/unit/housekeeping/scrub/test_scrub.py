@@ -120,14 +120,14 @@ async def test_cut_look_goes_on_after_the_partial_interval(scrubbing, bucket):
     key = (await bucket.data_keys())[0]
     bucket.parts.healer._local_log = lambda _: None
     bucket.store.remove(key)
-    looked = []
+    shown = []
     for _ in range(12):
         await scrubbing.turns(requests_max=1)
-        looked.append(scrubbing.shown("bytes_total"))
+        shown.append(scrubbing.shown("bytes_total"))
         bucket.clock.now_ms += HOUR_MS
     total = sum(one.size_bytes for one in (await bucket.whole_manifest()).segments)
-    assert looked[:6] == sorted(set(looked[:6]))
-    assert looked[5] == looked[-1] == total
+    assert shown[:6] == sorted(set(shown[:6]))
+    assert shown[5] == shown[-1] == total
     assert scrubbing.shown("faults", kind="data_missing") == 1
 
 

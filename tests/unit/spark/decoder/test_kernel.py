@@ -24,7 +24,7 @@ from tests.support.examples import examples
 from tieringd.errors import CorruptDataError
 from tieringd.formats.record_batch import NewRecord, encode_batch, parse_header, sealed
 from tieringd.spark.decoder.kernel import kernel
-from tieringd.spark.decoder.layouts import BATCH, CORRUPT, CURSOR, FULL, ROWS
+from tieringd.spark.decoder.record_tables import BATCH, CORRUPT, CURSOR, FULL, ROWS
 
 PAGE_BYTES = mmap.PAGESIZE
 SIZES = {"offsets": 8, "times": 8, "time_types": 4, "key_ends": 4, "value_ends": 4, "header_ends": 4}

@@ -20,9 +20,9 @@ from tieringd.spark.jobs.chosen import shares
 from tieringd.spark.jobs.compaction_range import CompactOptions, compaction_range
 from tieringd.spark.jobs.compaction_tasks import (
     BITMAP_OFFSETS,
+    CompactionRun,
     KeyReader,
     KeyRow,
-    Run,
     RunRewriter,
     offsets_in,
 )
@@ -100,7 +100,7 @@ def test_segment_that_cannot_be_read_is_told(config, manifest, name, data):
 
 
 def rewritten(config, manifest, offsets, rules=RULES, *, removed_records):
-    run = Run(manifest.partition, tuple(manifest.segments)[:2], rules, removed_records)
+    run = CompactionRun(manifest.partition, tuple(manifest.segments)[:2], rules, removed_records)
     runs = SimpleNamespace(value=[None, run])
     bitmaps = bitmaps_of(offsets) if offsets else None
     return RunRewriter(config, runs, "rewritten-0a")(SimpleNamespace(run=1, bitmaps=bitmaps))

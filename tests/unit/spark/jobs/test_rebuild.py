@@ -170,11 +170,11 @@ def test_what_is_committed_while_the_bucket_is_listed_is_not_left_out(shelf, lif
     """A manifest that is written over was looked at before the objects were."""
 
     class Slow(Rebuild):
-        async def _standing(self, partition):
+        async def _partition_state(self, partition):
             life.append(b"late")
             life.roll()
             await asyncio.to_thread(shelf.archive, life, leader_epoch=4)
-            return await super()._standing(partition)
+            return await super()._partition_state(partition)
 
     options = RebuildOptions(write=True, replace=True)
     Slow(shelf.config, bucket_of(shelf.config), options, spread).run(())

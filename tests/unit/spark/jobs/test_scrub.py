@@ -16,7 +16,7 @@ from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import index_key, manifest_key, owner_of
 from tieringd.model.manifest_parts import Retired
 from tieringd.policies import spillover as policy
-from tieringd.spark.jobs.scrub import look_at, scrubbed
+from tieringd.spark.jobs.scrub import inspect_segments, scrubbed
 from tieringd.spark.jobs.segment_tasks import plan_segment_tasks
 
 
@@ -200,7 +200,7 @@ def test_tasks_are_small_and_find_the_same(spilled):
     for cores in (1, 3, 100):
         tasks = plan_segment_tasks([(manifest.partition, manifest.segments)], cores=cores)
         data = pickle.dumps(tasks)
-        found = [look_at(spilled.config, task) for task in pickle.loads(data)]
+        found = [inspect_segments(spilled.config, task) for task in pickle.loads(data)]
         assert [finding.key for one in found for finding in one.findings] == [gone]
         assert sum(count.segments for one in found for _, count in one.counts) == 6
         assert len(data) < 2000

@@ -7,7 +7,7 @@ import structlog
 
 from tests.fakes.file_archive import FileArchive
 from tieringd.spark.bucket import Bucket
-from tieringd.spark.source.settings import read_settings
+from tieringd.spark.source.reader_settings import read_settings
 
 
 @pytest.fixture

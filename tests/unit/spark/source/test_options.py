@@ -19,7 +19,7 @@ from tieringd.spark.source.options import (
     read_columns,
 )
 from tieringd.spark.source.positions import AtOffsets, AtTime, AtTimes, Edge
-from tieringd.spark.source.settings import STORE_OPTIONS
+from tieringd.spark.source.reader_settings import STORE_OPTIONS
 
 PLACE = {"path": "s3://bucket"}
 ORDERS_0, ORDERS_1 = TopicPartition("orders", 0), TopicPartition("orders", 1)

@@ -20,7 +20,7 @@ from tieringd.spark.source.stream import (
     limited,
     waiting_offsets,
 )
-from tieringd.spark.source.topics import Archived
+from tieringd.spark.source.subscribed_topics import Archived
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 STRICT = LossRule()

@@ -35,7 +35,7 @@ from tieringd.spark.jobs.export.iceberg_layout import (
     spec_difference,
 )
 from tieringd.spark.jobs.export.state import ExportState, parse_state
-from tieringd.spark.jobs.export.topic_target import Standing
+from tieringd.spark.jobs.export.topic_target import ExportCheckpoint
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -110,7 +110,7 @@ class IcebergTable:
             )
         return table
 
-    def standing(self, table: Table) -> Standing:
+    def checkpoint(self, table: Table) -> ExportCheckpoint:
         """
         Return the state of the export in *table*.
 
@@ -120,7 +120,7 @@ class IcebergTable:
         """
         lineage = _lineage(table)
         if not lineage:
-            return Standing(None, version=table)
+            return ExportCheckpoint(None, version=table)
         found = next(filter(None, map(_state_in, lineage)), None)
         if found is None:
             found = table.properties.get(STATE_PROPERTY)
@@ -131,7 +131,7 @@ class IcebergTable:
                 "may be among them already",
                 hint="Export to a table of its own",
             )
-        return Standing(parse_state(found, source=f"table {self.name}"), version=table)
+        return ExportCheckpoint(parse_state(found, source=f"table {self.name}"), version=table)
 
     def _require_not_rolled_back(self, table: Table, oldest: Snapshot) -> None:
         """
@@ -266,11 +266,13 @@ class _Watched(Table):
         )
         self._target = target
         self._state = state
-        self._before = target.standing(table).state
+        self._before = target.checkpoint(table).state
 
     def refresh(self) -> Table:
         """Read the table again between two attempts; raise `_Overtaken` after another run's export."""
         table = super().refresh()
-        if self._target.standing(table).state != self._before and not self._target.holds(table, self._state):
+        if self._target.checkpoint(table).state != self._before and not self._target.holds(
+            table, self._state
+        ):
             raise _Overtaken
         return table

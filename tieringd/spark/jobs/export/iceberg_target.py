@@ -42,7 +42,7 @@ from tieringd.spark.jobs.export.iceberg_layout import (
 from tieringd.spark.jobs.export.iceberg_table import IcebergTable, without_secrets
 from tieringd.spark.jobs.export.plan import Portion
 from tieringd.spark.jobs.export.state import ExportState
-from tieringd.spark.jobs.export.topic_target import SinkOpener, Standing, StoredFile, Written
+from tieringd.spark.jobs.export.topic_target import ExportCheckpoint, SinkOpener, StoredFile, Written
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -125,23 +125,23 @@ class IcebergTopic:
         self._opened: Table | None = None
         self.place = f"table {self._table.name}"
 
-    def standing(self) -> Standing:
-        """See `TopicTarget.standing`."""
+    def checkpoint(self) -> ExportCheckpoint:
+        """See `TopicTarget.checkpoint`."""
         self._opened = self._table.opened(self._partition_by)
-        return self._table.standing(self._opened)
+        return self._table.checkpoint(self._opened)
 
     def begin(
-        self, standing: Standing, _state: ExportState, _portions: tuple[Portion, ...]
-    ) -> Standing | None:
+        self, checkpoint: ExportCheckpoint, _state: ExportState, _portions: tuple[Portion, ...]
+    ) -> ExportCheckpoint | None:
         """See `TopicTarget.begin`. Nothing is stored here: a round is not visible before its commit."""
-        return standing
+        return checkpoint
 
     def opener(self) -> SinkOpener:
         """See `TopicTarget.opener`."""
-        assert self._opened is not None, "a round begins with the standing"
+        assert self._opened is not None, "a round begins with the checkpoint"
         return partial(IcebergSink, files_of(self._opened))
 
-    def commit(self, begun: Standing, state: ExportState, written: Sequence[Written]) -> bool:
+    def commit(self, begun: ExportCheckpoint, state: ExportState, written: Sequence[Written]) -> bool:
         """See `TopicTarget.commit`."""
         files: list[DataFile] = [file.entry for one in written for file in one.files]
         return self._table.commit(begun.version, state, files)

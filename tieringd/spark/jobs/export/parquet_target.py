@@ -30,9 +30,9 @@ from tieringd.spark.jobs.export.places import utc
 from tieringd.spark.jobs.export.plan import Portion
 from tieringd.spark.jobs.export.state import ExportState, parse_state
 from tieringd.spark.jobs.export.target_store import OWN_PREFIX, TargetStore, target_config
-from tieringd.spark.jobs.export.topic_target import SinkOpener, Standing, StoredFile, Written
+from tieringd.spark.jobs.export.topic_target import ExportCheckpoint, SinkOpener, StoredFile, Written
 from tieringd.spark.jobs.export.work import COLUMNS
-from tieringd.storage.opening import begin_file_root
+from tieringd.storage.store_opening import begin_file_root
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,9 +98,9 @@ class ParquetTopic:
         self._state_key = f"{OWN_PREFIX}{topic}.json"
         self.place = f"{url.rstrip('/')}/{self._directory}"
 
-    def standing(self) -> Standing:
+    def checkpoint(self) -> ExportCheckpoint:
         """
-        See `TopicTarget.standing`.
+        See `TopicTarget.checkpoint`.
 
         Raises:
             ConfigError: There are files without a state, or files with another partitioning than
@@ -114,38 +114,40 @@ class ParquetTopic:
                     f"{self.place} holds files, and nothing says how far they were exported",
                     hint=f"Export to an empty place, or put {self._state_key} back where it was",
                 )
-            return Standing(None)
+            return ExportCheckpoint(None)
         data, version = found
-        standing, partition_by = _decode(data, version, source=self._state_key)
+        checkpoint, partition_by = _decode(data, version, source=self._state_key)
         if partition_by != self._partition_by:
             raise ConfigError(
                 f"partition_by: {self.place} was begun by {partition_by}, and cannot go on by "
                 f"{self._partition_by}",
                 hint=f"Ask for {partition_by}, or export to another target",
             )
-        return standing
+        return checkpoint
 
-    def begin(self, standing: Standing, state: ExportState, portions: tuple[Portion, ...]) -> Standing | None:
+    def begin(
+        self, checkpoint: ExportCheckpoint, state: ExportState, portions: tuple[Portion, ...]
+    ) -> ExportCheckpoint | None:
         """See `TopicTarget.begin`."""
-        if portions == standing.pending:
-            return standing
-        return self._swapped(standing, state, portions)
+        if portions == checkpoint.pending:
+            return checkpoint
+        return self._swapped(checkpoint, state, portions)
 
     def opener(self) -> SinkOpener:
         """See `TopicTarget.opener`."""
         return partial(ParquetSink, self._opened, self._directory, self._partition_by)
 
-    def commit(self, begun: Standing, state: ExportState, written: Sequence[Written]) -> bool:
+    def commit(self, begun: ExportCheckpoint, state: ExportState, written: Sequence[Written]) -> bool:
         """See `TopicTarget.commit`."""
         assert [one.portion for one in written] == list(begun.pending), "a round is committed as a whole"
         return self._swapped(begun, state, ()) is not None
 
     def _swapped(
-        self, standing: Standing, state: ExportState, pending: tuple[Portion, ...]
-    ) -> Standing | None:
+        self, checkpoint: ExportCheckpoint, state: ExportState, pending: tuple[Portion, ...]
+    ) -> ExportCheckpoint | None:
         data = _encode(state, pending, self._partition_by)
-        version = self._store.swap(self._state_key, data, standing.version)
-        return None if version is None else Standing(state, pending, version)
+        version = self._store.swap(self._state_key, data, checkpoint.version)
+        return None if version is None else ExportCheckpoint(state, pending, version)
 
 
 class ParquetSink:
@@ -201,8 +203,8 @@ def _encode(state: ExportState, pending: tuple[Portion, ...], partition_by: Parq
     return json.dumps(document, indent=1).encode()
 
 
-def _decode(data: bytes, version: str, *, source: str) -> tuple[Standing, Any]:
-    """Return the stored standing of the export, and the partitioning of its files."""
+def _decode(data: bytes, version: str, *, source: str) -> tuple[ExportCheckpoint, Any]:
+    """Return the stored checkpoint of the export, and the partitioning of its files."""
     try:
         document = json.loads(data)
         if document["version"] != STATE_VERSION:
@@ -217,6 +219,6 @@ def _decode(data: bytes, version: str, *, source: str) -> tuple[Standing, Any]:
             Portion(TopicIdPartition(topic.cluster, topic.topic, topic.topic_id, number), *map(int, numbers))
             for number, *numbers in document["pending"]
         )
-        return Standing(state, pending, version), document["partition_by"]
+        return ExportCheckpoint(state, pending, version), document["partition_by"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptDataError(f"the state of an export cannot be read: {error!r}", source=source) from error

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LOOKS_MAX: Final = 5
+READ_ATTEMPTS_MAX: Final = 5
 """Attempts with a newly loaded manifest, if the spillover manifests that it names are missing."""
 
 
@@ -99,7 +99,7 @@ def begun_round(bucket: Bucket, state: ExportState, portions: Sequence[Portion],
         begin, end = some[0].from_offset, some[-1].next_offset
         lost += losses(
             partition,
-            _look(bucket, partition, partial(_gaps, bucket, begin, end)),
+            _with_manifest(bucket, partition, partial(_gaps, bucket, begin, end)),
             exported_to=state.offsets.get(partition.partition, begin),
             from_offset=begin,
             next_offset=end,
@@ -129,19 +129,21 @@ def _round_of(
             limit_bytes=limit_bytes,
         )
 
-    return _look(bucket, partition, cut)
+    return _with_manifest(bucket, partition, cut)
 
 
-def _look(bucket: Bucket, partition: TopicIdPartition, see: Callable[[PartitionManifest | None], T]) -> T:
+def _with_manifest(
+    bucket: Bucket, partition: TopicIdPartition, see: Callable[[PartitionManifest | None], T]
+) -> T:
     """Return *see* of a partition's manifest. Load it again if a spillover manifest is missing."""
-    for look in range(1, LOOKS_MAX + 1):
+    for attempt in range(1, READ_ATTEMPTS_MAX + 1):
         manifest = bucket.run(bucket.manifests.load(partition)).manifest
         try:
             return see(manifest)
         except ObjectNotFound:
-            if look == LOOKS_MAX:
+            if attempt == READ_ATTEMPTS_MAX:
                 raise
-    raise AssertionError("the last look returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _gaps(

@@ -159,17 +159,17 @@ def _export_rounds(
     lost_rounds = 0
     is_first = True
     while lost_rounds < LOST_ROUNDS_MAX:
-        standing = target.standing()
+        checkpoint = target.checkpoint()
         found = continued(
-            standing.state, key, isolation=rules.isolation, recreated=rules.recreated, place=target.place
+            checkpoint.state, key, isolation=rules.isolation, recreated=rules.recreated, place=target.place
         )
         if is_first:
             outcome.begun_at.update(found.offsets)
             is_first = False
         # Pending portions of an earlier incarnation of the topic are left as they are.
-        is_begun = standing.state is not None and standing.state.topic == key
-        pending = standing.pending if is_begun else ()
-        state = _looked_over(found, archived.topic.partition_count, known, pending, is_begun=is_begun)
+        is_begun = checkpoint.state is not None and checkpoint.state.topic == key
+        pending = checkpoint.pending if is_begun else ()
+        state = _brought_up_to_date(found, archived.topic.partition_count, known, pending, is_begun=is_begun)
         outcome.see(state, len(found.replaced), known)
         if pending:
             round_ = begun_round(archive(), state, pending, rules)
@@ -179,7 +179,7 @@ def _export_rounds(
         if not round_.portions and state == found:
             outcome.miss(round_.lost)
             return
-        begun = target.begin(standing, state, round_.portions)
+        begun = target.begin(checkpoint, state, round_.portions)
         if begun is None:
             lost_rounds += 1
             continue
@@ -209,7 +209,7 @@ def _export_rounds(
     )
 
 
-def _looked_over(
+def _brought_up_to_date(
     found: ExportState,
     partition_count: int,
     known: Mapping[int, PartitionManifest],

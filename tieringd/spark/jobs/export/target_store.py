@@ -14,7 +14,7 @@ from tieringd.errors import ConfigError, ObjectNotFound, PreconditionFailed, Sto
 from tieringd.storage.base import Body, FileSlice, IfAbsent, IfVersion, ObjectInfo, ObjectStore
 from tieringd.storage.checked_puts import create
 from tieringd.storage.file_tree import crc32c_of_file
-from tieringd.storage.opening import StoreCheck
+from tieringd.storage.store_opening import StoreCheck
 
 if TYPE_CHECKING:
     # An ordinary import would load pydantic and xxhash into processes that do not need them.

@@ -1,7 +1,7 @@
 """
 The interface of every target for the export of one topic, and the results of its tasks.
 
-A run reads the export's standing, begins a round of portions, has them written, and commits the round. A
+A run reads the export's checkpoint, begins a round of portions, has them written, and commits the round. A
 portion counts exactly once, despite crashes and concurrent runs.
 """
 
@@ -53,8 +53,8 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """The stored progress of an export."""
+class ExportCheckpoint:
+    """The stored progress of an export, to continue from."""
 
     state: ExportState | None
     """None if nothing was ever exported."""
@@ -82,20 +82,22 @@ class TopicTarget(Protocol):
     def place(self) -> str:
         """Return the place as text for people."""
 
-    def standing(self) -> Standing:
-        """Return the current standing of the export."""
+    def checkpoint(self) -> ExportCheckpoint:
+        """Return the current checkpoint of the export."""
 
-    def begin(self, standing: Standing, state: ExportState, portions: tuple[Portion, ...]) -> Standing | None:
+    def begin(
+        self, checkpoint: ExportCheckpoint, state: ExportState, portions: tuple[Portion, ...]
+    ) -> ExportCheckpoint | None:
         """
-        Note that *portions*, which continue *state*, will be written; return the new standing.
+        Note that *portions*, which continue *state*, will be written; return the new checkpoint.
 
-        No file of *portions* is written before this. The result is None if another run changed the standing.
+        No file of *portions* is written before this. The result is None if another run changed it.
         """
 
     def opener(self) -> SinkOpener:
         """Return the function that opens the sinks of the tasks. It is sent to executors."""
 
-    def commit(self, begun: Standing, state: ExportState, written: Sequence[Written]) -> bool:
+    def commit(self, begun: ExportCheckpoint, state: ExportState, written: Sequence[Written]) -> bool:
         """
         Commit *written* and *state*; return False if another run was faster.
 

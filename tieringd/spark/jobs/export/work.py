@@ -17,7 +17,7 @@ from tieringd.spark.jobs.export.plan import ALLOW_GAPS, Lost, Portion, require_r
 from tieringd.spark.jobs.export.row_files import RowFiles
 from tieringd.spark.jobs.export.state import Isolation
 from tieringd.spark.jobs.export.topic_target import SinkOpener, StoredFile, Written
-from tieringd.spark.jobs.progress import Progress, watched
+from tieringd.spark.jobs.job_progress import Progress, watched
 from tieringd.spark.jobs.spark_errors import SPARK_ERRORS
 from tieringd.spark.jobs.tasks import cause_of
 from tieringd.spark.source.data_loss import Loss

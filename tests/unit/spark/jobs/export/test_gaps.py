@@ -11,7 +11,7 @@ from tests.support.exports import ArchivedLogs, ParquetDirectory, attempted, exp
 from tieringd.errors import TieringError
 from tieringd.formats.object_keys import manifest_key, topic_key
 from tieringd.model.manifest_parts import Gap
-from tieringd.spark.jobs.export.job import report_of
+from tieringd.spark.jobs.export.export_job import report_of
 from tieringd.spark.jobs.report import Table
 
 
@@ -127,7 +127,7 @@ async def test_topic_that_is_empty_at_the_first_run_is_begun_all_the_same(tmp_pa
     await logs.archive()
 
     assert exported(logs, directory.topic()).commits == 1
-    assert directory.topic().standing().state.offsets == {0: 0, 1: 0}
+    assert directory.topic().checkpoint().state.offsets == {0: 0, 1: 0}
     assert exported(logs, directory.topic()).commits == 0
     logs.bucket.close()
 
@@ -196,12 +196,12 @@ class Outrun:
     def __getattr__(self, name):
         return getattr(self._topic, name)
 
-    def begin(self, standing, state, portions):
+    def begin(self, checkpoint, state, portions):
         if self._other is None:
-            return self._topic.begin(standing, state, portions)
+            return self._topic.begin(checkpoint, state, portions)
         self._other, other = None, self._other
         other()
-        return self._topic.begin(standing, state, portions)
+        return self._topic.begin(checkpoint, state, portions)
 
 
 async def test_loss_of_a_round_that_another_run_did_is_that_run_s(logs, directory):
@@ -281,7 +281,7 @@ async def test_replacement_of_what_was_exported_is_a_fault_of_the_next_report(lo
     exported(logs, directory.topic())
     manifest = logs.topic().partitions[0]
     segment = manifest.segments[1]
-    later_ms = directory.topic().standing().state.committed_at_ms + 1
+    later_ms = directory.topic().checkpoint().state.committed_at_ms + 1
     await logs.edit(
         lambda found: found.cut_back(6, leader_epoch=1, now_ms=later_ms).appended([segment]),
     )

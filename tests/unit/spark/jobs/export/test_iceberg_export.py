@@ -515,7 +515,7 @@ def compact(catalog):
 async def test_offsets_that_cannot_be_read_stop_the_export(logs, catalog, make_topic):
     """Whoever changed them has to say what is in the table."""
     await logs.fill(1)
-    make_topic().standing()
+    make_topic().checkpoint()
     table = catalog.load_table(NAME)
     with (
         table.transaction() as transaction,

@@ -148,7 +148,7 @@ async def test_run_that_was_overtaken_goes_on_with_what_is_left(logs, directory)
         if not rounds:
             with pytest.raises(Killed):
                 exported(logs, directory.topic(), run=dying_run, portion_bytes=200, round_bytes=400)
-            assert directory.topic().standing().state.offsets == {0: 12, 1: 12}
+            assert directory.topic().checkpoint().state.offsets == {0: 12, 1: 12}
             assert directory.seen().total() == 30
         return in_this_process(work, portions)
 
@@ -179,7 +179,7 @@ async def test_failed_round_does_not_count(logs, directory):
     with pytest.raises(TieringError, match="out of memory"):
         exported(logs, directory.topic(), run=run)
     assert 0 < directory.seen().total() < logs.written().total()
-    assert directory.topic().standing().state.offsets == {0: 0, 1: 0}
+    assert directory.topic().checkpoint().state.offsets == {0: 0, 1: 0}
 
     exported(logs, directory.topic())
     assert directory.seen() == logs.written()
@@ -314,7 +314,7 @@ async def test_damaged_state_stops_the_export(logs, directory):
     for damage in (b"", b"{}", json.dumps(document | {"version": 2}).encode(), b"[1]", b"null"):
         state.write_bytes(damage)
         with pytest.raises(TieringError, match="_tieringd/orders"):
-            directory.topic().standing()
+            directory.topic().checkpoint()
 
 
 async def test_garbage_times_are_filed_under_the_nearest_day(tmp_path, directory):

@@ -103,7 +103,7 @@ def test_target_s_directory_is_made_where_only_it_is_missing(tmp_path):
     """A directory that it lies in is a disk that is not mounted."""
     config = file_config(tmp_path / "archive")
     with ParquetTarget(f"file://{tmp_path}/lake").opened(config) as place_of:
-        assert place_of("orders").standing().state is None
+        assert place_of("orders").checkpoint().state is None
     assert (tmp_path / "lake").is_dir()
 
 

@@ -1,0 +1,178 @@
+"""Followed manifests: those of partitions that others lead, fresh enough to take over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.fakes.archive import Clock
+from tests.unit.model.values import PARTITION, remote, stored
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
+from tieringd.archiving.manifest_upkeep import REFRESH_INTERVAL_MS, REFRESHES_PER_STEP, FollowedManifests
+from tieringd.errors import CorruptDataError, StorageUnavailable
+
+if TYPE_CHECKING:
+    from tieringd.errors import TieringError
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import TopicIdPartition
+
+TWO = replace(PARTITION, partition=4)
+
+
+class CountingManifests(ManifestStore):
+    """A manifest store that remembers who was asked for and how, and fails for those in *faults*."""
+
+    def __init__(self, store) -> None:
+        super().__init__(store, writer_id="leader", now_ms=Clock())
+        self.asked: list[TopicIdPartition] = []
+        self.loads = 0
+        self.faults: dict[TopicIdPartition, TieringError] = {}
+
+    async def load(self, partition) -> StoredManifest:
+        self.loads += 1
+        self.note(partition)
+        return await super().load(partition)
+
+    async def refreshed(self, partition, known) -> StoredManifest:
+        self.note(partition)
+        return await super().refreshed(partition, known)
+
+    def note(self, partition) -> None:
+        if not self.asked or self.asked[-1] != partition:
+            self.asked.append(partition)
+        if partition in self.faults:
+            raise self.faults[partition]
+
+
+@pytest.fixture
+def manifests(store):
+    return CountingManifests(store)
+
+
+@pytest.fixture
+def followed_manifests(manifests, clock):
+    return FollowedManifests(manifests, steady_ms=clock)
+
+
+async def commit(manifests: ManifestStore, manifest: PartitionManifest) -> StoredManifest:
+    before = await ManifestStore.load(manifests, manifest.partition)
+    return await manifests.commit(before, manifest, leader_epoch=5)
+
+
+async def test_follower_knows_nothing_before_it_looked(followed_manifests):
+    """What is not known is None, and neither zero nor everything."""
+    assert followed_manifests.manifest(PARTITION) is None
+    assert followed_manifests.take(PARTITION) is None
+
+
+async def test_follower_learns_where_the_archive_ends(followed_manifests, manifests):
+    """After a look the archive's end is known, and the manifest can be taken over with its version."""
+    committed = await commit(manifests, stored([remote(0, 9)]))
+    assert await followed_manifests.step([PARTITION]) == 1
+    assert followed_manifests.manifest(PARTITION).next_offset == 10
+    assert followed_manifests.take(PARTITION) == committed
+
+
+async def test_follower_of_a_partition_without_a_manifest_knows_that(followed_manifests, manifests):
+    """That nothing is stored is known too, and whoever takes over begins from there."""
+    assert await followed_manifests.step([PARTITION]) == 1
+    assert followed_manifests.manifest(PARTITION) is None
+    assert followed_manifests.take(PARTITION) == StoredManifest(None, None)
+
+
+async def test_follower_looks_again_when_its_copy_is_old_and_not_before(followed_manifests, manifests, clock):
+    """One look a minute for each partition; what changed is seen at the next."""
+    await commit(manifests, stored([remote(0, 9)]))
+    await followed_manifests.step([PARTITION])
+    await commit(manifests, stored([remote(0, 9), remote(10, 29)]))
+    clock.now_ms += REFRESH_INTERVAL_MS - 1
+    assert await followed_manifests.step([PARTITION]) == 0
+    assert followed_manifests.manifest(PARTITION).next_offset == 10
+    clock.now_ms += 1
+    assert await followed_manifests.step([PARTITION]) == 1
+    assert followed_manifests.manifest(PARTITION).next_offset == 30
+
+
+async def test_follower_asks_for_a_version_and_not_for_a_history(followed_manifests, manifests, clock, store):
+    """A manifest that has not changed is not read again."""
+    await commit(manifests, stored([remote(0, 9)]))
+    await followed_manifests.step([PARTITION])
+    before = followed_manifests.take(PARTITION)
+    loads = manifests.loads
+    clock.now_ms += REFRESH_INTERVAL_MS
+    assert await followed_manifests.step([PARTITION]) == 1
+    assert followed_manifests.take(PARTITION) is before
+    assert manifests.loads == loads
+
+
+async def test_follower_forgets_what_it_no_longer_follows(followed_manifests, manifests, clock):
+    """A partition that went away, or is led from here now, is looked at anew when it comes back."""
+    await commit(manifests, stored([remote(0, 9)]))
+    await followed_manifests.step([PARTITION, TWO])
+    await followed_manifests.step([TWO])
+    assert followed_manifests.take(PARTITION) is None
+    assert followed_manifests.take(TWO) is not None
+    assert await followed_manifests.step([PARTITION, TWO]) == 1
+    assert followed_manifests.manifest(PARTITION).next_offset == 10
+
+
+async def test_follower_spreads_many_partitions_over_steps_oldest_first(followed_manifests, manifests, clock):
+    """A step makes so many requests at most; whoever was looked at longest ago goes first."""
+    many = [replace(PARTITION, partition=number) for number in range(2 * REFRESHES_PER_STEP + 1)]
+    found = [await followed_manifests.step(many) for _ in range(4)]
+    assert found == [REFRESHES_PER_STEP, REFRESHES_PER_STEP, 1, 0]
+    assert manifests.asked == many, "each once"
+
+
+async def test_follower_looks_first_at_what_it_knows_least_of(followed_manifests, manifests, clock):
+    """Never looked at goes before looked at long ago, and that before looked at lately."""
+    three, four = replace(PARTITION, partition=5), replace(PARTITION, partition=6)
+    for one in ([PARTITION], [PARTITION, TWO], [PARTITION, TWO, three]):
+        await followed_manifests.step(one)
+        clock.now_ms += 1000
+    clock.now_ms += REFRESH_INTERVAL_MS
+    manifests.asked.clear()
+    await followed_manifests.step([three, TWO, four, PARTITION])
+    assert manifests.asked == [four, PARTITION, TWO, three]
+
+
+async def test_follower_keeps_what_it_knows_while_the_store_is_away(followed_manifests, manifests, clock):
+    """An old copy is better than none, the step ends at the first failure, and it is said."""
+    await commit(manifests, stored([remote(0, 9)]))
+    await followed_manifests.step([PARTITION, TWO])
+    clock.now_ms += REFRESH_INTERVAL_MS
+    manifests.asked.clear()
+    manifests.faults = dict.fromkeys((PARTITION, TWO), StorageUnavailable("the store does not answer"))
+    with capture_logs() as lines:
+        assert await followed_manifests.step([PARTITION, TWO]) == 0
+    assert followed_manifests.manifest(PARTITION).next_offset == 10
+    assert len(manifests.asked) == 1
+    assert [each["event"] for each in lines] == ["followed manifests are not fresh"]
+    manifests.faults.clear()
+    assert await followed_manifests.step([PARTITION, TWO]) == 2, "it is due at once when the store is back"
+
+
+async def test_follower_counts_what_it_looked_at_before_the_store_went_away(followed_manifests, manifests):
+    """A failure in the middle of a step takes nothing back."""
+    manifests.faults = {TWO: StorageUnavailable("the store does not answer")}
+    assert await followed_manifests.step([PARTITION, TWO]) == 1
+    assert followed_manifests.take(PARTITION) is not None
+    assert followed_manifests.take(TWO) is None
+
+
+async def test_follower_passes_over_a_damaged_manifest(followed_manifests, manifests, clock):
+    """It is reported once a minute and not at every step, and the others are looked at."""
+    manifests.faults = {PARTITION: CorruptDataError("the manifest is damaged")}
+    with capture_logs() as lines:
+        await followed_manifests.step([PARTITION, TWO])
+        await followed_manifests.step([PARTITION, TWO])
+    assert [each["event"] for each in lines] == ["followed manifest is damaged"]
+    assert followed_manifests.take(TWO) is not None
+    assert followed_manifests.take(PARTITION) is None
+    clock.now_ms += REFRESH_INTERVAL_MS
+    manifests.faults.clear()
+    await followed_manifests.step([PARTITION, TWO])
+    assert followed_manifests.take(PARTITION) is not None

@@ -1,0 +1,394 @@
+"""Fetch from an archive alone: every version, limits, isolation levels, the archive's end, and faults."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from uuid import UUID
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from tests.fakes.archive import archived
+from tests.fakes.log_writer import LogWriter
+from tests.support.archive_endpoints import (
+    archive_topic,
+    asking,
+    endpoint_config,
+    fetched,
+    open_files,
+    running_endpoint,
+    topic_uuid,
+    until,
+)
+from tests.support.kafka_messages import FETCH_VERSIONS, fetch_request, milliseconds
+from tests.support.raw_kafka import connected
+from tieringd.daemon.archive_endpoint import archive_endpoint_of
+from tieringd.endpoint import fetch_answers
+from tieringd.errors import StorageUnavailable
+from tieringd.formats.object_keys import data_key, manifest_key
+from tieringd.formats.record_batch import check_crc, parse_header
+from tieringd.metrics import Metrics
+from tieringd.model.manifest_parts import Gap
+
+LONG = milliseconds(20_000)
+PATIENCE_SECONDS = 20
+
+
+def headers_in(data):
+    """Return the header of every batch, each of them whole and checked."""
+    found, at = [], 0
+    while at < len(data or b""):
+        header = parse_header(data, at)
+        check_crc(memoryview(data), header, at)
+        found.append(header)
+        at += header.size_bytes
+    return found
+
+
+async def until_requested(store, operation, key):
+    """Return when the store was asked for this."""
+    await until(lambda: (operation, key) in store.requests)
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+async def test_fetch_gives_stored_batches_in_every_version(writer, archive, tmp_path, version):
+    """By name or by id, with the log's bounds, from the batch that holds the offset."""
+    for _ in range(4):
+        writer.append()
+    writer.roll()
+    await archive_topic(writer, archive)
+    topic = topic_uuid(writer) if version >= 13 else "orders"
+    async with asking(archive, tmp_path / "state") as client:
+        found = await fetched(client, topic, 4, version=version, isolation_level=1)
+    assert found.error_code == ErrorCode.none
+    assert (found.high_watermark, found.last_stable_offset) == (12, 12)
+    assert getattr(found, "log_start_offset", 0) == 0
+    assert [one.base_offset for one in headers_in(found.records)] == [3, 6, 9]
+    assert not found.aborted_transactions
+
+
+async def test_whole_archive_is_read_over_segments_and_gaps(writer, archive, tmp_path):
+    """From one offset to the next, to the archive's end, and nothing twice."""
+    for _ in range(3):
+        writer.closed_segment()
+    manifest = (await archive_topic(writer, archive)).with_gap(Gap(9, 19, "lost", 0))
+    known = await archive.manifests.load(writer.identified)
+    await archive.manifests.commit(known, manifest, leader_epoch=0)
+    offset, seen = 0, []
+    async with asking(archive, tmp_path / "state") as client:
+        while offset < 20:
+            found = await fetched(client, "orders", offset, max_bytes=1)
+            (header,) = headers_in(found.records)
+            seen.append((header.base_offset, header.last_offset, header.record_count))
+            offset = header.next_offset
+        assert not (await fetched(client, "orders", 20)).records
+    assert seen == [(0, 2, 3), (3, 5, 3), (6, 8, 3), (9, 19, 0)]
+
+
+async def test_partitions_of_one_request_share_its_limit(archive, tmp_path):
+    """The first batch comes whatever its size, and then only what fits."""
+    writers = [LogWriter(tmp_path, "orders", number) for number in range(3)]
+    for writer in writers:
+        writer.append(b"v" * 1000)
+        writer.append(b"v" * 1000)
+        writer.roll()
+        await archive_topic(writer, archive)
+    size = (await archive.manifests.load(writers[0].identified)).existing.segments[0].size_bytes // 2
+    async with asking(archive, tmp_path / "state") as client:
+        for limit, expected in ((1, [1, 0, 0]), (2 * size, [2, 0, 0]), (3 * size, [2, 1, 0])):
+            request = fetch_request(
+                12, {"orders": {n: {"fetch_offset": 0} for n in range(3)}}, max_bytes=limit, isolation_level=0
+            )
+            answer = await client.ask(request)
+            counts = [len(headers_in(one.records)) for one in answer.responses[0].partitions]
+            assert counts == expected
+        asked = {n: {"fetch_offset": 0, "partition_max_bytes": size} for n in range(3)}
+        answer = await client.ask(
+            fetch_request(12, {"orders": asked}, max_bytes=10 * size, isolation_level=0)
+        )
+        assert [len(headers_in(one.records)) for one in answer.responses[0].partitions] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("version", [4, 12, 17])
+async def test_aborted_transactions_are_named_to_committed_readers(writer, archive, tmp_path, version):
+    """Others get no list, as from a broker."""
+    writer.append(b"no", producer_id=7)
+    writer.append(b"yes", producer_id=8)
+    writer.abort(7)
+    writer.commit(8)
+    writer.roll()
+    await archive_topic(writer, archive)
+    topic = topic_uuid(writer) if version >= 13 else "orders"
+    async with asking(archive, tmp_path / "state") as client:
+        committed = await fetched(client, topic, 0, version=version, isolation_level=1)
+        every = await fetched(client, topic, 0, version=version, isolation_level=0)
+    assert [(one.producer_id, one.first_offset) for one in committed.aborted_transactions] == [(7, 0)]
+    assert every.aborted_transactions is None
+    assert committed.records == every.records
+
+
+async def test_offset_outside_the_archive_is_out_of_range(archive, tmp_path):
+    """Before its begin and after its end; at its end there is only nothing yet."""
+    writer = LogWriter(tmp_path, first_offset=100)
+    writer.closed_segment()
+    await archive_topic(writer, archive)
+    async with asking(archive, tmp_path / "state") as client:
+        for offset in (-1, 0, 99, 104):
+            found = await fetched(client, "orders", offset)
+            assert found.error_code == ErrorCode.offset_out_of_range
+            assert (found.log_start_offset, found.high_watermark) == (100, 103)
+        assert (await fetched(client, "orders", 103)).error_code == ErrorCode.none
+
+
+@pytest.mark.parametrize(
+    ("version", "topic", "error"),
+    [
+        (12, "other", ErrorCode.unknown_topic_or_partition),
+        (13, UUID(int=5), ErrorCode.unknown_topic_id),
+    ],
+)
+async def test_unknown_topic_is_an_error_of_its_own(archive, tmp_path, version, topic, error):
+    """On which clients ask for metadata."""
+    async with asking(archive, tmp_path / "state") as client:
+        assert (await fetched(client, topic, 0, version=version, max_wait=LONG)).error_code == error
+
+
+async def test_unknown_partition_of_a_known_topic_is_an_error(writer, archive, tmp_path):
+    """One that the topic has, and of which nothing is archived, is an empty log."""
+    writer.closed_segment()
+    await archive_topic(writer, archive, partitions=2)
+    request = fetch_request(12, {"orders": {1: {}, 2: {}}}, isolation_level=0, max_bytes=100)
+    async with asking(archive, tmp_path / "state") as client:
+        answer = await client.ask(request)
+    errors = {one.partition_index: one.error_code for one in answer.responses[0].partitions}
+    assert errors == {1: ErrorCode.none, 2: ErrorCode.unknown_topic_or_partition}
+
+
+async def test_no_session_is_ever_made(writer, archive, tmp_path):
+    """And one that a broker gave at this address before is said to be gone."""
+    writer.closed_segment()
+    await archive_topic(writer, archive)
+    async with asking(archive, tmp_path / "state") as client:
+        first = fetch_request(12, {"orders": {0: {}}}, session_id=0, session_epoch=0, max_bytes=1000)
+        answer = await client.ask(first)
+        assert (answer.error_code, answer.session_id) == (ErrorCode.none, 0)
+        later = fetch_request(12, {}, session_id=77, session_epoch=3, max_bytes=1000)
+        answer = await client.ask(later)
+        assert (answer.error_code, answer.session_id) == (ErrorCode.fetch_session_id_not_found, 0)
+        assert answer.responses == ()
+
+
+async def test_reader_at_the_end_gets_what_is_archived_next(writer, archive, store, tmp_path):
+    """It waits, the manifest is looked at again, and the answer comes before the wait is over."""
+    writer.closed_segment()
+    await archive_topic(writer, archive)
+    interval = {"cloud_storage_readreplica_manifest_sync_timeout_ms": 20}
+    async with asking(archive, tmp_path / "state", **interval) as client:
+        waiting = asyncio.create_task(fetched(client, "orders", 3, max_wait=LONG))
+        await until_requested(store, "head", manifest_key(writer.identified))
+        assert not waiting.done()
+        writer.closed_segment()
+        await archived(writer, archive)
+        found = await asyncio.wait_for(waiting, PATIENCE_SECONDS)
+    assert [one.base_offset for one in headers_in(found.records)] == [3]
+    assert found.high_watermark == 6
+
+
+async def test_unchanged_manifest_is_not_read_again(writer, archive, store, tmp_path):
+    """Its version is asked for, once in an interval; within the interval nothing is."""
+    writer.closed_segment()
+    await archive_topic(writer, archive)
+    key = manifest_key(writer.identified)
+    store.requests.clear()
+    async with asking(archive, tmp_path / "state") as client:
+        for _ in range(3):
+            await fetched(client, "orders", 3)
+    assert [one for one in store.requests if one[1] == key] == [("get", key)]
+
+
+async def test_wait_ends_without_records(writer, archive, tmp_path):
+    """A client that waits for more than there is gets what there is when its time is over."""
+    writer.closed_segment()
+    await archive_topic(writer, archive)
+    async with asking(archive, tmp_path / "state") as client:
+        found = await fetched(client, "orders", 0, min_bytes=1 << 20, max_wait=milliseconds(50))
+        assert [one.base_offset for one in headers_in(found.records)] == [0]
+        found = await fetched(client, "orders", 3, max_wait=milliseconds(50))
+        assert (found.error_code, found.records) == (ErrorCode.none, b"")
+
+
+async def test_merged_segment_is_read_by_the_newest_manifest(writer, archive, store, tmp_path):
+    """An object that has gone means that the manifest at hand is an old one."""
+    writer.closed_segment()
+    writer.closed_segment()
+    manifest = await archive_topic(writer, archive)
+    async with asking(archive, tmp_path / "state") as client:
+        assert (await fetched(client, "orders", 6)).records == b""
+        stored = await archive.manifests.load(writer.identified)
+        await archive.manifests.commit(stored, manifest.expired(1, now_ms=0), leader_epoch=0)
+        gone = manifest.segments[0]
+        await store.delete_many(
+            [data_key(writer.identified, gone), data_key(writer.identified, gone) + ".index"]
+        )
+        found = await fetched(client, "orders", 0)
+        assert (found.error_code, found.log_start_offset) == (ErrorCode.offset_out_of_range, 3)
+        assert headers_in((await fetched(client, "orders", 3)).records)
+
+
+async def test_object_that_is_missing_is_an_error_to_try_again(writer, archive, store, tmp_path):
+    """Not the end of the log: a client must not skip what is archived."""
+    writer.closed_segment()
+    manifest = await archive_topic(writer, archive)
+    await store.delete_many([data_key(writer.identified, manifest.segments[0])])
+    async with asking(archive, tmp_path / "state") as client:
+        found = await fetched(client, "orders", 0, max_wait=LONG)
+    assert (found.error_code, found.records) == (ErrorCode.kafka_storage_error, b"")
+
+
+async def test_store_that_is_away_leaves_cached_records_readable(writer, archive, store, tmp_path):
+    """What is known of the archive stays true, and what was read once is on this host."""
+    writer.closed_segment()
+    await archive_topic(writer, archive)
+    interval = {"cloud_storage_readreplica_manifest_sync_timeout_ms": 1}
+    async with asking(archive, tmp_path / "state", **interval) as client:
+        before = await fetched(client, "orders", 0)
+        for operation in ("head", "get", "get_range", "list_page"):
+            store.fail_next(operation, lambda: StorageUnavailable("away"), times=1000)
+        assert (await fetched(client, "orders", 0)).records == before.records
+
+
+async def test_records_without_a_cache_stay_within_the_budget(archive, tmp_path):
+    """Beyond it they come one after another, and each comes."""
+    writers = [LogWriter(tmp_path, "orders", number) for number in range(4)]
+    for writer in writers:
+        writer.append(b"v" * 600_000)
+        writer.roll()
+        await archive_topic(writer, archive)
+    settings = {
+        "cloud_storage_cache_size": 0,
+        "cloud_storage_cache_size_percent": 0,
+        "buffer_bytes": 1 << 20,
+    }
+    offsets = dict.fromkeys(range(4), 0)
+    async with asking(archive, tmp_path / "state", **settings) as client:
+        for _ in range(4):
+            request = fetch_request(
+                12,
+                {
+                    "orders": {
+                        n: {"fetch_offset": offset, "partition_max_bytes": 1 << 20}
+                        for n, offset in offsets.items()
+                        if not offset
+                    }
+                },
+                max_bytes=1 << 30,
+                isolation_level=0,
+            )
+            answer = await client.ask(request)
+            came = [one for one in answer.responses[0].partitions if one.records]
+            assert len(came) == 1
+            offsets[came[0].partition_index] = len(headers_in(came[0].records))
+    assert offsets == dict.fromkeys(range(4), 1)
+
+
+async def test_client_that_leaves_gives_everything_back(writer, archive, tmp_path):
+    """Files of the cache are closed when their bytes were sent, or nobody takes them."""
+    writer.append(b"v" * 8_000_000)
+    writer.roll()
+    await archive_topic(writer, archive)
+    async with running_endpoint(archive, tmp_path / "state") as endpoint:
+        async with connected(endpoint.server.port) as client:
+            await fetched(client, "orders", 0)
+            before = open_files()
+            client.send(fetch_request(12, {"orders": {0: {}}}, max_bytes=1 << 30, isolation_level=0))
+            await client.reader.readexactly(100)
+        await until(lambda: not endpoint.server.open_connections)
+        assert open_files() < before
+
+
+async def test_client_that_was_sent_too_much_waits_and_no_other(writer, archive, tmp_path):
+    """An answer has what may be sent in a second, but for a first batch that is larger."""
+    for size in (10, 10, 900_000):
+        writer.append(b"v" * size)
+    writer.roll()
+    await archive_topic(writer, archive)
+    async with (
+        running_endpoint(archive, tmp_path / "state", client_archive_bytes_per_second="64KiB") as endpoint,
+        connected(endpoint.server.port) as client,
+    ):
+        found = await fetched(client, "orders", 0)
+        assert headers_in(found.records)[-1].base_offset < 2
+        assert not endpoint.server.counters.delayed_answers
+        found = await fetched(client, "orders", 2)
+        assert [one.base_offset for one in headers_in(found.records)] == [2]
+        await until(lambda: endpoint.server.counters.delayed_answers)
+        client.send(fetch_request(12, {"orders": {0: {}}}, max_bytes=1 << 30, isolation_level=0))
+        answer = asyncio.create_task(client.frame())
+        async with connected(endpoint.server.port) as other:
+            assert (await fetched(other, "orders", 0)).records
+        assert not answer.done()
+        answer.cancel()
+
+
+async def test_endpoint_that_stops_answers_those_who_wait(writer, archive, store, tmp_path):
+    """Its clients need not wait, and neither does whoever stops it."""
+    writer.closed_segment()
+    await archive_topic(writer, archive)
+    config = endpoint_config(tmp_path / "state")
+    async with AsyncExitStack() as clients:
+        async with archive_endpoint_of(config, archive, Metrics(), from_cluster=None) as endpoint:
+            client = await clients.enter_async_context(connected(endpoint.server.port))
+            store.requests.clear()
+            waiting = asyncio.create_task(fetched(client, "orders", 3, max_wait=LONG))
+            await until_requested(store, "get", manifest_key(writer.identified))
+        assert endpoint.server.open_connections == 0
+        found = await asyncio.wait_for(waiting, PATIENCE_SECONDS)
+    assert (found.error_code, found.records) == (ErrorCode.none, b"")
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+async def test_slow_partition_keeps_no_other_waiting(archive, store, tmp_path, monkeypatch, slow):
+    """Wherever it stands: the others' records come, it has none yet, and no error; later it has."""
+    monkeypatch.setattr(fetch_answers, "_SLOW_SECONDS", 0.05)
+    writers = [LogWriter(tmp_path, "orders", number) for number in range(2)]
+    for writer in writers:
+        writer.closed_segment()
+        await archive_topic(writer, archive)
+    (segment,) = (await archive.manifests.load(writers[slow].identified)).existing.segments
+    key, may_read, request = data_key(writers[slow].identified, segment), asyncio.Event(), store._request
+
+    @asynccontextmanager
+    async def held(operation, asked):
+        if asked == key:
+            await may_read.wait()
+        async with request(operation, asked):
+            yield
+
+    monkeypatch.setattr(store, "_request", held)
+    question = fetch_request(12, {"orders": {n: {"fetch_offset": 0} for n in range(2)}}, isolation_level=0)
+    async with asking(archive, tmp_path / "state") as client:
+        answer = await client.ask(question)
+        found = {one.partition_index: one for one in answer.responses[0].partitions}
+        assert [one.error_code for one in found.values()] == [ErrorCode.none] * 2
+        assert [len(headers_in(found[n].records)) for n in (slow, 1 - slow)] == [0, 1]
+        may_read.set()
+        counts = []
+        while counts != [1, 1]:
+            answer = await client.ask(question)
+            counts = [len(headers_in(one.records)) for one in answer.responses[0].partitions]
+
+
+async def test_more_partitions_than_are_read_at_once_all_come(archive, tmp_path, monkeypatch):
+    """In the order of the request, some after the others."""
+    monkeypatch.setattr(fetch_answers, "_AT_ONCE", 2)
+    for number in range(5):
+        writer = LogWriter(tmp_path, "orders", number)
+        writer.closed_segment()
+        await archive_topic(writer, archive)
+    wanted = {n: {"fetch_offset": 0} for n in (4, 7, 0, 3, 1, 2)}
+    async with asking(archive, tmp_path / "state") as client:
+        answer = await client.ask(fetch_request(12, {"orders": wanted}, isolation_level=0))
+    found = answer.responses[0].partitions
+    assert [one.partition_index for one in found] == list(wanted)
+    assert [len(headers_in(one.records)) for one in found] == [1, 0, 1, 1, 1, 1]

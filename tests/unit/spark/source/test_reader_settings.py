@@ -1,0 +1,223 @@
+"""Where the archive is, from options and files: what is understood, what is refused, what stays secret."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from tieringd.errors import ConfigError
+from tieringd.spark.source.reader_settings import read_settings
+
+KEYS = {"region": "eu-central-1", "accessKey": "AKIA", "secretKey": "sEcReT"}
+
+
+def config_of(**options):
+    return read_settings(options).config()
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        pytest.param("s3://my-bucket", ("aws", "my-bucket", ""), id="s3"),
+        pytest.param("s3a://my-bucket/a/b/", ("aws", "my-bucket", "a/b"), id="s3a with a prefix"),
+        pytest.param("gs://my-bucket/a", ("google", "my-bucket", "a"), id="gs"),
+    ],
+)
+def test_path_is_a_bucket_and_a_prefix(path, wanted):
+    """Under the schemes that users of Spark know."""
+    config = config_of(path=path, **KEYS)
+    assert (config.backend, config.cloud_storage_bucket, config.cloud_storage_prefix) == wanted
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["azure://account/container/a/b", "abfss://container@account.dfs.core.windows.net/a/b"],
+    ids=["azure", "abfss"],
+)
+def test_path_is_a_container_and_a_prefix(path, monkeypatch):
+    """Azure's own form as well."""
+    monkeypatch.setenv("AZURE_KEY", "a2V5")
+    config = config_of(path=path, cloud_storage_azure_shared_key="${AZURE_KEY}")
+    assert config.backend == "azure"
+    assert config.cloud_storage_azure_storage_account == "account"
+    assert config.cloud_storage_azure_container == "container"
+    assert config.cloud_storage_prefix == "a/b"
+
+
+def test_secret_that_spark_would_show_is_refused():
+    """Whoever writes it out hears how to do without, and the message does not have it."""
+    with pytest.raises(ConfigError, match=r"cloud_storage_azure_shared_key.*in plans") as caught:
+        read_settings({"path": "azure://account/container", "cloud_storage_azure_shared_key": "a2V5"})
+    assert "a2V5" not in str(caught.value)
+
+
+def test_path_is_a_directory(tmp_path):
+    """As the file store has it."""
+    config = config_of(path=f"file://{tmp_path}")
+    assert (config.backend, config.cloud_storage_file_root) == ("file", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url"),
+    [
+        pytest.param("http://store:8333", "http://store:8333", id="http"),
+        pytest.param("https://store", "https://store:443", id="https"),
+    ],
+)
+def test_endpoint_is_a_url(endpoint, url):
+    """It says the host, the port and whether TLS is spoken."""
+    assert config_of(path="s3://my-bucket", endpoint=endpoint, **KEYS).endpoint_url == url
+
+
+def test_every_property_of_the_store_may_be_an_option():
+    """Values are read as in a file: words, numbers with units, and text that looks like either."""
+    config = config_of(
+        cloud_storage_backend="aws",
+        cloud_storage_bucket="my-bucket",
+        CLOUD_STORAGE_REGION="eu",
+        cloud_storage_disable_tls="true",
+        cloud_storage_api_endpoint_port="9000",
+        cloud_storage_initial_backoff_ms="2s",
+        cloud_storage_access_key="12345",
+        cloud_storage_secret_key="x: #y",
+    )
+    assert config.cloud_storage_disable_tls
+    assert config.cloud_storage_api_endpoint_port == 9000
+    assert config.cloud_storage_initial_backoff_ms == 2000
+    assert config.cloud_storage_access_key == "12345"
+    assert config.cloud_storage_secret_key.get_secret_value() == "x: #y"
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        pytest.param({}, "path: nothing says where the archive is", id="nothing"),
+        pytest.param({"path": "my-bucket"}, "'://my-bucket' is no place", id="no scheme"),
+        pytest.param({"path": "hdfs://name/dir"}, "is no place of an archive", id="another store"),
+        pytest.param({"path": "azure://account"}, "is no place of an archive", id="no container"),
+        pytest.param({"path": "file://host/dir"}, "is no place of an archive", id="another host"),
+        pytest.param({"path": "s3://b-1", "endpoint": "store:8333"}, "endpoint: must be a URL", id="no url"),
+        pytest.param({"path": "s3://b-1", "endpoint": "http://s:x"}, "endpoint: must be a URL", id="no port"),
+        pytest.param(
+            {"path": "s3://b-1", "cloud_storage_bucket": "c"},
+            "another option says what cloud_storage_bucket is",
+            id="two buckets",
+        ),
+        pytest.param({"path": "s3://b-1", "config": "/c.yaml"}, "config: contradicts path", id="two places"),
+        pytest.param({"config": "/nowhere/c.yaml"}, "/nowhere/c.yaml cannot be read: No such", id="no file"),
+    ],
+)
+def test_place_that_cannot_be_understood(options, match):
+    """The error names the option."""
+    with pytest.raises(ConfigError, match=match):
+        read_settings(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        pytest.param({}, r"cloud_storage_secret_key \(option secretKey\): is required", id="no keys"),
+        pytest.param(
+            KEYS | {"cloud_storage_disable_tls": "perhaps"},
+            "cloud_storage_disable_tls: must be true or false",
+            id="wrong value",
+        ),
+        pytest.param(
+            KEYS | {"credentialsSource": "azure_vm_instance_metadata"},
+            r"cloud_storage_credentials_source \(option credentialsSource\): must be one of",
+            id="another cloud's",
+        ),
+    ],
+)
+def test_settings_that_do_not_lead_to_a_store(options, match):
+    """Every problem is in the message, under the names of options."""
+    with pytest.raises(ConfigError, match=match):
+        config_of(path="s3://my-bucket", **options)
+
+
+def test_role_needs_no_keys():
+    """Each process asks the service itself, so that nothing secret travels."""
+    config = config_of(path="s3://my-bucket", region="eu", credentialsSource="aws_instance_metadata")
+    assert config.cloud_storage_credentials_source == "aws_instance_metadata"
+
+
+def test_variable_is_of_the_process_that_needs_it(monkeypatch):
+    """The driver's value does not travel: an executor has its own, or says that it has none."""
+    monkeypatch.setenv("ARCHIVE_SECRET", "the driver's")
+    settings = read_settings({"path": "s3://my-bucket", **KEYS, "secretKey": "${ARCHIVE_SECRET}"})
+    assert settings.config().cloud_storage_secret_key.get_secret_value() == "the driver's"
+    travelled = pickle.dumps(settings)
+    assert b"driver's" not in travelled
+
+    monkeypatch.setenv("ARCHIVE_SECRET", "the executor's")
+    arrived = pickle.loads(travelled)
+    assert arrived.config().cloud_storage_secret_key.get_secret_value() == "the executor's"
+
+    monkeypatch.delenv("ARCHIVE_SECRET")
+    with pytest.raises(ConfigError, match=r"ARCHIVE_SECRET is not set\. Each process .*spark\.executorEnv"):
+        arrived.config()
+
+
+FILE = """\
+# beside the broker
+broker:
+  kind: kafka
+  log_dirs: [/var/lib/kafka]
+  bootstrap: [broker:9092]
+  security:
+    protocol: SASL_SSL
+    sasl_username: tieringd
+    sasl_password: ${BROKER_PASSWORD}
+cloud_storage_enabled: false
+cloud_storage_bucket: my-bucket
+cloud_storage_region: eu-central-1
+cloud_storage_cache_size: 10GiB
+cloud_storage_access_key: AKIA
+cloud_storage_secret_key: "${ARCHIVE_SECRET}"
+state_directory: /var/lib/tieringd
+topics:
+  orders: {redpanda.remote.write: true}
+"""
+
+
+def test_daemon_s_file_is_enough(tmp_path, monkeypatch):
+    """Only what leads to the store is taken of it: no password of the broker is asked for, or travels."""
+    path = tmp_path / "tieringd.yaml"
+    path.write_text(FILE)
+    monkeypatch.setenv("ARCHIVE_SECRET", "s")
+    settings = read_settings({"config": str(path)})
+    config = settings.config()
+    assert (config.cloud_storage_bucket, config.cloud_storage_access_key) == ("my-bucket", "AKIA")
+    assert not config.has_broker_section
+    assert "sasl" not in settings.text
+    assert "topics" not in settings.text
+
+
+def test_fault_of_a_file_is_where_it_stands(tmp_path):
+    """The line is the file's own, although other lines did not travel."""
+    path = tmp_path / "tieringd.yaml"
+    path.write_text(FILE.replace("my-bucket", "/"))
+    with pytest.raises(ConfigError, match=r"tieringd\.yaml:11: cloud_storage_bucket"):
+        config_of(config=str(path))
+
+
+def test_text_that_is_no_configuration(tmp_path):
+    """What is wrong with it, whoever parses it says."""
+    path = tmp_path / "tieringd.yaml"
+    path.write_text("cloud_storage_bucket: [")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        config_of(config=str(path))
+
+
+def test_secrets_are_not_shown():
+    """Neither what was read nor what is wrong with it repeats a value."""
+    settings = read_settings({"path": "s3://my-bucket", **KEYS})
+    assert "sEcReT" not in repr(settings)
+    assert "AKIA" not in repr(settings)
+    with pytest.raises(ConfigError) as raised:
+        config_of(path="s3://my-bucket", **KEYS | {"region": "no region sEcReT"})
+    assert "sEcReT" not in str(raised.value)
+    with pytest.raises(ConfigError) as raised:
+        config_of(path="http://user:sEcReT@host/x")
+    assert "sEcReT" not in str(raised.value)

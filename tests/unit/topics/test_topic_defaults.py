@@ -1,0 +1,121 @@
+"""Topic defaults: what a topic begins with, recorded once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes.log_writer import CLUSTER
+from tests.fakes.store import store_unavailable
+from tests.fakes.topics import topic_config
+from tieringd.errors import StorageUnavailable
+from tieringd.formats.object_keys import TopicKey
+from tieringd.formats.topic_manifest import TieringDefaults
+from tieringd.topics.topic_defaults import TopicDefaultsRecorder
+from tieringd.topics.topic_registry import TopicRegistry
+
+ON = topic_config()
+OFF = topic_config(remote_write=False, remote_read=False)
+DEFAULTS = TieringDefaults(remote_write=True, remote_read=True)
+
+
+def key(topic: str) -> TopicKey:
+    return TopicKey(CLUSTER, topic, topic.ljust(22, "A"))
+
+
+class HalfRegistry(TopicRegistry):
+    """Cannot record the topic `second` until it is mended."""
+
+    is_broken = True
+
+    async def record_defaults(self, key: TopicKey, defaults: TieringDefaults) -> None:
+        if self.is_broken and key.topic == "second":
+            raise store_unavailable("put")
+        await super().record_defaults(key, defaults)
+
+
+@pytest.fixture
+def registry(store, archive):
+    return TopicRegistry(store, archive.manifests)
+
+
+@pytest.fixture
+def defaults_recorder(broker, registry):
+    return TopicDefaultsRecorder(broker, registry)
+
+
+def target_of(registry: TopicRegistry, topic: str) -> tuple[int | None, int | None]:
+    recorded = registry.manifest(key(topic)).defaults
+    return recorded.local_target_ms, recorded.local_target_bytes
+
+
+@pytest.fixture
+async def known_cluster(defaults_recorder):
+    """A cluster whose topics were recorded before."""
+    await defaults_recorder.step({key("old"): ON}, DEFAULTS)
+
+
+async def test_topics_that_were_there_before_us_begin_with_the_cluster_values(
+    defaults_recorder, registry, broker
+):
+    """Their retention says nothing of a local target: they keep the local properties they have."""
+    broker.configs = {"old": {"retention.ms": "5000"}}
+    await defaults_recorder.step({key("old"): ON, key("older"): ON}, DEFAULTS)
+    assert target_of(registry, "old") == target_of(registry, "older") == (None, None)
+
+
+@pytest.mark.usefixtures("known_cluster")
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        pytest.param({}, (None, None), id="nothing"),
+        pytest.param({"retention.ms": "5000"}, (5000, None), id="time"),
+        pytest.param({"retention.bytes": "7000"}, (None, 7000), id="size"),
+        pytest.param({"retention.ms": "-1"}, (-1, None), id="no-limit"),
+        pytest.param({"retention.ms": "5000", "retention.local.target.ms": "100"}, (5000, None), id="longer"),
+        pytest.param(
+            {"retention.bytes": "5000", "retention.local.target.bytes": "100"}, (None, 100), id="smaller"
+        ),
+    ],
+)
+async def test_new_topic_with_tiering_on_begins_with_its_retention(
+    defaults_recorder, registry, broker, overrides, expected
+):
+    """The longer time and the fewer bytes; of what its creator did not say, the cluster's value decides."""
+    broker.configs = {"new": overrides}
+    await defaults_recorder.step({key("new"): ON}, DEFAULTS)
+    assert target_of(registry, "new") == expected
+
+
+@pytest.mark.usefixtures("known_cluster")
+async def test_new_topic_without_tiering_keeps_its_local_properties_when_it_is_toggled(
+    defaults_recorder, registry, broker
+):
+    """The rules are for topics created with tiering on."""
+    broker.configs = {"new": {"retention.ms": "5000"}}
+    await defaults_recorder.step({key("new"): OFF}, DEFAULTS)
+    assert target_of(registry, "new") == (None, None)
+    await defaults_recorder.step({key("new"): ON}, DEFAULTS)
+    assert target_of(registry, "new") == (None, None)
+
+
+@pytest.mark.usefixtures("known_cluster")
+async def test_another_daemon_of_the_cluster_knows_new_topics_too(store, archive, registry, broker):
+    """What is in the bucket counts, not which process wrote it."""
+    other = TopicRegistry(store, archive.manifests)
+    await other.refresh(CLUSTER)
+    broker.configs = {"new": {"retention.ms": "5000"}}
+    await TopicDefaultsRecorder(broker, other).step({key("new"): ON}, DEFAULTS)
+    assert target_of(other, "new") == (5000, None)
+
+
+async def test_first_recording_that_is_cut_off_takes_nothing_for_new(store, archive, broker):
+    """Until all that was there has been recorded, none of it is taken for new."""
+    broker.configs = {"second": {"retention.ms": "5000"}}
+    registry = HalfRegistry(store, archive.manifests)
+    defaults_recorder = TopicDefaultsRecorder(broker, registry)
+    with pytest.raises(StorageUnavailable):
+        await defaults_recorder.step({key("first"): ON, key("second"): ON}, DEFAULTS)
+    assert registry.has_records
+    registry.is_broken = False
+    await defaults_recorder.step({key("second"): ON}, DEFAULTS)
+    assert target_of(registry, "second") == (None, None)

@@ -1,0 +1,215 @@
+"""
+Manifest upkeep: the daemon's requests to the object store outside its archivers and rounds.
+
+It reads and writes topic manifests, keeps followed manifests fresh, and manages retention. All of it may
+wait for a store that hangs. A round of reconciliation must not wait, because it pins the files that a
+broker deletes meanwhile.
+
+`FollowedManifests` keeps the manifests of partitions that other brokers lead fresh enough for a takeover: a
+new leader then asks the store only for the version of one manifest, and does not load its history. A followed
+manifest can only make this daemon more careful. The daemon never trims, deletes or uploads because of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+
+import structlog
+
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
+from tieringd.archiving.observer import BrokerSnapshot
+from tieringd.errors import STORE_FAULTS, CorruptDataError, TieringError
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.topics.retention_manager import RetentionManager
+from tieringd.topics.topic_defaults import TopicDefaultsRecorder
+from tieringd.topics.topic_registry import TopicRegistry
+
+log = structlog.get_logger(__name__)
+
+REFRESH_INTERVAL_MS = 60_000
+"""How old a followed manifest may become before it is read again."""
+REFRESHES_PER_STEP = 200
+"""Requests of one step, so that ten thousand followed partitions cause a steady trickle of requests."""
+
+CLEAN_UP_INTERVAL_SECONDS = 6 * 3600.0
+"""How often parts of abandoned uploads are searched for: they cost storage and no listing shows them."""
+
+
+class FollowedManifests:
+    """Hold the followed manifests of one daemon. One task at a time calls `step`; `take` may run any time."""
+
+    def __init__(self, manifests: ManifestStore, *, steady_ms: Callable[[], int]) -> None:
+        """Start without manifests; *steady_ms* returns milliseconds of a clock that is never set back."""
+        self._manifests = manifests
+        self._steady_ms = steady_ms
+        self._known: dict[TopicIdPartition, StoredManifest] = {}
+        self._refreshed_at_ms: dict[TopicIdPartition, int] = {}
+
+    def manifest(self, partition: TopicIdPartition) -> PartitionManifest | None:
+        """Return a partition's manifest as last read; None when none was found or read."""
+        known = self._known.get(partition)
+        return known.manifest if known else None
+
+    def take(self, partition: TopicIdPartition) -> StoredManifest | None:
+        """Return the last read manifest of a partition that this broker leads from now on, if any."""
+        return self._known.get(partition)
+
+    async def step(self, followed: Collection[TopicIdPartition]) -> int:
+        """Refresh those of *followed* whose copy is oldest; return how many were read."""
+        for gone in self._refreshed_at_ms.keys() - set(followed):
+            del self._refreshed_at_ms[gone]
+            self._known.pop(gone, None)
+        now_ms = self._steady_ms()
+        due = [
+            one
+            for one in followed
+            if now_ms - self._refreshed_at_ms.get(one, -REFRESH_INTERVAL_MS) >= REFRESH_INTERVAL_MS
+        ]
+        due.sort(key=lambda one: self._refreshed_at_ms.get(one, 0))
+        refreshed = 0
+        for partition in due[:REFRESHES_PER_STEP]:
+            try:
+                known = self._known.get(partition)
+                self._known[partition] = (
+                    await self._manifests.refreshed(partition, known)
+                    if known
+                    else await self._manifests.load(partition)
+                )
+            except CorruptDataError as error:
+                log.error("followed manifest is damaged", partition=str(partition), error=str(error))  # noqa: TRY400 its text is enough
+            except TieringError as error:
+                log.warning("followed manifests are not fresh", partition=str(partition), error=str(error))
+                break
+            self._refreshed_at_ms[partition] = now_ms
+            refreshed += 1
+        return refreshed
+
+
+class ManifestUpkeep:
+    """Do the periodic store work for the partitions of a round. One task at a time calls `step`."""
+
+    def __init__(
+        self,
+        *,
+        registry: TopicRegistry,
+        followed_manifests: FollowedManifests,
+        defaults_recorder: TopicDefaultsRecorder,
+        retention: RetentionManager,
+        interval_seconds: float,
+        check_store: Callable[[], Awaitable[None]] | None = None,
+        clean_up: Callable[[], Awaitable[int]] | None = None,
+    ) -> None:
+        """
+        Take the collaborators.
+
+        *check_store* raises unless the store is fit for use. Until it passes no topic is known, so
+        nothing is archived. *clean_up* removes what killed processes left in the store, and returns how
+        many uploads it removed. At most one listing of the bucket for topic changes is made in
+        *interval_seconds*.
+        """
+        self._registry = registry
+        self._followed_manifests = followed_manifests
+        self._defaults_recorder = defaults_recorder
+        self._retention = retention
+        self._check_store = check_store
+        self._clean_up = clean_up
+        self._clean_up_due = 0.0
+        self.interval_seconds = interval_seconds
+        """Minimum seconds between two listings of the bucket for topic changes."""
+        self._refresh_due = 0.0
+        self._faults: dict[str, str] = {}
+        self._store_faults: dict[str, str] = {}
+        """The subset of `_faults` that the object store caused."""
+
+    @property
+    def fault(self) -> str:
+        """Return why a chore failed at its last attempt; empty when all succeeded."""
+        return next(iter(self._faults.values()), "")
+
+    @property
+    def store_fault(self) -> str:
+        """Return which chore the object store made fail at its last attempt; empty for none."""
+        return next(iter(self._store_faults.values()), "")
+
+    @property
+    def knows_topics(self) -> bool:
+        """Say whether topic manifests were read from the store; before that nothing is archived."""
+        return self._registry.is_known
+
+    async def step(self, snapshot: BrokerSnapshot) -> bool:
+        """Do what is due for *snapshot*; return whether another observation would differ."""
+        is_changed = await self.keep_topics(snapshot)
+        await self._followed_manifests.step([one.partition for one in snapshot.followed])
+        if self._registry.is_known:
+            await self._try("abandoned uploads cannot be removed", self._remove_abandoned())
+        return is_changed
+
+    async def keep_topics(self, snapshot: BrokerSnapshot) -> bool:
+        """Read and write topic manifests, and manage their retention; return as `step` does."""
+        is_changed = False
+
+        async def refresh() -> None:
+            nonlocal is_changed
+            is_changed = await self._refresh(snapshot.cluster)
+
+        async def ensure() -> None:
+            nonlocal is_changed
+            is_changed |= await self._registry.ensure([one.partition for one in snapshot.wanted])
+
+        await self._try("topic manifests cannot be read", refresh())
+        if self._registry.is_known:
+            # Topic manifests come first: a restore finds topics by them, and nothing is trimmed before that.
+            await self._try("topic manifests cannot be kept", ensure())
+            await self._try("topics first seen cannot be recorded", self._record_first_seen(snapshot))
+            await self._try("topics' remote.delete cannot be recorded", self._record_remote_delete(snapshot))
+            await self._try("retention cannot be managed", self._retention.step(snapshot.managed))
+        return is_changed
+
+    async def _remove_abandoned(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._clean_up is None or now < self._clean_up_due:
+            return
+        self._clean_up_due = now + CLEAN_UP_INTERVAL_SECONDS
+        count = await self._clean_up()
+        if count:
+            log.info("abandoned uploads removed", uploads=count)
+
+    async def _record_first_seen(self, snapshot: BrokerSnapshot) -> None:
+        if snapshot.unrecorded_topics:
+            assert snapshot.defaults is not None, "they come with what is first seen"
+            await self._defaults_recorder.step(snapshot.unrecorded_topics, snapshot.defaults)
+
+    async def _record_remote_delete(self, snapshot: BrokerSnapshot) -> None:
+        for key, is_set in snapshot.remote_delete.items():
+            known = self._registry.manifest(key)
+            if known is not None and known.partition_count and known.remote_delete is not is_set:
+                await self._registry.record_remote_delete(key, is_set=is_set)
+
+    async def _refresh(self, cluster: str) -> bool:
+        """Look for changed topic manifests, if that is due; return whether there were any."""
+        now = asyncio.get_running_loop().time()
+        if now < self._refresh_due:
+            return False
+        if self._check_store is not None:
+            await self._check_store()
+        is_changed = await self._registry.refresh(cluster)
+        self._refresh_due = now + self.interval_seconds
+        return is_changed
+
+    async def _try(self, what: str, chore: Awaitable[None]) -> None:
+        """Do one chore. A failure is logged once, and does not keep the other chores from being done."""
+        try:
+            await chore
+        except TieringError as error:
+            if what not in self._faults:
+                log.warning(what, error=str(error))
+            self._faults[what] = f"{what}: {error}"
+            self._store_faults.pop(what, None)
+            if isinstance(error, STORE_FAULTS):
+                self._store_faults[what] = self._faults[what]
+        else:
+            self._store_faults.pop(what, None)
+            if self._faults.pop(what, None) is not None:
+                log.info("no longer so", fault=what)

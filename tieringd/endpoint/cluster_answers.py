@@ -1,0 +1,382 @@
+"""
+The cluster as clients see it: one node, which is this endpoint, and the topics of the bucket.
+
+Leader epochs are those of the manifests. A request that names topics reads their manifests. A request for all
+topics gets the epochs that are already known, since it may be about tens of thousands of partitions.
+
+`DescriptionAnswers` answers admin tools: a topic's settings, as far as its manifest has them, and the content
+of the bucket. Nothing can be changed here, and no setting has an effect on this endpoint: it deletes nothing.
+The reported retention is the one that the topic had before tieringd managed it, if that is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+from kio.static.primitive import i32Timedelta
+
+from tieringd.endpoint.endpoint_settings import ADVERTISED, NODE_ID, ApiKey, EndpointSettings
+from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopic, ServedTopics
+from tieringd.errors import TieringError
+from tieringd.formats.kafka_wire.messages import made, response_module
+from tieringd.model.partition import TopicIdPartition
+
+NO_DELAY: Final = i32Timedelta.parse(timedelta(0))
+_UNKNOWN_EPOCH: Final = -1
+_READER_OPERATIONS: Final = 1 << 3 | 1 << 8 | 1 << 10
+"""READ, DESCRIBE and DESCRIBE_CONFIGS, as Kafka numbers its ACL operations."""
+_CLUSTER_OPERATIONS: Final = 1 << 8 | 1 << 10
+_NOT_ASKED: Final = -(2**31)
+_BROKERS: Final = 1
+"""The type of this endpoint in DescribeCluster. The other type is a controller."""
+_PATIENCE_SECONDS: Final = 3.0
+_MOST_PARTITIONS: Final = 2000
+"""In one response to DescribeTopicPartitions, as in Kafka."""
+
+_TOPIC: Final = 2
+_BROKER: Final = 4
+_OF_THE_TOPIC: Final = 1
+_DEFAULT: Final = 5
+_BOOLEAN, _LONG, _LIST = 1, 5, 7
+"""Kafka's types of settings."""
+_UNLIMITED: Final = "-1"
+_Setting: TypeAlias = tuple[str, str, int, int]
+"""Name, value, source and type of a setting."""
+
+
+class ClusterAnswers:
+    """ApiVersions, Metadata, DescribeCluster and DescribeTopicPartitions."""
+
+    def __init__(
+        self, topics: ServedTopics, partitions: ServedPartitions, settings: EndpointSettings
+    ) -> None:
+        self._topics = topics
+        self._partitions = partitions
+        self._settings = settings
+
+    async def api_versions(self, version: int, _request: Any) -> Any:
+        """Return the offered APIs and versions."""
+        module: Any = response_module(ApiKey.API_VERSIONS, version)
+        return made(
+            module.ApiVersionsResponse,
+            error_code=ErrorCode.none,
+            throttle_time=NO_DELAY,
+            api_keys=tuple(
+                module.ApiVersion(api_key=key, min_version=versions.start, max_version=versions.stop - 1)
+                for key, versions in sorted(ADVERTISED.items())
+            ),
+        )
+
+    async def metadata(self, version: int, request: Any) -> Any:
+        """Return this node, and the requested topics."""
+        await self._topics.ensure_fresh()
+        module: Any = response_module(ApiKey.METADATA, version)
+        operations = _NOT_ASKED
+        if getattr(request, "include_topic_authorized_operations", False):
+            operations = _READER_OPERATIONS
+        # Version 0 asks for all topics with an empty list, later versions with null.
+        if request.topics is None or (version == 0 and not request.topics):
+            found = [self._described(module, one, operations) for one in self._topics.all()]
+        else:
+            asked = [(getattr(one, "topic_id", None), one.name) for one in request.topics]
+            served = [self._asked_for(*one) for one in asked]
+            await self._read([one for one in served if one is not None])
+            found = [
+                _unknown(module, *asked_for) if one is None else self._described(module, one, operations)
+                for asked_for, one in zip(asked, served, strict=True)
+            ]
+        cluster_operations = getattr(request, "include_cluster_authorized_operations", False)
+        return made(
+            module.MetadataResponse,
+            throttle_time=NO_DELAY,
+            brokers=(made(module.MetadataResponseBroker, node_id=NODE_ID, **self._address(), rack=None),),
+            cluster_id=self._topics.cluster_id,
+            controller_id=NODE_ID,
+            topics=tuple(found),
+            cluster_authorized_operations=_CLUSTER_OPERATIONS if cluster_operations else _NOT_ASKED,
+            error_code=ErrorCode.none,
+        )
+
+    async def describe_cluster(self, version: int, request: Any) -> Any:
+        """Return this node."""
+        module: Any = response_module(ApiKey.DESCRIBE_CLUSTER, version)
+        is_meant = getattr(request, "endpoint_type", _BROKERS) == _BROKERS
+        broker = made(
+            module.DescribeClusterBroker, broker_id=NODE_ID, **self._address(), rack=None, is_fenced=False
+        )
+        asked = request.include_cluster_authorized_operations
+        return made(
+            module.DescribeClusterResponse,
+            throttle_time=NO_DELAY,
+            error_code=ErrorCode.none if is_meant else ErrorCode.mismatched_endpoint_type,
+            error_message=None if is_meant else "There is no controller: this serves an archive",
+            endpoint_type=_BROKERS,
+            cluster_id=self._topics.cluster_id,
+            controller_id=NODE_ID,
+            brokers=(broker,) if is_meant else (),
+            cluster_authorized_operations=_CLUSTER_OPERATIONS if asked else _NOT_ASKED,
+        )
+
+    async def describe_topic_partitions(self, version: int, request: Any) -> Any:
+        """Return partitions from the cursor on, up to the request's limit."""
+        await self._topics.ensure_fresh()
+        module: Any = response_module(ApiKey.DESCRIBE_TOPIC_PARTITIONS, version)
+        names = sorted({one.name for one in request.topics} or {one.name for one in self._topics.all()})
+        begin = ("", 0)
+        if request.cursor is not None:
+            begin = (request.cursor.topic_name, request.cursor.partition_index)
+        left = min(max(request.response_partition_limit, 1), _MOST_PARTITIONS)
+        found, following = [], None
+        for name in (name for name in names if name >= begin[0]):
+            topic = self._topics.by_name(name)
+            first = begin[1] if name == begin[0] else 0
+            if left <= 0:
+                following = module.Cursor(topic_name=name, partition_index=first)
+                break
+            if topic is None:
+                found.append(_unknown_partitions(module, name))
+                continue
+            numbers = range(first, min(topic.partition_count, first + left))
+            left -= len(numbers)
+            await self._read([topic], numbers)
+            found.append(self._partitions_of(module, topic, numbers))
+            if numbers.stop < topic.partition_count:
+                following = module.Cursor(topic_name=name, partition_index=numbers.stop)
+                break
+        return module.DescribeTopicPartitionsResponse(
+            throttle_time=NO_DELAY, topics=tuple(found), next_cursor=following
+        )
+
+    def _address(self) -> dict[str, Any]:
+        return {"host": self._settings.advertised_host, "port": self._settings.advertised_port}
+
+    def _asked_for(self, topic_id: UUID | None, name: str | None) -> ServedTopic | None:
+        if name is not None:
+            return self._topics.by_name(name)
+        return None if topic_id is None else self._topics.by_id(topic_id)
+
+    async def _read(self, topics: Iterable[ServedTopic], numbers: range | None = None) -> None:
+        """Read manifests that are not known yet, for a limited time. The others get no leader epoch."""
+        unknown = [
+            partition
+            for topic in topics
+            for number in numbers or range(topic.partition_count)
+            if (partition := topic.partition(number)) and self._partitions.known(partition) is None
+        ]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await self._partitions.ensure_fresh(unknown)
+
+    def _epoch(self, topic: ServedTopic, number: int) -> int:
+        partition = topic.partition(number)
+        manifest = None if partition is None else self._partitions.known(partition)
+        return _UNKNOWN_EPOCH if manifest is None else manifest.leader_epoch
+
+    def _described(self, module: Any, topic: ServedTopic, operations: int) -> Any:
+        partitions = tuple(
+            made(
+                module.MetadataResponsePartition,
+                error_code=ErrorCode.none,
+                partition_index=number,
+                leader_epoch=self._epoch(topic, number),
+                **_replicas(),
+            )
+            for number in range(topic.partition_count)
+        )
+        return made(
+            module.MetadataResponseTopic,
+            error_code=ErrorCode.none,
+            name=topic.name,
+            topic_id=topic.topic_id,
+            is_internal=False,
+            partitions=partitions,
+            topic_authorized_operations=operations,
+        )
+
+    def _partitions_of(self, module: Any, topic: ServedTopic, numbers: range) -> Any:
+        return module.DescribeTopicPartitionsResponseTopic(
+            error_code=ErrorCode.none,
+            name=topic.name,
+            topic_id=topic.topic_id,
+            is_internal=False,
+            topic_authorized_operations=_READER_OPERATIONS,
+            partitions=tuple(
+                module.DescribeTopicPartitionsResponsePartition(
+                    error_code=ErrorCode.none,
+                    partition_index=number,
+                    leader_epoch=self._epoch(topic, number),
+                    eligible_leader_replicas=(),
+                    last_known_elr=(),
+                    **_replicas(),
+                )
+                for number in numbers
+            ),
+        )
+
+
+def _replicas() -> dict[str, Any]:
+    return {
+        "leader_id": NODE_ID,
+        "replica_nodes": (NODE_ID,),
+        "isr_nodes": (NODE_ID,),
+        "offline_replicas": (),
+    }
+
+
+def _unknown(module: Any, topic_id: UUID | None, name: str | None) -> Any:
+    by_id = name is None
+    return made(
+        module.MetadataResponseTopic,
+        error_code=ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition,
+        name=name,
+        topic_id=topic_id if by_id else None,
+        is_internal=False,
+        partitions=(),
+        topic_authorized_operations=_NOT_ASKED,
+    )
+
+
+def _unknown_partitions(module: Any, name: str) -> Any:
+    return module.DescribeTopicPartitionsResponseTopic(
+        error_code=ErrorCode.unknown_topic_or_partition,
+        name=name,
+        topic_id=None,
+        is_internal=False,
+        topic_authorized_operations=_NOT_ASKED,
+        partitions=(),
+    )
+
+
+class DescriptionAnswers:
+    """DescribeConfigs and DescribeLogDirs."""
+
+    def __init__(
+        self, topics: ServedTopics, partitions: ServedPartitions, settings: EndpointSettings
+    ) -> None:
+        self._topics = topics
+        self._partitions = partitions
+        self._settings = settings
+
+    async def configs(self, version: int, request: Any) -> Any:
+        """Return the settings of topics. This node has no settings to show."""
+        await self._topics.ensure_fresh()
+        module: Any = response_module(ApiKey.DESCRIBE_CONFIGS, version)
+        return made(
+            module.DescribeConfigsResponse,
+            throttle_time=NO_DELAY,
+            results=tuple(self._resource(module, one) for one in request.resources),
+        )
+
+    async def log_dirs(self, version: int, request: Any) -> Any:
+        """Return the bucket as the only log directory."""
+        await self._topics.ensure_fresh()
+        module: Any = response_module(ApiKey.DESCRIBE_LOG_DIRS, version)
+        wanted: list[tuple[ServedTopic, Sequence[int]]] = []
+        if request.topics is None:
+            wanted = [(one, range(one.partition_count)) for one in self._topics.all()]
+        else:
+            for asked in request.topics:
+                topic = self._topics.by_name(asked.topic)
+                if topic is not None:
+                    wanted.append((topic, asked.partitions))
+        sizes = await self._sizes((topic, number) for topic, numbers in wanted for number in numbers)
+        topics = tuple(
+            module.DescribeLogDirsTopic(
+                name=topic.name,
+                partitions=tuple(
+                    module.DescribeLogDirsPartition(
+                        partition_index=number,
+                        partition_size=sizes[topic.name, number],
+                        offset_lag=0,
+                        is_future_key=False,
+                    )
+                    for number in numbers
+                    if (topic.name, number) in sizes
+                ),
+            )
+            for topic, numbers in wanted
+        )
+        directory = made(
+            module.DescribeLogDirsResult,
+            error_code=ErrorCode.none,
+            log_dir=f"remote://{self._settings.bucket}",
+            topics=topics,
+            total_bytes=-1,
+            usable_bytes=-1,
+        )
+        return made(
+            module.DescribeLogDirsResponse,
+            throttle_time=NO_DELAY,
+            error_code=ErrorCode.none,
+            results=(directory,),
+        )
+
+    async def _sizes(self, wanted: Iterable[tuple[ServedTopic, int]]) -> dict[tuple[str, int], int]:
+        """Return the archived bytes of those partitions whose manifests can be read in time."""
+        sizes: dict[tuple[str, int], int] = {}
+
+        async def measure(partition: TopicIdPartition) -> None:
+            with suppress(TieringError):
+                sizes[partition.topic, partition.partition] = await self._partitions.size_bytes(partition)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.answer_timeout_seconds), asyncio.TaskGroup() as tasks:
+                for topic, number in wanted:
+                    partition = topic.partition(number)
+                    if partition is not None:
+                        tasks.create_task(measure(partition))
+        return sizes
+
+    def _resource(self, module: Any, asked: Any) -> Any:
+        error, message = ErrorCode.none, None
+        settings: tuple[_Setting, ...] = ()
+        topic = self._topics.by_name(asked.resource_name) if asked.resource_type == _TOPIC else None
+        if topic is not None:
+            settings = _settings_of(topic)
+        elif asked.resource_type == _TOPIC:
+            error, message = ErrorCode.unknown_topic_or_partition, "The archive has no such topic"
+        elif asked.resource_type != _BROKER or asked.resource_name not in {"", str(NODE_ID)}:
+            error, message = ErrorCode.invalid_request, "An archive has the settings of its topics only"
+        keys = asked.configuration_keys
+        return module.DescribeConfigsResult(
+            error_code=error,
+            error_message=message,
+            resource_type=asked.resource_type,
+            resource_name=asked.resource_name,
+            configs=tuple(
+                made(
+                    module.DescribeConfigsResourceResult,
+                    name=name,
+                    value=value,
+                    read_only=True,
+                    is_default=source == _DEFAULT,
+                    config_source=source,
+                    is_sensitive=False,
+                    synonyms=(),
+                    config_type=kind,
+                    documentation=None,
+                )
+                for name, value, source, kind in settings
+                if keys is None or name in keys
+            ),
+        )
+
+
+def _settings_of(topic: ServedTopic) -> tuple[_Setting, ...]:
+    original = topic.manifest.original_retention
+
+    def limit(name: str, recorded: str | None) -> _Setting:
+        return (name, *((_UNLIMITED, _DEFAULT) if recorded is None else (recorded, _OF_THE_TOPIC)), _LONG)
+
+    return (
+        ("cleanup.policy", "delete", _DEFAULT, _LIST),
+        ("remote.storage.enable", "true", _OF_THE_TOPIC, _BOOLEAN),
+        limit("retention.bytes", original.retention_bytes if original else None),
+        limit("retention.ms", original.retention_ms if original else None),
+    )

@@ -1,0 +1,214 @@
+"""
+One client of an archive endpoint: one request at a time, each answered before the next is read.
+
+So a client that sends faster than it receives is not read, and answers keep their order.
+`api.RequestHandlers` interprets the requests. Records go from the cache's files to the socket.
+
+`RequestBuffer` collects a client's bytes until they are a whole request. Its memory grows with the bytes
+that have arrived, never with the announced size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from tieringd.endpoint.request_handlers import RequestHandlers
+from tieringd.errors import LocalFileError, ProtocolViolation
+from tieringd.formats.kafka_wire.pieces import size_of
+from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, RequestHead
+from tieringd.formats.kafka_wire.request_header import InspectedApi as Kafka
+from tieringd.gateway.connection import Shared
+from tieringd.gateway.connection_opening import host_of
+from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, wire_of
+
+log = structlog.get_logger(__name__)
+
+_MIN_REQUEST_BYTES: Final = HEAD.size - SIZE_BYTES
+_ALWAYS_HELD_BYTES: Final = 64 << 10
+"""How much of a request is held even if the budget is spent: requests of ordinary clients are smaller."""
+
+
+class RequestBuffer:
+    """The requests of one connection, one after another."""
+
+    def __init__(self, budget: MemoryBudget, *, max_request_bytes: int) -> None:
+        self._budget = budget
+        self._max_request_bytes = max_request_bytes
+        self._bytes = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def add(self, data: memoryview) -> None:
+        """
+        Take bytes that arrived.
+
+        Raises:
+            ProtocolViolation: There is no room for them.
+        """
+        if self._budget.is_spent and len(self._bytes) > _ALWAYS_HELD_BYTES:
+            raise ProtocolViolation(f"there is no room for a request of more than {len(self._bytes)} bytes")
+        self._bytes += data
+        self._budget.add(len(data))
+
+    def next(self) -> tuple[RequestHead, bytes] | None:
+        """
+        Take the first request out, if it is whole.
+
+        Raises:
+            ProtocolViolation: Its announced size is not that of a request.
+        """
+        if len(self._bytes) < HEAD.size:
+            return None
+        head = RequestHead.read(memoryview(bytes(self._bytes[: HEAD.size])))
+        if not _MIN_REQUEST_BYTES <= head.size <= self._max_request_bytes:
+            raise ProtocolViolation(
+                f"a request announces {head.size} bytes",
+                hint=f"Requests may have up to {self._max_request_bytes} bytes",
+            )
+        size = SIZE_BYTES + head.size
+        if len(self._bytes) < size:
+            return None
+        frame = bytes(self._bytes[:size])
+        del self._bytes[:size]
+        self._budget.give(size)
+        return head, frame
+
+    def close(self) -> None:
+        """Release the held bytes."""
+        self._budget.give(len(self._bytes))
+        self._bytes.clear()
+
+
+class EndpointConnection:
+    """A client's connection, from its first request to its end. *on_closed* is called once."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        shared: Shared,
+        on_closed: Callable[[EndpointConnection], None],
+        *,
+        api: RequestHandlers,
+    ) -> None:
+        self._shared = shared
+        self._on_closed = on_closed
+        self._api = api
+        self._loop = asyncio.get_running_loop()
+        self._requests = RequestBuffer(shared.budget, max_request_bytes=shared.settings.max_request_bytes)
+        self._task: asyncio.Task[None] | None = None
+        self._is_finishing = False
+        self._is_closed = False
+        self._received_bytes = 0
+        self._host = host_of(sock)
+        self._wire = wire_of(sock)(
+            sock,
+            self._loop,
+            shared.budget,
+            on_readable=self._on_readable,
+            on_drained=self._go_on,
+            on_lost=self.abort,
+            on_unreadable=self._on_unreadable,
+        )
+
+    @property
+    def moved_bytes(self) -> int:
+        """Return a number that grows whenever bytes are received or sent later."""
+        return self._received_bytes + self._wire.later_bytes
+
+    def start(self) -> None:
+        """Read requests from now on."""
+        self._wire.resume_reading()
+
+    def finish(self) -> None:
+        """Take no further request, and close when the current one has its answer."""
+        self._is_finishing = True
+        self._go_on()
+
+    def abort(self) -> None:
+        """Close at once. Closing twice is allowed."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+        self._wire.close()
+        self._requests.close()
+        self._on_closed(self)
+
+    def _on_readable(self) -> None:
+        size = self._wire.receive(self._shared.scratch)
+        if size == NOTHING_NOW:
+            return
+        if not size:
+            self.abort()
+            return
+        self._received_bytes += size
+        self._shared.counters.from_client_bytes += size
+        try:
+            self._requests.add(self._shared.scratch[:size])
+        except ProtocolViolation as error:
+            self._break(str(error))
+            return
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin the next request when the last answer was sent, or read until there is one."""
+        if self._is_closed or self._task is not None:
+            return
+        if not self._wire.is_drained:
+            self._wire.pause_reading()
+            return
+        if self._is_finishing:
+            self.abort()
+            return
+        try:
+            request = self._requests.next()
+        except ProtocolViolation as error:
+            self._break(str(error))
+            return
+        if request is None:
+            self._wire.resume_reading()
+            return
+        self._wire.pause_reading()
+        self._task = self._loop.create_task(self._answer(*request))
+        self._task.add_done_callback(self._on_done)
+
+    async def _answer(self, head: RequestHead, frame: bytes) -> None:
+        answer = await self._api.answer(head, memoryview(frame))
+        self._shared.counters.archived_answers += 1
+        size_bytes = size_of(answer.pieces) if head.api_key == Kafka.FETCH else 0
+        self._wire.send_pieces(answer.pieces, answer.release)
+        seconds = self._shared.rates.spend(self._host, size_bytes, now=self._loop.time())
+        if seconds:
+            self._shared.counters.delayed_answers += 1
+            await asyncio.sleep(seconds)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, ProtocolViolation):
+            self._break(str(error))
+            return
+        if error is not None:
+            self.abort()
+            # A programming error: the loop's exception handler reports it.
+            task.result()
+        self._go_on()
+
+    def _on_unreadable(self, error: LocalFileError) -> None:
+        log.warning("a client's answer is cut off: a cached file cannot be read", path=error.path)
+        self._break(str(error))
+
+    def _break(self, reason: str) -> None:
+        if not self._is_closed:
+            self._shared.counters.broken_connections += 1
+            log.info("a client's connection is closed", reason=reason)
+            self.abort()

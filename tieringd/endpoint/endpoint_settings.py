@@ -1,0 +1,73 @@
+"""
+The settings of an archive endpoint.
+
+`ApiKey` names the APIs that an archive endpoint offers, and `ADVERTISED` their versions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from tieringd.formats.kafka_wire.request_header import KNOWN_VERSIONS
+from tieringd.formats.kafka_wire.request_header import InspectedApi as GatewayApi
+
+NODE_ID = 0
+"""The id of the only node."""
+
+
+class ApiKey(IntEnum):
+    """The APIs that are answered."""
+
+    PRODUCE = 0
+    FETCH = 1
+    LIST_OFFSETS = 2
+    METADATA = 3
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    JOIN_GROUP = 11
+    API_VERSIONS = 18
+    INIT_PRODUCER_ID = 22
+    OFFSET_FOR_LEADER_EPOCH = 23
+    DESCRIBE_CONFIGS = 32
+    DESCRIBE_LOG_DIRS = 35
+    DESCRIBE_CLUSTER = 60
+    DESCRIBE_TOPIC_PARTITIONS = 75
+
+
+ADVERTISED: Final[dict[int, range]] = {
+    ApiKey.FETCH: KNOWN_VERSIONS[GatewayApi.FETCH],
+    ApiKey.LIST_OFFSETS: KNOWN_VERSIONS[GatewayApi.LIST_OFFSETS],
+    ApiKey.METADATA: range(14),
+    ApiKey.API_VERSIONS: KNOWN_VERSIONS[GatewayApi.API_VERSIONS],
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: KNOWN_VERSIONS[GatewayApi.OFFSET_FOR_LEADER_EPOCH],
+    ApiKey.DESCRIBE_CONFIGS: range(1, 5),
+    ApiKey.DESCRIBE_LOG_DIRS: KNOWN_VERSIONS[GatewayApi.DESCRIBE_LOG_DIRS],
+    ApiKey.DESCRIBE_CLUSTER: range(3),
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: range(1),
+    # The endpoint answers these with refusals (`refusals`).
+    ApiKey.PRODUCE: KNOWN_VERSIONS[GatewayApi.PRODUCE],
+    ApiKey.INIT_PRODUCER_ID: range(7),
+    ApiKey.FIND_COORDINATOR: range(7),
+    ApiKey.JOIN_GROUP: range(10),
+    ApiKey.OFFSET_COMMIT: range(2, 11),
+    ApiKey.OFFSET_FETCH: range(1, 11),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSettings:
+    """The endpoint's own address, and how long it waits."""
+
+    advertised_host: str
+    advertised_port: int
+    """Where clients that bootstrapped here connect next: this endpoint."""
+    bucket: str
+    sync_interval_seconds: float = 30.0
+    """How old the known state of the bucket may be."""
+    answer_timeout_seconds: float = 25.0
+    """For the object store, for one request. Clients give up after 30 seconds by default."""
+    longest_wait_seconds: float = 30.0
+    """For a Fetch at the end of the archive, whatever the client asks: a client that left is not noticed."""

@@ -1,0 +1,412 @@
+"""
+Fetch from the archive alone: batches as they were stored, and a wait at the archive's end.
+
+There are no sessions: every request names its partitions. If one partition cannot be read now, that
+partition gets a retriable error. Records lie in the cache's files and are not copied. Records that the
+cache did not take count against the budget of all connections.
+
+`PartitionReads` reads several partitions of one Fetch concurrently, and no partition keeps the others
+waiting. A late read goes on into the cache, for the client's next Fetch. A restored log may continue
+older archives (`reading.history`): their records are under the first leader epoch, as through a gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from tieringd.endpoint.endpoint_settings import EndpointSettings
+from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopics
+from tieringd.errors import ObjectNotFound, TieringError
+from tieringd.formats.kafka_wire.fetch import (
+    AskedFetch,
+    AskedPartition,
+    PartitionData,
+    RebuiltResponse,
+    asked_of,
+    composed,
+    session_of,
+)
+from tieringd.formats.kafka_wire.pieces import FileRegion
+from tieringd.formats.kafka_wire.request_header import RequestHead
+from tieringd.gateway.archive_answers import TRY_AGAIN, PartitionKey
+from tieringd.gateway.wire import MemoryBudget
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.policies.chunk_layout import part_holding
+from tieringd.reading.history import History
+from tieringd.reading.partition_reader import ArchivedBatches, HeldRead, PartitionReader
+
+log = structlog.get_logger(__name__)
+
+_HISTORY_SECONDS: Final = 0.2
+"""How long a read waits to learn where the history before its archive begins."""
+
+_SLOW_SECONDS: Final = 1.0
+"""After this time the records read so far go to the client, and the rest in its next Fetch."""
+_AT_ONCE: Final = 16
+"""How many partitions are read concurrently. Each may hold a chunk."""
+
+
+@dataclass(eq=False, slots=True)
+class PartitionRead(HeldRead):
+    """The state of the read of one partition."""
+
+    partition: TopicIdPartition
+    offset: int
+    bounds: PartitionManifest | None = None
+    """The manifest; None while it is not known."""
+    start_offset: int = -1
+    """Where the log begins, including its history. -1 while that is unknown, as clients expect."""
+    is_outside: bool = False
+    """Whether the offset is neither in the archive nor at its end."""
+    error: TieringError | None = None
+
+
+class PartitionReads:
+    """Read partitions for the endpoint's clients."""
+
+    def __init__(self, partitions: ServedPartitions, reader: PartitionReader, history: History) -> None:
+        self._partitions = partitions
+        self._reader = reader
+        self._history = history
+
+    async def read(
+        self,
+        wanted: Sequence[tuple[TopicIdPartition, int]],
+        *,
+        with_records: bool,
+        due_at: float,
+        deadline: float,
+    ) -> Sequence[PartitionRead]:
+        """
+        Read each partition at its offset, and return the reads' states when the response is due.
+
+        The response is due at *due_at* if a partition has records, and at *deadline* otherwise. Without
+        *with_records* only the bounds are read. The caller closes every read.
+        """
+        reads = [PartitionRead(partition, offset) for partition, offset in wanted]
+        tasks = [asyncio.create_task(self._run(read, with_records=with_records)) for read in reads]
+        pending = set(tasks)
+        loop = asyncio.get_running_loop()
+        try:
+            while pending:
+                until = due_at if any(read.held for read in reads) else deadline
+                done, pending = await asyncio.wait(
+                    pending, timeout=max(0, until - loop.time()), return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    # Raises programming errors. Errors that clients can be told are kept in the read.
+                    task.result()
+                if not done:
+                    break
+        except BaseException:
+            await _ended(tasks)
+            for read in reads:
+                read.close()
+            raise
+        await _ended(pending)
+        return reads
+
+    async def _run(self, read: PartitionRead, *, with_records: bool) -> None:
+        try:
+            manifest = await self._partitions.reaching(read.partition, read.offset)
+            source = await self._source(read, manifest, is_fresh=False)
+            if source is None or not with_records:
+                return
+            try:
+                read.held = await self._reader.hold(source, read.offset)
+            except ObjectNotFound:
+                newest = await self._partitions.newest(read.partition)
+                source = await self._source(read, newest, is_fresh=True)
+                if source is not None:
+                    read.held = await self._reader.hold(source, read.offset)
+        except TieringError as error:
+            read.error = error
+
+    async def _source(
+        self, read: PartitionRead, manifest: PartitionManifest, *, is_fresh: bool
+    ) -> PartitionManifest | None:
+        """Record the bounds, and return the archive that has the offset, or None if no archive has it."""
+        read.bounds, read.is_history, read.is_outside = manifest, False, False
+        if read.offset >= manifest.start_offset:
+            read.start_offset = await self._start_of(manifest)
+            if read.offset < manifest.next_offset:
+                return manifest
+        else:
+            parts = await self._history.parts(
+                manifest.partition, start_offset=manifest.start_offset, is_fresh=is_fresh
+            )
+            read.is_history = True
+            read.start_offset = parts[0].start_offset if parts else manifest.start_offset
+            part = part_holding(parts, read.offset)
+            if part is not None:
+                return part
+        read.is_outside = read.offset != manifest.next_offset
+        return None
+
+    async def _start_of(self, manifest: PartitionManifest) -> int:
+        """Return where a log begins; -1 if its history, which the read does not need, is not known soon."""
+        if manifest.start_offset == 0:
+            return 0
+        try:
+            async with asyncio.timeout(_HISTORY_SECONDS):
+                parts = await self._history.parts(manifest.partition, start_offset=manifest.start_offset)
+        except (TieringError, TimeoutError):
+            return -1
+        return parts[0].start_offset if parts else manifest.start_offset
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]] | set[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _nothing() -> None:
+    """Do nothing: there is nothing to release."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """The result of reading for one request so far."""
+
+    left_bytes: int
+    answers: dict[PartitionKey, PartitionData] = field(default_factory=dict)
+    held: list[ArchivedBatches] = field(default_factory=list)
+    size_bytes: int = 0
+    in_memory_bytes: int = 0
+    has_error: bool = False
+
+    def release(self) -> None:
+        """Release all held batches."""
+        for one in self.held:
+            one.close()
+        self.held.clear()
+
+
+class FetchAnswers:
+    """Answers to Fetch. Keeps no state between requests."""
+
+    def __init__(
+        self,
+        topics: ServedTopics,
+        partitions: ServedPartitions,
+        reader: PartitionReader,
+        settings: EndpointSettings,
+        *,
+        budget: MemoryBudget,
+        history: History,
+        bytes_max: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        """
+        Keep the arguments.
+
+        A response has at most *bytes_max* bytes of records; only a first batch may be larger.
+        """
+        self._topics = topics
+        self._partitions = partitions
+        self._reads = PartitionReads(partitions, reader, history)
+        self._settings = settings
+        self._budget = budget
+        self._bytes_max = bytes_max
+
+    async def fetch(self, head: RequestHead, frame: memoryview) -> tuple[RebuiltResponse, Callable[[], None]]:
+        """
+        Return the whole response, and the function to call after sending or on failure.
+
+        Raises:
+            ProtocolViolation: It is not a Fetch request of its version.
+        """
+        if session_of(frame, head):
+            # The session is one of a broker that had this address before.
+            code = ErrorCode.fetch_session_id_not_found.value
+            return composed(head.correlation_id, head.version, {}, error_code=code), _nothing
+        asked = asked_of(frame, head)
+        reading = await self._read_or_wait(asked)
+        topics: dict[str | UUID, dict[int, PartitionData]] = {}
+        for (topic, number), answer in reading.answers.items():
+            topics.setdefault(topic, {})[number] = answer
+        return composed(head.correlation_id, head.version, topics), reading.release
+
+    async def _read_or_wait(self, asked: AskedFetch) -> _Reading:
+        """Return the records when there are enough, or when the client has waited long enough."""
+        loop = asyncio.get_running_loop()
+        wait_seconds = min(max(asked.max_wait_ms, 0) / 1000, self._settings.longest_wait_seconds)
+        deadline = loop.time() + wait_seconds
+        enough = min(asked.min_bytes, self._bytes_max())
+        served = [found for topic, number in asked.partitions if (found := self._partition(topic, number))]
+        with self._partitions.watching(served) as changed:
+            while True:
+                # Cleared before the read, so that no change is missed.
+                changed.clear()
+                reading = await self._read(asked, served)
+                left_seconds = 0 if self._partitions.is_ending else deadline - loop.time()
+                if reading.has_error or reading.size_bytes >= enough or left_seconds <= 0:
+                    return reading
+                reading.release()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left_seconds, self._settings.sync_interval_seconds)):
+                        await changed.wait()
+
+    def _partition(self, topic: str | UUID, number: int) -> TopicIdPartition | None:
+        found = self._topics.find(topic)
+        return None if found is None else found.partition(number)
+
+    async def _read(self, asked: AskedFetch, partitions: Sequence[TopicIdPartition]) -> _Reading:
+        loop = asyncio.get_running_loop()
+        begun_at = loop.time()
+        deadline = begun_at + self._settings.answer_timeout_seconds
+        reading = _Reading(int(min(asked.max_bytes, self._bytes_max())))
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self._partitions.ensure_fresh(partitions)
+        due_at = begun_at + _SLOW_SECONDS
+        try:
+            items = list(asked.partitions.items())
+            for begin in range(0, len(items), _AT_ONCE):
+                known: list[tuple[PartitionKey, AskedPartition, TopicIdPartition]] = []
+                for key, wanted in items[begin : begin + _AT_ONCE]:
+                    served = self._partition(*key)
+                    if served is None:
+                        reading.answers[key] = _failed(reading, self._unknown(key))
+                    else:
+                        known.append((key, wanted, served))
+                is_late = bool(reading.size_bytes) and loop.time() > due_at
+                is_over = is_late or (reading.left_bytes <= 0 and bool(reading.size_bytes))
+                reads = await self._reads.read(
+                    [(served, wanted.fetch_offset) for _, wanted, served in known],
+                    with_records=not is_over,
+                    due_at=due_at,
+                    # Records that are ready do not wait longer for the other partitions.
+                    deadline=min(deadline, due_at) if reading.size_bytes else deadline,
+                )
+                try:
+                    has_records = bool(reading.size_bytes) or any(read.held for read in reads)
+                    for (key, wanted, _), read in zip(known, reads, strict=True):
+                        reading.answers[key] = self._answer(
+                            reading,
+                            read,
+                            wanted,
+                            has_records=has_records,
+                            read_committed=asked.read_committed,
+                        )
+                finally:
+                    for read in reads:
+                        read.close()
+        except BaseException:
+            reading.release()
+            raise
+        # In the order of the request, as brokers answer.
+        reading.answers = {key: reading.answers[key] for key in asked.partitions}
+        return reading
+
+    def _unknown(self, key: PartitionKey) -> ErrorCode:
+        if isinstance(key[0], UUID) and self._topics.find(key[0]) is None:
+            return ErrorCode.unknown_topic_id
+        return ErrorCode.unknown_topic_or_partition
+
+    def _answer(
+        self,
+        reading: _Reading,
+        read: PartitionRead,
+        wanted: AskedPartition,
+        *,
+        has_records: bool,
+        read_committed: bool,
+    ) -> PartitionData:
+        bounds = read.bounds or self._partitions.known(read.partition)
+        is_late = bounds is None or (
+            read.held is None and not has_records and read.offset != bounds.next_offset
+        )
+        if read.is_outside:
+            return _failed(reading, ErrorCode.offset_out_of_range, bounds, read.start_offset)
+        if bounds is None or is_late or read.error is not None:
+            return _not_now(reading, read, read.error)
+        if read.held is None or (reading.left_bytes <= 0 and reading.size_bytes):
+            return _found(bounds, None, read.start_offset, read_committed=read_committed)
+        batches: ArchivedBatches | None
+        try:
+            batches = read.take(
+                size_bytes_max=min(reading.left_bytes, wanted.max_bytes),
+                needs_a_batch=not reading.size_bytes,
+            )
+        except TieringError as error:
+            return _not_now(reading, read, error)
+        if self._has_room(reading, batches):
+            reading.held.append(batches)
+            reading.size_bytes += batches.size_bytes
+            reading.left_bytes -= batches.size_bytes
+        else:
+            batches.close()
+            batches = None
+        return _found(bounds, batches, read.start_offset, read_committed=read_committed)
+
+    def _has_room(self, reading: _Reading, batches: ArchivedBatches) -> bool:
+        """Say whether records in memory may stay there. Records in files take no memory."""
+        if batches.data is None:
+            return True
+        held_bytes = self._budget.used + reading.in_memory_bytes
+        # The first ones may exceed the limit. Otherwise a batch above it could never be sent.
+        if held_bytes and held_bytes + batches.size_bytes > self._budget.limit:
+            return False
+        reading.in_memory_bytes += batches.size_bytes
+        return True
+
+
+def _not_now(reading: _Reading, read: PartitionRead, error: TieringError | None) -> PartitionData:
+    log.warning(
+        "archived records cannot be read now",
+        partition=str(read.partition),
+        offset=read.offset,
+        error="they did not come in time" if error is None else str(error),
+    )
+    return _failed(reading, TRY_AGAIN)
+
+
+def _failed(
+    reading: _Reading,
+    error: ErrorCode,
+    manifest: PartitionManifest | None = None,
+    log_start_offset: int = -1,
+) -> PartitionData:
+    reading.has_error = True
+    if manifest is None:
+        return PartitionData(-1, -1, -1, error_code=error.value)
+    return PartitionData(manifest.next_offset, manifest.next_offset, log_start_offset, error_code=error.value)
+
+
+def _found(
+    manifest: PartitionManifest,
+    batches: ArchivedBatches | None,
+    log_start_offset: int,
+    *,
+    read_committed: bool,
+) -> PartitionData:
+    aborted = None
+    if read_committed:
+        aborted = tuple((one.producer_id, one.first_offset) for one in (batches.aborted if batches else ()))
+    return PartitionData(
+        high_watermark=manifest.next_offset,
+        last_stable_offset=manifest.next_offset,
+        log_start_offset=log_start_offset,
+        records=_pieces(batches),
+        aborted=aborted,
+    )
+
+
+def _pieces(batches: ArchivedBatches | None) -> tuple[FileRegion | memoryview, ...]:
+    if batches is None or not batches.size_bytes:
+        return ()
+    if batches.file is not None:
+        file = batches.file
+        return (FileRegion(file.fd, file.position, file.size_bytes, batches.mark_corrupt),)
+    return () if batches.data is None else (batches.data,)

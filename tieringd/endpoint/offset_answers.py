@@ -1,0 +1,199 @@
+"""
+ListOffsets and OffsetForLeaderEpoch, from manifests and, for a timestamp, from records.
+
+All archived records were below the last stable offset, so both isolation levels see the same end: the
+end of the archive. No record is local, so the earliest local offset is the end as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, Final
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from tieringd.archive.record_reader import RecordReader
+from tieringd.endpoint.cluster_answers import NO_DELAY
+from tieringd.endpoint.endpoint_settings import ApiKey, EndpointSettings
+from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopics
+from tieringd.errors import ObjectNotFound, TieringError
+from tieringd.formats.kafka_wire.messages import made, response_module
+from tieringd.gateway.archive_answers import (
+    EARLIEST,
+    EARLIEST_PENDING_UPLOAD,
+    LATEST,
+    LATEST_TIERED,
+    MAX_TIMESTAMP,
+    TRY_AGAIN,
+    ListedOffset,
+)
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.policies.epoch_history import end_offset_for, epoch_at
+from tieringd.reading.history import History
+
+log = structlog.get_logger(__name__)
+
+EARLIEST_LOCAL: Final = -4
+_NOTHING: Final = ListedOffset(-1)
+
+
+class OffsetAnswers:
+    """Where archived logs begin and end, and the offsets of timestamps and leader epochs."""
+
+    def __init__(
+        self,
+        topics: ServedTopics,
+        partitions: ServedPartitions,
+        records: RecordReader,
+        settings: EndpointSettings,
+        *,
+        history: History,
+    ) -> None:
+        self._topics = topics
+        self._partitions = partitions
+        self._records = records
+        self._settings = settings
+        self._history = history
+
+    async def list_offsets(self, version: int, request: Any) -> Any:
+        """Return an offset for each partition's timestamp."""
+        module: Any = response_module(ApiKey.LIST_OFFSETS, version)
+        asked_for = [
+            (topic.name, one.partition_index) for topic in request.topics for one in topic.partitions
+        ]
+        deadline = await self._ensure_fresh(asked_for)
+        topics = []
+        for topic in request.topics:
+            answers = []
+            for asked in topic.partitions:
+                error, found = await self._listed(
+                    topic.name, asked.partition_index, int(asked.timestamp), deadline=deadline
+                )
+                answers.append(
+                    made(
+                        module.ListOffsetsPartitionResponse,
+                        partition_index=asked.partition_index,
+                        error_code=error,
+                        timestamp=found.timestamp_ms,
+                        offset=found.offset,
+                        leader_epoch=found.leader_epoch,
+                    )
+                )
+            topics.append(module.ListOffsetsTopicResponse(name=topic.name, partitions=tuple(answers)))
+        return made(module.ListOffsetsResponse, throttle_time=NO_DELAY, topics=tuple(topics))
+
+    async def offset_for_leader_epoch(self, version: int, request: Any) -> Any:
+        """Return where each leader epoch ends."""
+        module: Any = response_module(ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
+        asked_for = [(topic.topic, one.partition) for topic in request.topics for one in topic.partitions]
+        deadline = await self._ensure_fresh(asked_for)
+        topics = []
+        for topic in request.topics:
+            answers = []
+            for asked in topic.partitions:
+                error, (leader_epoch, end_offset) = await self._epoch_end(
+                    topic.topic, asked.partition, asked.leader_epoch, deadline=deadline
+                )
+                answers.append(
+                    module.EpochEndOffset(
+                        partition=asked.partition,
+                        error_code=error,
+                        leader_epoch=leader_epoch,
+                        end_offset=end_offset,
+                    )
+                )
+            topics.append(module.OffsetForLeaderTopicResult(topic=topic.topic, partitions=tuple(answers)))
+        return module.OffsetForLeaderEpochResponse(throttle_time=NO_DELAY, topics=tuple(topics))
+
+    async def _ensure_fresh(self, asked: Iterable[tuple[str, int]]) -> float:
+        """Read all manifests that are due, concurrently. Return the time at which the response is due."""
+        deadline = asyncio.get_running_loop().time() + self._settings.answer_timeout_seconds
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self._partitions.ensure_fresh(
+                    found for topic, number in asked if (found := self._partition(topic, number))
+                )
+        return deadline
+
+    def _partition(self, topic: str, number: int) -> TopicIdPartition | None:
+        served = self._topics.by_name(topic)
+        return None if served is None else served.partition(number)
+
+    async def _listed(
+        self, topic: str, number: int, timestamp: int, *, deadline: float
+    ) -> tuple[ErrorCode, ListedOffset]:
+        partition = self._partition(topic, number)
+        if partition is None:
+            return ErrorCode.unknown_topic_or_partition, _NOTHING
+        try:
+            async with asyncio.timeout_at(deadline):
+                manifest = await self._partitions.manifest(partition)
+                try:
+                    return ErrorCode.none, await self._offset(manifest, timestamp)
+                except ObjectNotFound:
+                    return ErrorCode.none, await self._offset(
+                        await self._partitions.newest(partition), timestamp, is_fresh=True
+                    )
+        except (TieringError, TimeoutError) as error:
+            _warn(partition, error)
+            return TRY_AGAIN, _NOTHING
+
+    async def _offset(
+        self, manifest: PartitionManifest, timestamp: int, *, is_fresh: bool = False
+    ) -> ListedOffset:
+        match timestamp:
+            case n if n in {LATEST, EARLIEST_LOCAL, EARLIEST_PENDING_UPLOAD}:
+                return _at(manifest, manifest.next_offset)
+            case n if n == LATEST_TIERED:
+                last_offset = manifest.last_offset
+                return _NOTHING if last_offset is None else _at(manifest, last_offset)
+        parts = await self._history.parts(
+            manifest.partition, start_offset=manifest.start_offset, is_fresh=is_fresh
+        )
+        archives = (*parts, manifest)
+        if timestamp == EARLIEST:
+            return _at(archives[0], archives[0].start_offset)
+        if timestamp == MAX_TIMESTAMP:
+            times = [await self._records.latest_timestamp_ms(one) for one in archives]
+            timestamp = max((time for time in times if time is not None), default=-1)
+        for archive in archives if timestamp >= 0 else ():
+            record = await self._records.first_record_at(archive, timestamp)
+            if record is not None:
+                return ListedOffset(record.offset, record.timestamp_ms, _epoch(archive, record.offset))
+        return _NOTHING
+
+    async def _epoch_end(
+        self, topic: str, number: int, leader_epoch: int, *, deadline: float
+    ) -> tuple[ErrorCode, tuple[int, int]]:
+        partition = self._partition(topic, number)
+        if partition is None:
+            return ErrorCode.unknown_topic_or_partition, (-1, -1)
+        try:
+            async with asyncio.timeout_at(deadline):
+                manifest = await self._partitions.manifest(partition)
+        except (TieringError, TimeoutError) as error:
+            _warn(partition, error)
+            return TRY_AGAIN, (-1, -1)
+        end = end_offset_for(manifest.epochs, leader_epoch, log_end_offset=manifest.next_offset)
+        return ErrorCode.none, end or (-1, -1)
+
+
+def _at(manifest: PartitionManifest, offset: int) -> ListedOffset:
+    return ListedOffset(offset, leader_epoch=_epoch(manifest, offset))
+
+
+def _epoch(manifest: PartitionManifest, offset: int) -> int:
+    epoch = epoch_at(manifest.epochs, offset)
+    return -1 if epoch is None else epoch
+
+
+def _warn(partition: TopicIdPartition, error: Exception) -> None:
+    log.warning(
+        "an offset cannot be looked up now",
+        partition=str(partition),
+        error=str(error) or type(error).__name__,
+    )

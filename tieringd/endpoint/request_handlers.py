@@ -1,0 +1,86 @@
+"""
+The requests that an archive endpoint answers, and which part answers them.
+
+The endpoint offers the requests that a reader needs, and a few others that it refuses with an error. Any
+other request closes the connection, as a broker does with unknown requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tieringd.endpoint.cluster_answers import ClusterAnswers, DescriptionAnswers
+from tieringd.endpoint.endpoint_settings import ADVERTISED, ApiKey
+from tieringd.endpoint.fetch_answers import FetchAnswers
+from tieringd.endpoint.offset_answers import OffsetAnswers
+from tieringd.endpoint.refusals import Refusals
+from tieringd.errors import ProtocolViolation
+from tieringd.formats.kafka_wire import request_header
+from tieringd.formats.kafka_wire.messages import decode_request, encode_response
+from tieringd.formats.kafka_wire.pieces import Piece
+from tieringd.formats.kafka_wire.request_header import RequestHead
+
+
+def _nothing() -> None:
+    """Do nothing: there is nothing to release."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointResponse:
+    """A whole response. *release* is called once, after sending or on failure."""
+
+    pieces: tuple[Piece, ...]
+    release: Callable[[], None] = _nothing
+
+
+class RequestHandlers:
+    """The handlers of all requests of an endpoint."""
+
+    def __init__(
+        self,
+        *,
+        cluster: ClusterAnswers,
+        offsets: OffsetAnswers,
+        fetch: FetchAnswers,
+        description: DescriptionAnswers,
+        refusals: Refusals,
+    ) -> None:
+        self._fetch = fetch
+        self._handlers: Final[dict[int, Callable[[int, Any], Coroutine[Any, Any, Any]]]] = {
+            ApiKey.METADATA: cluster.metadata,
+            ApiKey.API_VERSIONS: cluster.api_versions,
+            ApiKey.DESCRIBE_CLUSTER: cluster.describe_cluster,
+            ApiKey.DESCRIBE_TOPIC_PARTITIONS: cluster.describe_topic_partitions,
+            ApiKey.LIST_OFFSETS: offsets.list_offsets,
+            ApiKey.OFFSET_FOR_LEADER_EPOCH: offsets.offset_for_leader_epoch,
+            ApiKey.DESCRIBE_CONFIGS: description.configs,
+            ApiKey.DESCRIBE_LOG_DIRS: description.log_dirs,
+            ApiKey.PRODUCE: refusals.produce,
+            ApiKey.INIT_PRODUCER_ID: refusals.init_producer_id,
+            ApiKey.FIND_COORDINATOR: refusals.find_coordinator,
+            ApiKey.JOIN_GROUP: refusals.join_group,
+            ApiKey.OFFSET_COMMIT: refusals.offset_commit,
+            ApiKey.OFFSET_FETCH: refusals.offset_fetch,
+        }
+
+    async def answer(self, head: RequestHead, frame: memoryview) -> EndpointResponse:
+        """
+        Answer one whole request.
+
+        Raises:
+            ProtocolViolation: The request cannot be read, or the endpoint does not offer its API and version.
+        """
+        if head.version not in ADVERTISED.get(head.api_key, ()):
+            if head.api_key == ApiKey.API_VERSIONS:
+                return EndpointResponse((request_header.unsupported(head.correlation_id),))
+            raise ProtocolViolation(
+                f"a client asks version {head.version} of API {head.api_key}, which an archive without a "
+                "broker does not have"
+            )
+        if head.api_key == ApiKey.FETCH:
+            response, release = await self._fetch.fetch(head, frame)
+            return EndpointResponse(response.pieces, release)
+        message = await self._handlers[head.api_key](head.version, decode_request(frame, head))
+        return EndpointResponse((encode_response(head.correlation_id, message),))

@@ -1,0 +1,82 @@
+"""
+Records the values that a topic begins with when it is first seen; they hold from then on.
+
+These are the cluster's defaults for remote write and read and, for a topic that is created with tiering
+on, the local target that follows from the retention its creator set. Topics that existed before tieringd
+keep their local properties, and so do those whose tiering is switched on later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tieringd.broker.base import Broker
+from tieringd.config import TopicConfig
+from tieringd.formats.object_keys import TopicKey
+from tieringd.formats.topic_manifest import TieringDefaults
+from tieringd.policies.local_retention import UNLIMITED, RequestedRetention, initial_retention
+from tieringd.topics.topic_registry import TopicRegistry
+
+
+class TopicDefaultsRecorder:
+    """Record the values that topics begin with. One task at a time calls `step`."""
+
+    def __init__(self, broker: Broker, registry: TopicRegistry) -> None:
+        self._broker = broker
+        self._registry = registry
+        self._are_new: bool | None = None
+        """
+        Whether a topic without a record is new. False while a cluster's topics are recorded for the first
+        time; None before the first step.
+        """
+
+    async def step(
+        self, unrecorded_topics: Mapping[TopicKey, TopicConfig], defaults: TieringDefaults
+    ) -> None:
+        """
+        Record *unrecorded_topics*, with the cluster's current values as *defaults*.
+
+        Raises:
+            BrokerUnavailable: Try again in the next round.
+            StorageUnavailable: Try again in the next round.
+        """
+        if self._are_new is None:
+            self._are_new = self._registry.has_records
+        for key, config in unrecorded_topics.items():
+            begins_with = defaults
+            if self._are_new and config.remote_write:
+                begins_with = _with_local_target(defaults, await self._broker.topic_overrides(key.topic))
+            await self._registry.record_defaults(key, begins_with)
+        self._are_new = True
+
+
+def _with_local_target(defaults: TieringDefaults, overrides: Mapping[str, str]) -> TieringDefaults:
+    requested = RequestedRetention(
+        retention_ms=_limit(overrides, "retention.ms"),
+        retention_bytes=_limit(overrides, "retention.bytes"),
+        local_target_ms=_limit(overrides, "retention.local.target.ms"),
+        local_target_bytes=_limit(overrides, "retention.local.target.bytes"),
+    )
+    target = initial_retention(requested).local_target
+    return replace(
+        defaults,
+        local_target_ms=_recorded(requested.retention_ms, requested.local_target_ms, target.target_ms),
+        local_target_bytes=_recorded(
+            requested.retention_bytes, requested.local_target_bytes, target.target_bytes
+        ),
+    )
+
+
+def _recorded(total: int | None, local: int | None, target: int | None) -> int | None:
+    """Return what to record for one kind of limit: None where the creator set none."""
+    if total is None and local is None:
+        return None
+    return UNLIMITED if target is None else target
+
+
+def _limit(overrides: Mapping[str, str], name: str) -> int | None:
+    """Return one of the limits set on a topic; the broker has validated them."""
+    text = overrides.get(name, "").strip()
+    return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else None
