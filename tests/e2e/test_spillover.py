@@ -11,7 +11,7 @@ from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import SEGMENTS, consumed
 from tests.support.daemon import kafka_config, run_json, running_daemon, write_config
 
-_RECORDS = 1250
+_RECORDS = 2500
 _VALUES = [b"%d" % number for number in range(_RECORDS)]
 _TINY = SEGMENTS | {"segment.index.bytes": "96", "index.interval.bytes": "0"}
 """Segments of a dozen batches: the broker begins another one when an index is full."""
@@ -39,7 +39,7 @@ def config_of(behind, seaweedfs, tmp_path, prefix):
             prefix=prefix,
             topics={topic: tiered},
             gateway=behind.gateway_config,
-            cloud_storage_target_manifest_size_bytes="2KiB",
+            cloud_storage_target_manifest_size_bytes="4KiB",
             cloud_storage_housekeeping_interval_ms="500ms",
             archive_delete_delay_ms="500ms",
         )
@@ -102,9 +102,9 @@ async def test_history_beyond_its_manifest(behind, fresh, config_of, objects, to
         daemon.until_rounds(10)
         manifest = archived_manifest(objects, topic)
         assert manifest.spillover.segments > 32
-        assert manifest.segment_count > 75
+        assert manifest.segment_count > 150
         local = await consumed(cluster, topic, "read_uncommitted")
-        assert len(local) < _RECORDS - 500
+        assert len(local) < _RECORDS - 1000
         assert await consumed(through, topic, "read_uncommitted") == before
         assert read_log(config, topic) == before
         assert read_records(config, topic) == before[: manifest.next_offset]
