@@ -13,7 +13,11 @@ from tests.support.examples import load_profile
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytest_plugins = ["tests.support.suite_report", "tests.support.shared_brokers"]
+pytest_plugins = [
+    "tests.support.suite_report",
+    "tests.support.shared_brokers",
+    "tests.support.ended_fixtures",
+]
 
 load_profile()
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.support.kafka_jars import jar_directory
+from tests.support.spark_workers import interpreter
 
 QUICK: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
@@ -47,8 +48,8 @@ def options_with(archive: Path) -> list[str]:
 
 
 def spark_environment() -> dict[str, str]:
-    """Return the environment variables with these options for the JVMs of PySpark's sessions and commands."""
-    return {
+    """Return the environment variables for a quick start of PySpark's sessions and commands."""
+    return interpreter() | {
         # For a first JVM, which computes the command line of the second one.
         "SPARK_LAUNCHER_OPTS": " ".join(QUICK),
         "SPARK_SUBMIT_OPTS": " ".join(options_with(spark_archive())),

@@ -31,7 +31,7 @@ def running_spark(
     if shutil.which("java") is None:
         raise RuntimeError("Spark needs Java 17: apt-get install openjdk-17-jre-headless")
     used(f"PySpark {pyspark.__version__}")
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # Without this, Spark resolves the machine's host name, which fails on some machines.
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, dict.fromkeys(sys.path)))

@@ -47,13 +47,31 @@ SHARED: Final = {
         "tests/e2e/test_storage_commands.py::test_commands_beside_a_follower_tell_what_is_known_there",
         "tests/integration/test_kafka_replicas.py",
     ),
+    "a broker behind a gateway": (
+        "tests/e2e/test_compaction.py",
+        "tests/e2e/test_gateway.py",
+        "tests/e2e/test_merging.py",
+        "tests/integration/test_gateway_clients.py",
+    ),
+    "a broker to restore into": (
+        "tests/e2e/test_data_archiving.py",
+        "tests/e2e/test_recover.py",
+        "tests/e2e/test_recover_cluster.py",
+        "tests/e2e/test_spillover.py",
+    ),
+    "a Spark session": ("tests/e2e/spark/",),
     "guarded brokers": (
         "tests/integration/test_client_quotas.py",
         "tests/integration/test_kafka_broker.py",
         "tests/integration/test_kafka_log_dirs.py",
     ),
 }
-"""Clusters that start once, with prefixes of the node ids of their tests. One worker runs all of a group."""
+"""
+What starts once for many tests, with prefixes of the node ids of its tests. One worker runs all of a group,
+and a test belongs to the first group that fits. `ended_fixtures` ends it after the group.
+"""
+WITH_PROCESSES: Final = ("tests/e2e/", "tests/integration/")
+"""Folders whose tests come first: their brokers and servers end before the others begin."""
 LONG_TEST_SECONDS: Final = 15
 LONG_FILE_SECONDS: Final = 30
 _SECONDS_BETWEEN_LINES: Final = 20
@@ -190,16 +208,21 @@ def resource_group(test: str) -> str:
 
 
 def longest_first(items: list[pytest.Item], seconds: Mapping[str, float]) -> list[pytest.Item]:
-    """Return *items* with the slowest groups first. Tests of a group keep their order."""
+    """
+    Return *items* with the slowest groups first, and those of processes before all others.
+
+    Tests of a group keep their order.
+    """
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(resource_group(item.nodeid), []).append(item)
 
-    def took(group: str) -> float:
+    def rank(group: str) -> tuple[bool, float]:
         files = {_file_of(item.nodeid) for item in groups[group]}
-        return sum(seconds.get(file, 0.0) for file in files)
+        has_processes = any(file.startswith(WITH_PROCESSES) for file in files)
+        return has_processes, sum(seconds.get(file, 0.0) for file in files)
 
-    return [item for group in sorted(groups, key=took, reverse=True) for item in groups[group]]
+    return [item for group in sorted(groups, key=rank, reverse=True) for item in groups[group]]
 
 
 def _file_of(test: str) -> str:

@@ -15,6 +15,33 @@ from tests.support.suite_report import resource_group
 ROOT = Path(__file__).parents[2]
 BROKERS = ("tests/e2e/test_cluster_storm.py", "tests/integration/test_kafka_replicas.py")
 PLAIN = ("tests/unit/test_one.py", "tests/unit/test_two.py", "tests/unit/test_three.py")
+CONFTEST = """
+from pathlib import Path
+
+import pytest
+
+def log(line):
+    with Path({log!r}).open("a") as file:
+        file.write(line + "\\n")
+
+@pytest.fixture(scope="session")
+def behind():
+    log("behind begins")
+    yield
+    log("behind ends")
+
+@pytest.fixture(scope="session")
+def kafka():
+    log("kafka begins")
+    yield
+    log("kafka ends")
+
+@pytest.fixture(scope="session")
+def samples(kafka):
+    log("samples begin")
+    yield
+    log("samples end")
+"""
 FILE = """
 import os
 from pathlib import Path
@@ -82,3 +109,41 @@ def test_tests_that_use_the_three_brokers_are_listed():
     }
     assert found
     assert {one for one in found if resource_group(one) != "three brokers"} == set()
+
+
+def test_shared_brokers_end_before_tests_without_them(tmp_path):
+    """An idle broker takes time from all other tests. One that is needed again starts again."""
+    fixtures = {
+        "tests/e2e/test_gateway.py": "behind",
+        "tests/e2e/test_a.py": "samples",
+        "tests/integration/test_b.py": "tmp_path",
+        "tests/unit/test_c.py": "tmp_path",
+        "tests/unit/test_d.py": "kafka",
+    }
+    log = tmp_path / "log"
+    for name, fixture in fixtures.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            f"def test_it({fixture}):\n    with open({str(log)!r}, 'a') as log:\n"
+            f"        log.write({path.name!r} + '\\n')\n"
+        )
+    (tmp_path / "conftest.py").write_text(CONFTEST.format(log=str(log)))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-p", "tests.support.ended_fixtures", "-p", "no:cacheprovider"),
+            *("--import-mode=importlib", "--rootdir", str(tmp_path)),
+            *(str(tmp_path / name) for name in fixtures),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert log.read_text().splitlines() == [
+        *("behind begins", "test_gateway.py", "behind ends"),
+        *("kafka begins", "samples begin", "test_a.py", "test_b.py", "samples end", "kafka ends"),
+        "test_c.py",
+        *("kafka begins", "test_d.py", "kafka ends"),
+    ]
