@@ -194,7 +194,7 @@ class Observer:
         self._topics: dict[str, TopicConfig] = {}
         self._problems: dict[str, str] = {}
         self._topic_problems: set[str] = set()
-        self._told: frozenset[str] = frozenset()
+        self._described_topics: frozenset[str] = frozenset()
         """The topics whose configuration the broker returned at the last scan."""
         self._has_scanned = False
         self._scan_count = 0
@@ -386,7 +386,11 @@ class Observer:
         found: dict[TopicKey, bool] = {}
         for one in partitions:
             name = one.topic_partition
-            if name.partition or name.topic not in self._told or not view.replicas[name].is_leader:
+            if (
+                name.partition
+                or name.topic not in self._described_topics
+                or not view.replicas[name].is_leader
+            ):
                 continue
             found[topic_key(_identify(cluster, one))] = self._topics[name.topic].remote_delete
         return found
@@ -424,7 +428,7 @@ class Observer:
         keys = {one.topic_partition.topic: one.topic_id for one in partitions}
         names = sorted(keys)
         from_broker = await self._broker.topic_configs(names)
-        self._told = frozenset(from_broker)
+        self._described_topics = frozenset(from_broker)
         configs: dict[str, TopicConfig] = {}
         for name in names:
             recorded = self._registry.manifest(TopicKey(cluster, name, keys[name]))

@@ -88,7 +88,7 @@ async def topic_snapshot_with(
         config.topic(topic, properties, known),
         is_paused=known is not None and known.archiving is Archiving.PAUSED,
         partitions=partitions,
-        clock_doubt=archive.clock.judgement().doubt,
+        clock_doubt=archive.clock.status().doubt,
     )
 
 

@@ -123,8 +123,8 @@ class SegmentInspector:
         key = index_key(partition, segment)
         if not deep:
             seen = await self._head(key, cost)
-            is_told = seen.crc32c is not None and segment.index_crc32c != NO_CRC
-            if is_told or seen.size_bytes != segment.index_size_bytes:
+            has_checksum = seen.crc32c is not None and segment.index_crc32c != NO_CRC
+            if has_checksum or seen.size_bytes != segment.index_size_bytes:
                 return seen, None
         cost.requests += 1
         try:

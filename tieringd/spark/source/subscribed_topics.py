@@ -56,7 +56,7 @@ class Topics:
         self._bucket = bucket
         self._subscription = subscription
         self._known: dict[TopicIdPartition, StoredManifest] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def existing(self) -> Archived:
         """
@@ -124,8 +124,8 @@ class Topics:
 
     def _tell_moved(self, topics: Iterable[TopicManifest]) -> None:
         for topic in topics:
-            if topic.moved_to and topic.key.topic not in self._told:
-                self._told.add(topic.key.topic)
+            if topic.moved_to and topic.key.topic not in self._warned:
+                self._warned.add(topic.key.topic)
                 log.warning(
                     "the archive of this topic goes on in another bucket",
                     topic=topic.key.topic,
