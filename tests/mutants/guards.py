@@ -435,9 +435,9 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "topic-manifest-before-trim",
         f"{_ARCHIVING}/observer.py",
-        "            if recorded is None and not config.never_trimmed_because:",
-        "            if False:",
-        "Nothing is trimmed before its topic manifest is in the bucket",
+        "        if is_counted or topic.never_trimmed_because:",
+        "        if True:",
+        "Nothing is trimmed before a topic manifest in the bucket counts its partition",
         worlds=STORM,
     ),
     guard(
