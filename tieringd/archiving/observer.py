@@ -94,7 +94,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class FollowedPartition:
     """A partition of an archived topic that this broker does not archive, at least not in this round."""
 
     partition: TopicIdPartition
@@ -111,11 +111,11 @@ class BrokerSnapshot:
     """
     An observation for each partition to archive. The same mapping object while all observations are the same.
     """
-    followed: tuple[Followed, ...]
+    followed: tuple[FollowedPartition, ...]
     """Partitions that another broker leads, or whose topic is paused or closed for archiving."""
     problems: Mapping[str, str]
     """Why a path or topic was left out of this round, by its name."""
-    held_back: tuple[Followed, ...] = ()
+    held_back: tuple[FollowedPartition, ...] = ()
     """Partitions that this broker leads, but that lack something that archiving needs to know."""
     unnamed: tuple[LocalPartition, ...] = ()
     """Partitions on disk that the cluster does not list, such as new ones or ones being deleted."""
@@ -292,8 +292,8 @@ class Observer:
             leader_epochs={name: replica.leader_epoch for name, replica in view.replicas.items()},
         )
         observed: dict[TopicPartition, tuple[Leadership, Observation]] = {}
-        followed: list[Followed] = []
-        held_back: list[Followed] = []
+        followed: list[FollowedPartition] = []
+        held_back: list[FollowedPartition] = []
         managed: dict[TopicKey, TopicConfig] = {}
         topic_ids = {(one.topic_partition.topic, one.topic_id) for one in archived}
         keys = {TopicKey(cluster, *identity) for identity in topic_ids}
@@ -313,7 +313,7 @@ class Observer:
             if not replica.is_leader or (
                 left_alone and topic_key(_identify(cluster, local_log.partition)) in left_alone
             ):
-                followed.append(Followed(_identify(cluster, local_log.partition), local_log, pins))
+                followed.append(FollowedPartition(_identify(cluster, local_log.partition), local_log, pins))
                 continue
             found = bounds[name]
             overtaken = _why_overtaken(local_log, replica.leader_epoch)
@@ -330,7 +330,7 @@ class Observer:
                     )
                 observed[name] = earlier
                 continue
-            held_back.append(Followed(_identify(cluster, local_log.partition), local_log, pins))
+            held_back.append(FollowedPartition(_identify(cluster, local_log.partition), local_log, pins))
         self._remember(observed)
         self._report(problems, scan)
         in_cluster = sum(view.partition_counts[one] for one in {name for name, _ in topic_ids})

@@ -31,7 +31,7 @@ LOADS_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Archived:
+class SubscribedPartitions:
     """The archived partitions of a subscription."""
 
     manifests: Mapping[TopicPartition, PartitionManifest]
@@ -49,7 +49,7 @@ class Archived:
         return {name.topic: manifest.partition.topic_id for name, manifest in self.manifests.items()}
 
 
-class Topics:
+class SubscriptionTopics:
     """Scans the bucket for the topics of a subscription. Loaded manifests are kept for the next scan."""
 
     def __init__(self, bucket: Bucket, subscription: Subscription) -> None:
@@ -58,7 +58,7 @@ class Topics:
         self._known: dict[TopicIdPartition, StoredManifest] = {}
         self._warned: set[str] = set()
 
-    def existing(self) -> Archived:
+    def existing(self) -> SubscribedPartitions:
         """
         Return what the bucket has now. Every topic and partition that the subscription names must exist.
 
@@ -85,7 +85,7 @@ class Topics:
             log.warning("no archived topic has such a name", subscribePattern=subscription.pattern)
         return archived
 
-    def current(self) -> Archived:
+    def current(self) -> SubscribedPartitions:
         """
         Return what the bucket has now, which may be nothing.
 
@@ -94,7 +94,7 @@ class Topics:
         """
         return self._bucket.run(self._read())[1]
 
-    async def _read(self) -> tuple[tuple[TopicManifest, ...], Archived]:
+    async def _read(self) -> tuple[tuple[TopicManifest, ...], SubscribedPartitions]:
         subscription = self._subscription
         topics = await self._bucket.catalog.readable(subscription.accepts, cluster=subscription.cluster)
         _require_one_cluster(topics)
@@ -113,7 +113,7 @@ class Topics:
             if one.manifest is not None
         }
         names = {partition.topic_partition for partition in wanted}
-        return topics, Archived(manifests, frozenset(names - manifests.keys()))
+        return topics, SubscribedPartitions(manifests, frozenset(names - manifests.keys()))
 
     async def _load(self, partition: TopicIdPartition) -> StoredManifest:
         known = self._known.get(partition)
