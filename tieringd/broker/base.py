@@ -1,7 +1,7 @@
 """
 The broker seam: leadership, log bounds, topic configuration, client quotas and trimming.
 
-`broker.kafka` sends requests to a live broker. `broker.directory` replaces a broker that does not run:
+`broker.kafka` sends requests to a live broker. `broker.directory_broker` replaces a broker that does not run:
 it reads the log directory alone.
 """
 

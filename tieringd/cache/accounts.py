@@ -1,7 +1,7 @@
 """
 The accounts of the chunk cache: which files exist, their sizes, and when each was last read.
 
-The accounts are in memory, and only as true as their owner keeps them; `cache.directory` compares them
+The accounts are in memory, and only as true as their owner keeps them; `cache.cache_directory` compares them
 with the disk. Methods may be called from several threads. Reservations of puts under way are counted
 beside the files, so that two puts never get the same room.
 """

@@ -2,7 +2,7 @@
 One client of an archive endpoint: one request at a time, each answered before the next is read.
 
 So a client that sends faster than it receives is not read, and answers keep their order.
-`api.RequestHandlers` interprets the requests. Records go from the cache's files to the socket.
+`request_handlers.RequestHandlers` interprets the requests. Records go from the cache's files to the socket.
 
 `RequestBuffer` collects a client's bytes until they are a whole request. Its memory grows with the bytes
 that have arrived, never with the announced size.

@@ -1,7 +1,7 @@
 """
 The housekeeping service: gives turns to work that can wait, while the object store is idle.
 
-`policies.housekeeping` decides when there is a turn, and which job gets it. Turns come one at a time. A
+`policies.housekeeping_turns` decides when there is a turn, and which job gets it. Turns come one at a time. A
 job's requests to the store are marked, so that they do not count as traffic. A turn that has begun is
 finished when traffic returns: it is short, and its work would have to be repeated.
 

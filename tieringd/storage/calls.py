@@ -2,7 +2,7 @@
 One HTTP request to a store: what it is about, and which error a missing or partial response means.
 
 This module knows aiohttp and no cloud. Each cloud has a table of what its responses mean, in its `errors`
-module (`answers` for `gcs`).
+module (`gcs_responses` for `gcs`).
 """
 
 from __future__ import annotations
