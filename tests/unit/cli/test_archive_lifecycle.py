@@ -26,7 +26,7 @@ def test_deletion_is_noted_and_taken_back(own_site):
     assert "an operator deleted the archive" in deleted["remark"]
 
     done = invoked("archive", "undelete", TOPIC, "--id", TOPIC_ID, *config)
-    assert "is kept until" in done.output
+    assert "is kept; " in done.output
     kept = state_of(own_site)
     assert kept["lifecycle"] == "kept"
     assert "an operator took its deletion back" in kept["remark"]

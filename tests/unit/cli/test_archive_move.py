@@ -95,7 +95,7 @@ def test_source_that_another_topic_goes_on_from_is_not_deleted(archived, elsewhe
     key = TopicKey(listed["cluster"], TOPIC, TOPIC_ID)
     user = TopicKey("other", "restored", "r" * 22)
     in_source(archived, lambda archive: archive.history.link(HistoryLink(user, key, ((0, 5),))))
-    with pytest.raises(ConfigError, match=r"topic restored .* goes on from the archive of"):
+    with pytest.raises(ConfigError, match=r"topic restored .* continues the archive of"):
         invoked("archive", "move", TOPIC, "--to", elsewhere, "-c", archived.config, "--delete-source")
     assert len(archived.objects("*.log*")) == 4
     (listed,) = invoked("archive", "topics", "-c", archived.config, "-f", "json").json()

@@ -187,7 +187,7 @@ def test_explain_of_a_topic_that_left_the_disk_tells_of_the_archive(own_site):
     ("arguments", "words"),
     [
         (["nope", 0], "neither this broker nor the bucket has a topic named nope"),
-        ([TOPIC, 7], f"topic {TOPIC} has 1 partitions, and none is number 7"),
+        ([TOPIC, 7], f"topic {TOPIC} has 1 partitions, and no partition 7"),
     ],
 )
 def test_explain_of_what_does_not_exist_exits_1(site, arguments, words):

@@ -40,7 +40,7 @@ def test_ballast_is_made_shown_and_released(own_site, config):
     assert shown(config) == expected | {"held_bytes": 2 * MIB}
     assert path.stat().st_size == 2 * MIB
     gone = invoked("space", "ballast", "release", "--config", config)
-    assert (gone.exit_code, gone.output) == (0, "2MiB are free again\n")
+    assert (gone.exit_code, gone.output) == (0, "2MiB were freed\n")
     assert not path.exists()
     assert invoked("space", "ballast", "release", "--config", config).output == "there is no ballast file\n"
 
