@@ -111,7 +111,7 @@ def read_document(text: str, environ: Mapping[str, str]) -> Document:
         return Document(None, {}, (Problem(None, (), "not a configuration: it is nested too deeply"),))
     if data is None and not reader.problems:
         return Document(
-            None, {}, (Problem(None, (), "is empty; it needs at least broker and state_directory"),)
+            None, {}, (Problem(None, (), "the file is empty; it needs at least broker and state_directory"),)
         )
     if not isinstance(data, dict):
         reader.problems.append(Problem(1, (), "must hold properties, one `name: value` on each line"))
@@ -192,7 +192,8 @@ class _NodeReader:
                 return "${"
             if match[1] is None:
                 message = (
-                    "after ${ comes a variable's name and }; write $${ for the two characters themselves"
+                    "a variable is written ${ followed by its name and }; write $${ for the two characters "
+                    "themselves"
                 )
             elif match[1] in self.environ:
                 self.variables[place] = (*self.variables.get(place, ()), match[1])
