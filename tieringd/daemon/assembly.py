@@ -307,7 +307,7 @@ def sole_owner(config: Config) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(
             f"state_directory {config.state_directory} cannot be used: {error.strerror}",
-            hint="Let the daemon's user create and write it",
+            hint="Allow the daemon's user to create it and write in it",
         ) from error
     with file:
         try:
@@ -315,6 +315,6 @@ def sole_owner(config: Config) -> Iterator[None]:
         except BlockingIOError as error:
             raise ConfigError(
                 f"another tieringd runs with state_directory {config.state_directory}",
-                hint="Stop it first, or give this one a state_directory and log directories of its own",
+                hint="Stop that daemon first, or give this one its own state_directory and log directories",
             ) from error
         yield

@@ -162,7 +162,7 @@ async def test_removed_manifest_fences(store, ours, partition):
     stored = await ours.commit(_NOTHING, longer(_NOTHING, partition), leader_epoch=0)
     await store.delete_many([manifest_key(partition)])
 
-    with pytest.raises(FencedError, match="was removed from the bucket"):
+    with pytest.raises(FencedError, match="was deleted from the bucket"):
         await ours.commit(stored, longer(stored, partition), leader_epoch=0)
 
     assert manifest_key(partition) not in store._objects

@@ -57,7 +57,7 @@ def test_moved_archive_goes_on_where_the_configuration_says(archived, elsewhere)
     assert contents(elsewhere) == contents(archived.config) == before
     old = tieringd("run", "--once", "--config", archived.config)
     assert old.exit_code == 1
-    assert f"its archive was moved to {outcome['target']}" in old.errors
+    assert f"the archive was moved to {outcome['target']}" in old.errors
     assert tieringd("run", "--once", "--config", elsewhere).exit_code == 0
     (listed,) = invoked("archive", "topics", "-c", archived.config, "-f", "json").json()
     assert listed["remark"] == f"moved to {outcome['target']}"

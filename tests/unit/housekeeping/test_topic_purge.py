@@ -282,7 +282,7 @@ async def test_archiver_of_a_deleted_topic_is_fenced_before_anything_goes(world,
     await purging.note()
     await purging.look(after_ms=GRACE_MS, requests_max=8)
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGING
-    with pytest.raises(FencedError, match="is closed: it was moved to another one, or its topic is being"):
+    with pytest.raises(FencedError, match="is closed: it was moved to another bucket, or its topic is being"):
         await archiver.step(observed(writer))
 
 

@@ -346,7 +346,7 @@ def with_epoch(data: bytes, epoch: int) -> bytes:
 @pytest.mark.parametrize(
     ("damage", "deep", "words"),
     [
-        pytest.param(lambda data: data[:-1], False, "and its name says otherwise", id="cut"),
+        pytest.param(lambda data: data[:-1], False, "but its name has another size", id="cut"),
         pytest.param(lambda data: data[:-1] + bytes([data[-1] ^ 1]), False, "batch CRC", id="end"),
         pytest.param(
             lambda data: data[:70] + bytes([data[70] ^ 1]) + data[71:], True, "batch CRC", id="deep"
