@@ -73,7 +73,7 @@ def soft_delete(document: bytes) -> tuple[str, ...]:
         properties = ET.fromstring(document.removeprefix(b"\xef\xbb\xbf"))  # noqa: S314 - TLS and our service
         policy = properties.find("DeleteRetentionPolicy")
     except ET.ParseError as error:
-        raise StorageUnavailable(f"the account's properties are no XML ({error})") from error
+        raise StorageUnavailable(f"the account's properties are not XML ({error})") from error
     if policy is None or policy.findtext("Enabled") != "true":
         return ()
     return (f"soft delete keeps deleted blobs for {policy.findtext('Days')} days",)
@@ -255,7 +255,9 @@ class AzureStore:
         if is_proven is None:
             return None
         if combined_crc32c((source.crc32c, source.size_bytes) for source in sources) != crc32c:
-            raise ChecksumRejected(f"join {key}: the sources have another checksum than announced", key=key)
+            raise ChecksumRejected(
+                f"join {key}: the checksum of the sources is not the expected one", key=key
+            )
         call = Call("join", self._container, key, is_conditional_put=condition is not None)
         answer = await self._commit_blocks(call, names, self._blob_headers(crc32c, condition))
         size_bytes = sum(source.size_bytes for source in sources)
@@ -268,7 +270,7 @@ class AzureStore:
         answer = await self._requests.send(call, "GET", self._prefix + key, accept=_OK)
         info = _info(key, answer.headers, size_bytes=len(answer.data))
         if info.crc32c is not None and await _crc32c(answer.data) != info.crc32c:
-            raise StorageUnavailable(f"{call.subject}: the bytes that arrived have another checksum")
+            raise StorageUnavailable(f"{call.subject}: the received bytes have a wrong checksum")
         return answer.data, info
 
     async def get_range(self, key: str, *, position: int, size_bytes: int) -> bytes:
@@ -345,7 +347,7 @@ class AzureStore:
             is_of_account=True,
         )
         ways = {
-            "the account keeps versions: what is deleted stays as an older one": "x-ms-version-id"
+            "the account keeps versions: a deleted blob stays as an older version": "x-ms-version-id"
             in blob.headers,
             "an immutability policy keeps blobs": container.headers.get("x-ms-has-immutability-policy")
             == "true",
@@ -387,16 +389,16 @@ def _require_md5(call: Call, answer: Answer, headers: Mapping[str, str]) -> None
     sent, told = headers.get("Content-MD5"), answer.headers.get("Content-MD5")
     if sent is not None and told is not None and told != sent:
         raise StorageUnavailable(
-            f"{call.subject}: the service has other bytes than it was sent",
+            f"{call.subject}: the service stored other bytes than were sent",
             outcome_unknown=call.may_have_effect(),
         )
 
 
 def _rejected(call: Call) -> ChecksumRejected:
     return ChecksumRejected(
-        f"{call.subject}: the bytes have another checksum than announced",
+        f"{call.subject}: the checksum of the bytes is not the expected one",
         key=call.key,
-        hint="nothing was stored",
+        hint="the store kept nothing",
     )
 
 

@@ -142,7 +142,7 @@ def test_store_that_ignores_conditions_is_no_target(bucket):
         async def put(self, key, body, *, crc32c, condition=None):
             return await self.store.put(key, body, crc32c=crc32c)
 
-    with pytest.raises(ConfigError, match="replaces objects"):
+    with pytest.raises(ConfigError, match="ignores the condition of a write"):
         TargetStore(Careless(bucket.store, takes_effect=True), bucket.run).check(config_of(S3))
 
 
