@@ -147,5 +147,5 @@ def test_no_place_says_why_not_for_each(tmp_path, small_disk):
 
 def test_log_directory_that_is_not_there_is_said(tmp_path):
     """It may come: that is no fault of the configuration."""
-    with pytest.raises(LocalFileError, match="gone cannot be looked at: No such file"):
+    with pytest.raises(LocalFileError, match="gone cannot be inspected: No such file"):
         find_ballast_path([str(tmp_path / "b")], [str(tmp_path / "gone")])

@@ -105,7 +105,7 @@ def test_damage_before_allocated_room_is_a_segment_that_is_still_written(tmp_pat
     data = log.segments[0].data
     end = sum(map(len, log.segments[0].batches))
     Path(segment.path).write_bytes(data[: end - 50] + bytes(len(data) - end + 50))
-    with pytest.raises(LocalFileError, match="allocated room, and batch CRC") as caught:
+    with pytest.raises(LocalFileError, match="preallocated space, and batch CRC") as caught:
         reframed(segment, tmp_path)
     assert caught.value.path == segment.path
 

@@ -500,7 +500,7 @@ class TestObjectCopier:
         source.add("k", b"ours")
         target.add("k", b"else")
         copier = ObjectCopier(source, target, work_directory=tmp_path)
-        with pytest.raises(StorageError, match="is in the target already, and is another object"):
+        with pytest.raises(StorageError, match="is already in the target, but it is another object"):
             await copier.copy(CopySource("k", 4, crc32c(b"ours")))
         assert target._objects["k"][0] == b"else"
 

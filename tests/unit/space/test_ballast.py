@@ -130,7 +130,7 @@ async def test_disk_that_cannot_be_looked_at_keeps_its_ballast(site):
     site.disk.is_readable = False
     with capture_logs() as lines:
         await site.keeper.step()
-    assert "cannot be looked at" in lines[0]["error"]
+    assert "cannot be inspected" in lines[0]["error"]
     assert site.path.stat().st_size == SIZE
 
 
