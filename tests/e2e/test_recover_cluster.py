@@ -200,7 +200,9 @@ async def test_topic_that_is_not_ours_is_left_alone(target, large, topic):
     await target.create_topic(
         f"{topic}.stamped", partitions=2, configs=SEGMENTS | {"message.timestamp.type": "LogAppendTime"}
     )
-    assert "would lose their times" in told(config, pattern, "--into-existing", "--suffix", ".stamped")
+    assert "would replace the timestamps of the records" in told(
+        config, pattern, "--into-existing", "--suffix", ".stamped"
+    )
 
 
 async def test_topic_that_was_deleted_since_is_written_anew(target, large, topic):

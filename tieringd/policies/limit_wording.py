@@ -55,8 +55,10 @@ def kept_locally(target: LocalTarget, *, following_bytes: int, newest_ms: int, n
         ways.append(_after(target.bytes.enforced - following_bytes))
     if not reasons:
         sources = f"{_source(target.ms)}; {_source(target.bytes)}"
-        return Kept(f"no local limit is in force ({sources})", "it stays while there is none")
-    return Kept(", and ".join(reasons), f"local retention lets it go {' or '.join(ways)}", due_ms)
+        return Kept(
+            f"no local limit is in force ({sources})", "the segment stays as long as there is no limit"
+        )
+    return Kept(", and ".join(reasons), f"local retention releases the segment {' or '.join(ways)}", due_ms)
 
 
 def kept_in_total(limits: TotalRetention, *, left_bytes: int, time_ms: int, now_ms: int) -> Kept:
@@ -71,7 +73,11 @@ def kept_in_total(limits: TotalRetention, *, left_bytes: int, time_ms: int, now_
         ways.append(_in(due_ms, now_ms=now_ms))
     if limits.limit_bytes is not None:
         ways.append(_after(max(0, limits.limit_bytes - left_bytes) + 1))
-    return Kept("total retention keeps it", f"total retention lets it go {' or '.join(ways)}", due_ms)
+    return Kept(
+        "total retention keeps the segment",
+        f"total retention removes the segment {' or '.join(ways)}",
+        due_ms,
+    )
 
 
 def span(milliseconds: int) -> str:
@@ -88,7 +94,7 @@ def span(milliseconds: int) -> str:
 
 def _source(limit: LocalLimit) -> str:
     is_advice = limit.enforced != limit.advised
-    return f"{limit.source}, which is only advice: total retention holds" if is_advice else limit.source
+    return f"{limit.source}, which is not enforced: total retention applies" if is_advice else limit.source
 
 
 def _in(due_ms: int, *, now_ms: int) -> str:

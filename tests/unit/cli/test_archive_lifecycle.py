@@ -31,7 +31,7 @@ def test_deletion_is_noted_and_taken_back(own_site):
     assert kept["lifecycle"] == "kept"
     assert "an operator took its deletion back" in kept["remark"]
     assert own_site.objects("*.log*") == before
-    with pytest.raises(ConfigError, match="is kept: there is no deletion to take back"):
+    with pytest.raises(ConfigError, match="is kept: there is no deletion to cancel"):
         invoked("archive", "undelete", TOPIC, "--id", TOPIC_ID, *config)
 
 

@@ -39,7 +39,8 @@ def test_each_segment_has_its_reason():
     manifest = archive(0, 10, 20, 30, 40, 50, 100, sizes={20: 5000, 30: 2000, 40: 3000})
     found = explained(manifest)
     run = (
-        "it becomes part of offsets 0 to 19, 2 segments of 2048 bytes together, once the object store is idle"
+        "the segment becomes part of offsets 0 to 19, merged from 2 segments of 2048 bytes, once the "
+        "object store is idle"
     )
     assert found == {0: run, 10: run, 20: LARGE, 30: ALONE, 40: LARGE, 50: WAITS}
 

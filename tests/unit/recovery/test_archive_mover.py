@@ -299,7 +299,7 @@ async def closed_too_early(world, target, moving, *, is_copied: bool):
         pytest.param(
             True, "the target has a gap from offset 4 to 4, and the source holds", id="copied in part"
         ),
-        pytest.param(False, "a daemon began the archive in the target anew", id="not copied"),
+        pytest.param(False, "a daemon has begun a new archive in the target", id="not copied"),
     ],
 )
 async def test_target_that_lacks_what_the_source_holds_is_not_taken_over(
