@@ -74,7 +74,7 @@ def test_ballast_that_does_not_fit_leaves_nothing_behind(small_disk):
     ballast = BallastFile(str(small_disk / "ballast"), 3 * MIB)
     for options in ({}, {"allocate": unsupported(errno.EOPNOTSUPP)}):
         with pytest.raises(
-            LocalFileError, match=r"ballast cannot be made: No space left on device\. Make room"
+            LocalFileError, match=r"ballast cannot be made: No space left on device\. Free some disk space"
         ):
             ballast.grow(**options)
         assert list(small_disk.iterdir()) == []

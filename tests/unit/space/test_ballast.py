@@ -83,7 +83,7 @@ async def test_ballast_is_made_by_hand_where_there_is_room(site):
     """The command tells what there is then; on a full disk it makes nothing, and says what to do."""
     assert await site.keeper.show() == BallastStatus(str(site.path), 0, SIZE)
     site.disk.free_bytes = 21 * MIB
-    with pytest.raises(LocalFileError, match=r"its disk would be low on space\. Make room"):
+    with pytest.raises(LocalFileError, match=r"its disk would be low on space\. Free some disk space"):
         await site.keeper.create()
     assert not site.path.exists()
     site.disk.free_bytes = 22 * MIB

@@ -50,7 +50,7 @@ def test_offsets_are_taken_as_they_are(finder):
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        pytest.param({ORDERS[0]: 1}, "startingOffsets: says nothing of orders-1, orders-2", id="missing"),
+        pytest.param({ORDERS[0]: 1}, "startingOffsets: does not name orders-1, orders-2", id="missing"),
         pytest.param(
             dict.fromkeys([*ORDERS, TopicPartition("audit", 0)], 1), "names audit, which is not", id="another"
         ),

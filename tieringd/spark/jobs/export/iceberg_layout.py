@@ -107,7 +107,7 @@ def spec_difference(schema: Schema, spec: PartitionSpec) -> str | None:
     if is_ours:
         return None
     parts = [f"{one.transform}({schema.find_column_name(one.source_id)})" for one in spec.fields]
-    return f"it is partitioned by {', '.join(parts)}, and not by a time of {TIMESTAMP}"
+    return f"it is partitioned by {', '.join(parts)}, not by a time of {TIMESTAMP}"
 
 
 def file_schema(schema: Schema) -> Schema:
