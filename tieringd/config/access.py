@@ -68,7 +68,7 @@ class StoreAccess(BaseModel):
             Text(
                 "text",
                 r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]",
-                "must be only the name of a bucket, without a URL",
+                "must be a bucket's bare name",
             ),
         ]
         | None,

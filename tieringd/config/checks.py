@@ -386,9 +386,7 @@ def _directories(config: Config) -> Iterator[Finding]:
     for index, (place, path) in enumerate(log_dirs):
         for _, earlier in log_dirs[:index]:
             if realpath(path) == realpath(earlier):
-                yield Finding(
-                    (place,), f"{path} is the same directory as {earlier}, which is already in the list"
-                )
+                yield Finding((place,), f"{path} is the same directory as {earlier}, which is listed already")
     state: Place = ("state_directory",)
     root: Place = ("cloud_storage_file_root",)
     pins: Place = ("broker", "pin_directory")

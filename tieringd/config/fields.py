@@ -233,7 +233,7 @@ class Text(Kind):
                 f"must be text, not {described(value)}; put a number or a word like true in quotes"
             )
         if not re.fullmatch(self.pattern, value):
-            raise ValueError(f"{self.rule}; {quoted(value)} is not accepted" if value else self.rule)
+            raise ValueError(f"{self.rule}; {quoted(value)} is refused" if value else self.rule)
         return str(value)
 
     def show(self, value: Any) -> str:

@@ -224,7 +224,7 @@ def _refused_write(topic: str, replica_of: str | None) -> tuple[str, ...]:
     if replica_of is None:
         return ()
     problem = (
-        f"topic {topic}: redpanda.remote.readreplica={replica_of} excludes redpanda.remote.write, because a "
+        f"topic {topic}: redpanda.remote.readreplica={replica_of} refuses redpanda.remote.write, because a "
         "read replica is never uploaded; remove one of them"
     )
     return (problem,)

@@ -111,7 +111,7 @@ def read_document(text: str, environ: Mapping[str, str]) -> Document:
         return Document(None, {}, (Problem(None, (), "not a configuration: it is nested too deeply"),))
     if data is None and not reader.problems:
         return Document(
-            None, {}, (Problem(None, (), "the file is empty; it needs at least broker and state_directory"),)
+            None, {}, (Problem(None, (), "is empty; it needs at least broker and state_directory"),)
         )
     if not isinstance(data, dict):
         reader.problems.append(Problem(1, (), "must hold properties, one `name: value` on each line"))

@@ -85,7 +85,7 @@ def test_trim_target_is_never_below_the_log_start(durable, hint, cloud_gc):
     [
         pytest.param(None, None, 5, "the local retention hint is not published yet", id="nothing goes"),
         pytest.param(None, 20, 20, "the space manager requested a trim to offset 20", id="but for space"),
-        pytest.param(None, 99, 30, "the space manager asked", id="as far as it is durable"),
+        pytest.param(None, 99, 30, "the space manager requested", id="as far as it is durable"),
         pytest.param(20, None, 20, "local retention keeps offset 20", id="there is one"),
     ],
 )
