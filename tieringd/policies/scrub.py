@@ -341,7 +341,7 @@ def plan_orphans(owner: Owner, objects: Iterable[StoredObject], *, grace_ms: int
     for one in objects:
         reason = _reason_to_keep(owner, one, grace_ms=grace_ms, now_ms=now_ms)
         if reason is None:
-            detail = "no manifest names it" if owner.manifest else "its partition has no manifest any more"
+            detail = "no manifest names it" if owner.manifest else "its partition no longer has a manifest"
             if owner.topic is not TopicState.LIVE:
                 detail += f", and its topic is {owner.topic.value}"
             orphans.append(Orphan(one, owner.partition, detail, owner.topic is not TopicState.LIVE))

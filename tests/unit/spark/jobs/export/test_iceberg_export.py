@@ -223,7 +223,7 @@ async def test_table_with_more_columns_takes_rows_without_them(logs, catalog, ma
         ),
         pytest.param(
             Schema(*SCHEMA.fields, NestedField(3, "mine", IntegerType(), required=True)),
-            "column mine must not be null, and is none of a record's",
+            "column mine must not be null, but it is not a column of an export",
             id="other's",
         ),
     ],
