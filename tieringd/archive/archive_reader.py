@@ -138,7 +138,7 @@ class ArchiveReader:
                     held = held[whole:]
             if held:
                 raise CorruptDataError(
-                    f"the object is cut off inside its last batch: {len(held)} bytes are left over",
+                    f"the object is cut short inside its last batch: {len(held)} bytes are left over",
                     source=key,
                     position=end - len(held),
                 )

@@ -323,7 +323,7 @@ def _read_at(fd: int, position: int, size_bytes: int, segment: RawSegment | Loca
 
 def _changed(segment: RawSegment | LocalSegment, size_bytes: int) -> LocalFileError:
     return LocalFileError(
-        f"{segment.path} changed while it was read: only {size_bytes} of {segment.size_bytes} bytes are left",
+        f"{segment.path} changed while it was read: {size_bytes} of {segment.size_bytes} bytes are left",
         path=segment.path,
     )
 

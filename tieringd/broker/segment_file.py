@@ -386,7 +386,7 @@ def _read_at(fd: int, position: int, size_bytes: int, segment: LocalSegment) -> 
 
 def _changed(segment: LocalSegment, size_bytes: int) -> LocalFileError:
     return LocalFileError(
-        f"{segment.path} changed while it was read: only {size_bytes} of {segment.size_bytes} bytes are left",
+        f"{segment.path} changed while it was read: {size_bytes} of {segment.size_bytes} bytes are left",
         path=segment.path,
     )
 

@@ -277,7 +277,7 @@ async def test_load_refuses_another_partitions_manifest(store, ours, partition, 
     other = type(partition)("cluster", "orders", partition.topic_id, 9)
     store.add(manifest_key(partition), encode_manifest(PartitionManifest.begin(other, start_offset=0)))
 
-    with pytest.raises(CorruptDataError, match="orders-9 lies where orders-0's should"):
+    with pytest.raises(CorruptDataError, match="manifest of orders-0 holds a manifest of orders-9"):
         await ours.load(partition)
 
 

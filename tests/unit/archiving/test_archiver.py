@@ -354,7 +354,7 @@ async def test_archiver_whose_leadership_is_old_news_stores_nothing(writer, arch
     writer.closed_segment()
     archiver.confirm_leadership(until=asyncio.get_running_loop().time() - 1)
 
-    with pytest.raises(BrokerUnavailable, match="looking again"):
+    with pytest.raises(BrokerUnavailable, match="it is checked again first"):
         await archiver.step(observed(writer))
 
     assert set(store._objects) == before

@@ -180,7 +180,7 @@ def test_uncounted_offsets_are_those_before_a_place(tmp_path):
     assert [uncounted_offsets(closed, before=place) for place in (1, 3, 5, 6)] == [1, 1, 3, 3]
     assert uncounted_offsets(closed) == 3
     assert [uncounted_offsets(active, before=place) for place in (7, 8)] == [0, 1]
-    with pytest.raises(LocalFileError, match="ends before 8, and raw offset 9 is known"):
+    with pytest.raises(LocalFileError, match="ends before 8, although raw offset 9 exists"):
         uncounted_offsets(active, before=9)
 
 

@@ -98,7 +98,7 @@ async def test_too_many_restores_are_refused(history):
     """Before the link is written."""
     for number in range(1, LINKS_MAX + 1):
         await history.link(linked(number, 6))
-    with pytest.raises(ConfigError, match=f"over {LINKS_MAX} restores"):
+    with pytest.raises(ConfigError, match=f"more than {LINKS_MAX} restores"):
         await history.link(linked(LINKS_MAX + 1, 6))
 
 

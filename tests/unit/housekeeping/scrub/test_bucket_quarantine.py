@@ -318,7 +318,7 @@ async def test_object_that_cannot_go_back_after_all_is_told(bucket):
     assert [one.stored.key for one in moved.moved] == [keys[1]]
     ((key, reason),) = moved.left
     assert key == keys[0]
-    assert "cannot go back" in reason
+    assert "cannot be put back" in reason
     assert quarantined_key(key) in bucket.store._objects
 
 
