@@ -37,7 +37,7 @@ def kept_stopped(log_dir: Path) -> Iterator[None]:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ConfigError(
-                f"a broker or another restore is running on {log_dir}: {path} is locked",
+                f"a broker is running on {log_dir}, or another restore: {path} is locked",
                 hint="Stop the broker or the other restore first",
             ) from error
         yield

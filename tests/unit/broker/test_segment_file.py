@@ -110,7 +110,9 @@ def test_scan_of_a_file_that_shrank_says_so(tmp_path):
     """A follower that truncated its log is not taken for corruption."""
     segment = written(tmp_path, segment_bytes(0, batches=4))
     os.truncate(segment.path, 100)
-    with pytest.raises(LocalFileError, match=r"changed while it was read.*100 are left") as caught:
+    with pytest.raises(
+        LocalFileError, match=r"changed while it was read: 100 of .* bytes are left"
+    ) as caught:
         scan(segment)
     assert caught.value.path == segment.path
 

@@ -323,7 +323,7 @@ async def test_answer_without_a_usable_token_is_unavailable(document):
     async with serving(handle) as url:
         source = {"credentials_source": "gcp_instance_metadata", "metadata_host": url.removeprefix("http://")}
         async with store_of(bucket, **source) as store:
-            with pytest.raises(StorageUnavailable, match="something else"):
+            with pytest.raises(StorageUnavailable, match="response is not a token"):
                 await store.get("key")
     assert bucket.seen == []
 

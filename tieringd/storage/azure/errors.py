@@ -122,7 +122,7 @@ def from_answer(call: Call, status: int, headers: Mapping[str, str], said: str =
 def _by_class(call: Call, code: str, status: int, headers: Mapping[str, str], said: str) -> TieringError:
     text = f"{call.subject}: {code or status} {said}".rstrip()
     if code in _CHECKSUM_CODES:
-        return ChecksumRejected(text, key=call.key, hint="the store kept nothing")
+        return ChecksumRejected(text, key=call.key, hint="nothing was stored")
     if (
         code in _NOT_DONE_CODES
         or code in _FAILED_CODES

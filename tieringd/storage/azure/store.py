@@ -389,7 +389,7 @@ def _require_md5(call: Call, answer: Answer, headers: Mapping[str, str]) -> None
     sent, told = headers.get("Content-MD5"), answer.headers.get("Content-MD5")
     if sent is not None and told is not None and told != sent:
         raise StorageUnavailable(
-            f"{call.subject}: the service stored other bytes than were sent",
+            f"{call.subject}: the service has other bytes than it was sent",
             outcome_unknown=call.may_have_effect(),
         )
 
@@ -398,7 +398,7 @@ def _rejected(call: Call) -> ChecksumRejected:
     return ChecksumRejected(
         f"{call.subject}: the checksum of the bytes is not the expected one",
         key=call.key,
-        hint="the store kept nothing",
+        hint="nothing was stored",
     )
 
 
