@@ -175,8 +175,10 @@ def test_object_that_no_manifest_names_is_searched(shelf, place, damages):
     assert report.figures["unnamed_objects"] + report.figures["quarantined_objects"] == 2
     assert report.figures["objects_left"] == 1
     fault, advice = report.faults
-    assert fault.startswith(f"orders-0: no manifest names {copy}, and it ")
-    assert ("it cannot be read" if damages else "the object has a record with one of the keys") in fault
+    assert fault.startswith(f"orders-0: no manifest names {copy}, and the object ")
+    assert (
+        "the object cannot be read" if damages else "the object has a record with one of the keys"
+    ) in fault
     assert "run the job again" in advice
     assert (record["deleted_at_ms"], record["objects_left"]) == (None, [copy])
 

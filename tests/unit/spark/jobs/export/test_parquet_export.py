@@ -300,7 +300,7 @@ async def test_target_goes_on_as_it_was_begun(logs, directory):
     await logs.fill()
     exported(logs, directory.topic())
 
-    with pytest.raises(ConfigError, match="begun by day"):
+    with pytest.raises(ConfigError, match="begun with day"):
         exported(logs, directory.topic(partition_by="hour"))
 
 
