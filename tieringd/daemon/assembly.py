@@ -228,7 +228,7 @@ def _opened_load() -> Iterator[HostLoadReader]:
             log.info(
                 "the kernel gives no pressure stall information: of what others want of this machine only "
                 "the processors' time is seen",
-                hint="Boot with psi=1 to have the disks' and the memory's as well",
+                hint="Boot with psi=1 to measure waits for disks and memory as well",
             )
         yield load
 

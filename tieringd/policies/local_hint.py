@@ -169,7 +169,7 @@ def next_hint_step(
     if due_because:
         return HintStep.EVALUATE, due_because
     if due_ms <= now_ms:
-        return HintStep.EVALUATE, "a segment is older or larger than local retention allows"
+        return HintStep.EVALUATE, "a segment is past the limits of local retention"
     return HintStep.LEAVE, "the hint was evaluated recently"
 
 

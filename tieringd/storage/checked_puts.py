@@ -201,7 +201,7 @@ async def _try_conditions(store: ObjectStore, second: ObjectStore, key: str) -> 
     first = await _put(store, key, b"1", IfAbsent())
     if first is None:
         raise ConfigError(
-            f"the object store refused to create {key} because it exists, but it is new", hint=_HINT
+            f"the object store refused to create the new object {key}, as if it existed", hint=_HINT
         )
     if await _put(second, key, b"2", IfAbsent()) is not None:
         raise ConfigError(
