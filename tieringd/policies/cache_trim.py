@@ -312,7 +312,7 @@ def trim_demand(use: CacheUse, limits: TrimLimits) -> TrimDemand:
     reasons = [reason for reason in (size_reason, object_reason) if reason]
     deficit = _disk_deficit(use, limits)
     if deficit > 0:
-        reasons.append(f"its disk lacks {deficit} bytes to what has to stay free")
+        reasons.append(f"its disk has {deficit} bytes less free space than required")
     because = "; ".join(reasons) or WITHIN_LIMITS
     return TrimDemand(min(max(size_bytes, deficit, 0), use.size_bytes), min(objects, use.objects), because)
 

@@ -93,7 +93,7 @@ def test_demand_is_what_brings_the_cache_to_its_target(use, limits, size_bytes, 
             TrimLimits(100, 9),
             f"the cache holds 90 bytes of 100, and 11 more are needed; {OBJECT_TOO_MANY}",
         ),
-        (CacheUse(1, 1, 0, 0, 3), TrimLimits(9, 9, 5), "its disk lacks 2 bytes to what has to stay free"),
+        (CacheUse(1, 1, 0, 0, 3), TrimLimits(9, 9, 5), "its disk has 2 bytes less free space than required"),
         (
             CacheUse(1, 1, 0, 0, 3, 10, 1),
             TrimLimits(9, 9),

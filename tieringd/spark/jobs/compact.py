@@ -271,7 +271,7 @@ class _Compaction:
             counts.tombstones_removed += row.key_count - row.kept
             if row.fault is not None:
                 faulty.add(row.partition)
-                self._outcome.faults.append(f"{one.manifest.partition}: it is left as it is: {row.fault}")
+                self._outcome.faults.append(f"{one.manifest.partition}: not compacted: {row.fault}")
             remainders[row.partition][row.row] = Remainder(
                 one.segments[row.row], row.records, row.kept + row.keyless
             )
