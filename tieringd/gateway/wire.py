@@ -378,7 +378,7 @@ class Wire:
                 raise _unreadable(piece, str(error)) from error
             raise
         if not sent:
-            raise _unreadable(piece, "the message ends there")
+            raise _unreadable(piece, "the file ends there")
         return sent
 
     def _keep(self, piece: Piece, release: Callable[[], None] | None = None) -> None:
@@ -516,7 +516,7 @@ class TlsWire(Wire):
         except OSError as error:
             raise _unreadable(piece, str(error)) from error
         if not data:
-            raise _unreadable(piece, "the message ends there")
+            raise _unreadable(piece, "the file ends there")
         return self._send(data)
 
 
