@@ -617,7 +617,7 @@ class Archiver:
             appended = manifest.appended([copy.remote for copy in admitted], epochs, crossing)
         except ValueError as error:
             raise CorruptDataError(
-                f"the local leader epochs do not follow the archived ones: {error}",
+                f"the leader epochs of the local log do not follow those of the archive: {error}",
                 source=seen.log.partition.path,
                 offset=first.base_offset,
             ) from error

@@ -145,8 +145,8 @@ class Claim:
         except RivalWriter as rival:
             self._take_over(rival)
             raise StorageUnavailable(
-                f"a commit of another process (writer {rival.writer_id}) came first, perhaps the last one of "
-                f"a process that has ended; reading the manifest of {self._leadership.partition} again"
+                f"another process (writer {rival.writer_id}) committed first; this may be the last commit "
+                f"of a process that has ended. The manifest of {self._leadership.partition} is read again"
             ) from rival
         self._metrics.manifest_commits.labels(self._leadership.partition.topic).inc()
         return self._hold(committed)

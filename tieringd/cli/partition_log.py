@@ -116,8 +116,8 @@ class PartitionReading:
         try:
             if await self._is_another_topic():
                 typer.echo(
-                    f"the archive ends at offset {from_offset}: it is of an earlier topic {name.topic}, "
-                    "which was deleted; the one that the cluster has now is another",
+                    f"the archive ends at offset {from_offset}: it belongs to an earlier topic "
+                    f"{name.topic}, which was deleted, and not to the topic that the cluster has now",
                     err=True,
                 )
                 return

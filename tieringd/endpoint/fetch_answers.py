@@ -367,7 +367,7 @@ def _not_now(reading: _Reading, read: PartitionRead, error: TieringError | None)
         "archived records cannot be read now",
         partition=str(read.partition),
         offset=read.offset,
-        error="they did not come in time" if error is None else str(error),
+        error="they did not arrive in time" if error is None else str(error),
     )
     return _failed(reading, TRY_AGAIN)
 

@@ -132,10 +132,10 @@ def decode_rewriting(data: bytes, *, source: str) -> tuple[TopicIdPartition, Rew
         document = json.loads(data)
         version = document["version"]
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptDataError(f"this is no record of a rewriting: {error}", source=source) from error
+        raise CorruptDataError(f"this is not a rewriting record: {error}", source=source) from error
     if version != REWRITING_VERSION:
         raise CorruptDataError(
-            f"this record of a rewriting is of version {version}; version {REWRITING_VERSION} can be read",
+            f"this rewriting record has version {version}; this release reads version {REWRITING_VERSION}",
             source=source,
         )
     try:
@@ -148,9 +148,9 @@ def decode_rewriting(data: bytes, *, source: str) -> tuple[TopicIdPartition, Rew
             _identities(document["stored"]),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptDataError(f"this record of a rewriting is damaged: {error}", source=source) from error
+        raise CorruptDataError(f"this rewriting record is damaged: {error}", source=source) from error
     if not rewriting.stored:
-        raise CorruptDataError("this record of a rewriting names no segment", source=source)
+        raise CorruptDataError("this rewriting record names no segment", source=source)
     return partition, rewriting
 
 

@@ -97,7 +97,7 @@ def unpack_body(packed: bytes) -> tuple[dict[str, Any], bytes]:
     (head_bytes,) = _LENGTH.unpack_from(body)
     head = json.loads(body[_LENGTH.size : _LENGTH.size + head_bytes])
     if not isinstance(head, dict):
-        raise TypeError("the head is no object")
+        raise TypeError("the head is not an object")
     return head, body[_LENGTH.size + head_bytes :]
 
 
@@ -112,7 +112,7 @@ def unpack_table(
     """
     width = rows * _VALUE_BYTES
     if len(columns) != width * (len(names) + 1):
-        raise ValueError(f"{rows} rows do not take {len(columns)} bytes")
+        raise ValueError(f"{rows} rows do not have {len(columns)} bytes")
     values = [_sums(columns[number * width :][:width]) for number in range(len(names) + 1)]
     known: dict[str, Sequence[int]] = dict(zip(names, values[:-1], strict=True))
     for name, nothing in _NEW_COLUMNS.items():
@@ -211,7 +211,7 @@ def read_name(fields: Any) -> SpilloverName:
     """
     name = SpilloverName(*fields)
     if not all(isinstance(one, int) for one in fields):
-        raise TypeError(f"{fields!r} is no name of a spillover manifest")
+        raise TypeError(f"{fields!r} is not the name of a spillover manifest")
     return name
 
 

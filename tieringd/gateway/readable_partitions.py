@@ -173,11 +173,11 @@ class ReadablePartitions:
         if name not in self._seen and self._unseen_until.get(name, -math.inf) <= self._now():
             await self._await_scan_of(name)
         if self._snapshot is None:
-            raise StorageUnavailable("the first round of reconciliation is not over")
+            raise StorageUnavailable("the first round of reconciliation has not ended yet")
         if name not in self._seen:
             raise StorageUnavailable(
-                f"the last look at the log directories did not see {text}",
-                hint="If it persists, see that broker.log_dirs names every log directory of the broker",
+                f"the last scan of the log directories did not find {text}",
+                hint="If this persists, check that broker.log_dirs names every log directory of the broker",
             )
         return self._snapshot
 
@@ -299,7 +299,7 @@ class LogStarts:
         self._known: dict[TopicIdPartition, _Known] = {}
         self._readable: Mapping[TopicIdPartition, None] = {}
         self._lookups: SingleFlight[PartitionKey, None] = SingleFlight(
-            lambda key: f"looking up the log start of {key[0]}-{key[1]} was ended: the gateway is closed"
+            lambda key: f"looking up the log start of {key[0]}-{key[1]} was cancelled: the gateway is closed"
         )
         self._not_before: dict[PartitionKey, float] = {}
         self._places = asyncio.Semaphore(_AT_ONCE)

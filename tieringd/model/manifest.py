@@ -393,7 +393,7 @@ class PartitionManifest:
         """
         for name in ("base_offset", "last_offset", "leader_epoch"):
             if list(segments.column(name)) != list(self.segments.column(name)):
-                raise ValueError(f"the rows of {self.partition} would be of other segments: {name} differs")
+                raise ValueError(f"the new rows of {self.partition} describe other segments: {name} differs")
         return replace(self, segments=segments)
 
     def with_hint(self, offset: int | None, *, trims_to: int = 0) -> PartitionManifest:
@@ -431,7 +431,7 @@ class PartitionManifest:
         ):
             raise ValueError(
                 f"offsets {segment.base_offset} to {segment.last_offset} of {self.partition}, with "
-                f"{segment.size_bytes} bytes, are not what the manifest has there: {spans}"
+                f"{segment.size_bytes} bytes, do not match the manifest: {spans}"
             )
         return replace(
             self,
@@ -540,7 +540,7 @@ class PartitionManifest:
         if self.spillover is not None:
             found += self.spillover.faults(start_offset=self.start_offset)
             if self.spillover.segments and not self.segments:
-                found.append("segments are spilled, and none is live")
+                found.append("there are spilled segments, but no live ones")
         found += [
             f"segment {segment.base_offset} is both held and retired"
             for one in self.retired
@@ -559,7 +559,9 @@ class PartitionManifest:
             (one.winners_end for one in (*self.retired, self.unsettled) if one is not None), default=0
         )
         if winners_end > self.next_offset:
-            found.append(f"a record up to {winners_end - 1} made another one go, past the archive's end")
+            found.append(
+                f"a record up to offset {winners_end - 1}, past the end of the archive, replaced an older one"
+            )
         return tuple(found)
 
 

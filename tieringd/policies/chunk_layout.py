@@ -27,7 +27,7 @@ from tieringd.model.segment import IndexEntry, SegmentIndex
 
 REMEMBERED = 4096
 
-GONE = "neither the old archive nor the new log has these offsets any more"
+GONE = "neither the old archive nor the new log still has these offsets"
 
 
 class ReadSequences:

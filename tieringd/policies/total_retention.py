@@ -168,9 +168,12 @@ def plan_total_retention(
         if segment.next_offset <= deleted_before:
             reason = ""
         if not reason and not limits.is_read_remotely and segment.next_offset > log_start_offset:
-            reason = "remote read is off for the topic, and the broker's own retention has not taken it yet"
+            reason = (
+                "remote read is off for the topic, and the broker's own retention has not deleted the "
+                "segment yet"
+            )
         if not reason and up_to is not None and segment.next_offset > up_to:
-            reason = "it goes when the next look finds so as well"
+            reason = "the segment is deleted if the next evaluation gives the same result"
         if reason:
             because = f"segment {segment.base_offset} stays: {reason}"
             is_cut = max(manifest.start_offset, segment.base_offset) < deleted_before <= segment.last_offset
@@ -254,7 +257,7 @@ def _why_nothing_goes(limits: TotalRetention) -> str:
     if not limits.deletes:
         return "cleanup.policy does not delete"
     if limits.limit_ms is None and limits.limit_bytes is None:
-        return "retention.ms and retention.bytes are without limit"
+        return "retention.ms and retention.bytes are unlimited"
     return ""
 
 

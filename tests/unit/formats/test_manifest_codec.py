@@ -325,16 +325,20 @@ def test_manifest_with_any_other_head_is_read_or_corrupt(head):
             {"start_offset": 0, "spillover": None}, "offsets 0 to 999 are neither stored nor", id="start"
         ),
         pytest.param(
-            {"start_offset": 549}, "begins at 549, and its spilled part elsewhere", id="before spilled"
+            {"start_offset": 549}, "begins at 549, which is not in its spilled part", id="before spilled"
         ),
-        pytest.param({"start_offset": 1000}, "begins at 1000, and its spilled part", id="after spilled"),
-        pytest.param({"start_offset": 599}, "spilled part expired up to 600 already", id="expired"),
-        pytest.param({"spillover": SPILLED | {"segments": -1}}, "fewer than no segments", id="segments"),
-        pytest.param({"spillover": SPILLED | {"size_bytes": -1}}, "fewer than no segments", id="size"),
-        pytest.param({"spillover": SPILLED | {"gap_offsets": -1}}, "fewer than no segments", id="gaps"),
+        pytest.param(
+            {"start_offset": 1000}, "begins at 1000, which is not in its spilled part", id="after spilled"
+        ),
+        pytest.param({"start_offset": 599}, "spilled part has already expired up to 600", id="expired"),
+        pytest.param(
+            {"spillover": SPILLED | {"segments": -1}}, "bytes or offsets is negative", id="segments"
+        ),
+        pytest.param({"spillover": SPILLED | {"size_bytes": -1}}, "bytes or offsets is negative", id="size"),
+        pytest.param({"spillover": SPILLED | {"gap_offsets": -1}}, "bytes or offsets is negative", id="gaps"),
         pytest.param(
             {"start_offset": 1000, "spillover": SPILLED | {"segments": 0, "retired": []}},
-            "nothing of the spilled part is held, and nothing is left to be deleted",
+            "the manifest has a spilled part with neither live nor expired segments",
             id="nothing spilled",
         ),
         pytest.param(

@@ -141,7 +141,7 @@ async def test_partitions_are_found_by_name_and_by_id(tmp_path, store, daemon):
             assert behind.partitions.may_have(topic, 2)
             # It may have come to this broker since the last look.
             assert behind.partitions.may_have(topic, 3)
-            with pytest.raises(StorageUnavailable, match=r"did not see orders-3|did not see .*-3"):
+            with pytest.raises(StorageUnavailable, match=r"did not find orders-3|did not find .*-3"):
                 await behind.partitions.find(topic, 3)
 
 

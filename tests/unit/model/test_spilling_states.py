@@ -233,7 +233,7 @@ class SpillingMachine(RuleBasedStateMachine):
             return
         merged = replace(parts[0], last_offset=parts[-1].last_offset, size_bytes=size_bytes)
         if any(one.next_offset != later.base_offset for one, later in pairwise(parts)):
-            with pytest.raises(ValueError, match="are not what the manifest has there"):
+            with pytest.raises(ValueError, match="do not match the manifest"):
                 self.manifest.merged(merged, now_ms=0)
             return
         self.now_ms += 1
