@@ -62,7 +62,7 @@ class Benchmark:
 
 
 BENCHMARKS: Final = {
-    "upload": Benchmark(("tieringd.daemon.open_archive", "tieringd.archiving.uploader"), 3),
+    "upload": Benchmark(("tieringd.daemon.archive", "tieringd.archiving.uploader"), 3),
     "partitions": Benchmark(
         ("tieringd.daemon.assembly", "tieringd.archiving.reconciler", "tieringd.broker.watch"), 1.5
     ),

@@ -33,7 +33,7 @@ from tieringd.broker.segment_file import (
     scan_segment_file,
 )
 from tieringd.config import parse_config
-from tieringd.daemon.open_archive import opened_archive
+from tieringd.daemon.archive import opened_archive
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
 from tieringd.metrics import Metrics
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from benchmarks.sink import Endpoint
     from tieringd.archiving.remote_log import CopiedSegment
     from tieringd.config import Config
-    from tieringd.daemon.open_archive import Archive
+    from tieringd.daemon.archive import Archive
 
 _ACCESS_KEY, _SECRET_KEY, _REGION = "benchmark", "benchmark-secret", "us-east-1"
 

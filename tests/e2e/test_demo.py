@@ -13,7 +13,7 @@ from tieringd.cli.demo.journal import Journal
 from tieringd.cli.demo.view import partition_views
 from tieringd.cli.demo.writer import PartitionWriter
 from tieringd.config import load_config
-from tieringd.daemon.open_archive import opened_archive
+from tieringd.daemon.archive import opened_archive
 from tieringd.metrics import Metrics
 from tieringd.model.partition import TopicPartition
 

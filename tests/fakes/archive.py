@@ -21,7 +21,7 @@ from tieringd.archiving.reconciler import Reconciler
 from tieringd.archiving.upload_gate import UploadGate
 from tieringd.broker.layout import KafkaLayout
 from tieringd.config import parse_config
-from tieringd.daemon.open_archive import Archive, archive_on
+from tieringd.daemon.archive import Archive, archive_on
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.upload_control import UploadPace

@@ -18,7 +18,7 @@ from tieringd.formats.object_keys import (
     topic_key,
     topic_manifest_key,
 )
-from tieringd.housekeeping.topic_purge import TopicPurge, TopicPurger
+from tieringd.housekeeping.topic_purge import TopicObjectDeleter, TopicPurgeJob
 from tieringd.metrics import Metrics
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
@@ -120,10 +120,10 @@ class Purging:
         self.broker.cluster_topics = {"orders": {NEW_ID}, "third": {THIRD_ID}}
         self.to_stay: set[str] = set()
         """Topics whose configuration has `redpanda.remote.delete: false`."""
-        self.job = TopicPurge(
+        self.job = TopicPurgeJob(
             broker=self.broker,
             registry=TopicRegistry(store, self.archive.manifests),
-            purger=TopicPurger(store, self.archive.manifests, metrics=self.metrics.purge),
+            purger=TopicObjectDeleter(store, self.archive.manifests, metrics=self.metrics.purge),
             history=self.archive.history,
             owner=name,
             grace_ms=GRACE_MS,

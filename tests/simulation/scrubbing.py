@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tieringd.archive.scrub.partition_scrub import PartitionScrubber
 
 if TYPE_CHECKING:
-    from tieringd.daemon.open_archive import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.model.partition import TopicIdPartition
 
 

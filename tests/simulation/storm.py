@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tieringd.archiving.reconciler import Reconciler
     from tieringd.broker.layout import Layout
     from tieringd.config import Config
-    from tieringd.daemon.open_archive import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.housekeeping.partition_sweep import HousekeepingJob
 
 BROKER_STOPS = ("replicas", "log_bounds", "trim", "delete_records")

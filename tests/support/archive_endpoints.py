@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from tests.fakes.log_writer import LogWriter
     from tests.support.raw_kafka import RawKafka
     from tieringd.config import Config
+    from tieringd.daemon.archive import Archive
     from tieringd.daemon.archive_endpoint import ArchiveEndpoint
-    from tieringd.daemon.open_archive import Archive
     from tieringd.model.manifest import PartitionManifest
 
 LIST_OFFSETS, METADATA, OFFSET_FOR_LEADER_EPOCH = 2, 3, 23

@@ -17,7 +17,7 @@ from pyspark import SparkContext
 
 from tests.support.spark_session import running_spark
 from tieringd.config import load_config
-from tieringd.spark.jobs.export.export_job import export
+from tieringd.spark.jobs.export.job import export
 from tieringd.spark.jobs.export.parquet_target import ParquetTarget
 from tieringd.spark.jobs.export.state import ExportRules
 

@@ -97,7 +97,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class FollowedPartition:
     """A partition of an archived topic that this broker does not archive, at least not in this round."""
 
     partition: TopicIdPartition
@@ -114,11 +114,11 @@ class BrokerSnapshot:
     """
     An observation for each partition to archive. The same mapping object while all observations are the same.
     """
-    followed: tuple[Followed, ...]
+    followed: tuple[FollowedPartition, ...]
     """Partitions that another broker leads, or whose topic is paused or closed for archiving."""
     problems: Mapping[str, str]
     """Why a path or topic was left out of this round, by its name."""
-    held_back: tuple[Followed, ...] = ()
+    held_back: tuple[FollowedPartition, ...] = ()
     """Partitions that this broker leads, but that lack something that archiving needs to know."""
     unnamed: tuple[LocalPartition, ...] = ()
     """Partitions on disk that the cluster does not list, such as new ones or ones being deleted."""
@@ -197,7 +197,7 @@ class Observer:
         self._topics: dict[str, TopicConfig] = {}
         self._problems: dict[str, str] = {}
         self._topic_problems: set[str] = set()
-        self._told: frozenset[str] = frozenset()
+        self._described_topics: frozenset[str] = frozenset()
         """The topics whose configuration the broker returned at the last scan."""
         self._has_scanned = False
         self._scan_count = 0
@@ -295,8 +295,8 @@ class Observer:
             leader_epochs={name: replica.leader_epoch for name, replica in view.replicas.items()},
         )
         observed: dict[TopicPartition, tuple[Leadership, Observation]] = {}
-        followed: list[Followed] = []
-        held_back: list[Followed] = []
+        followed: list[FollowedPartition] = []
+        held_back: list[FollowedPartition] = []
         managed: dict[TopicKey, TopicConfig] = {}
         topic_ids = {(one.topic_partition.topic, one.topic_id) for one in archived}
         keys = {TopicKey(cluster, *identity) for identity in topic_ids}
@@ -316,7 +316,7 @@ class Observer:
             if not replica.is_leader or (
                 left_alone and topic_key(_identify(cluster, local_log.partition)) in left_alone
             ):
-                followed.append(Followed(_identify(cluster, local_log.partition), local_log, pins))
+                followed.append(FollowedPartition(_identify(cluster, local_log.partition), local_log, pins))
                 continue
             found = bounds[name]
             overtaken = _why_overtaken(local_log, replica.leader_epoch)
@@ -333,7 +333,7 @@ class Observer:
                     )
                 observed[name] = earlier
                 continue
-            held_back.append(Followed(_identify(cluster, local_log.partition), local_log, pins))
+            held_back.append(FollowedPartition(_identify(cluster, local_log.partition), local_log, pins))
         self._remember(observed)
         self._report(problems, scan)
         in_cluster = sum(view.partition_counts[one] for one in {name for name, _ in topic_ids})
@@ -389,7 +389,11 @@ class Observer:
         found: dict[TopicKey, bool] = {}
         for one in partitions:
             name = one.topic_partition
-            if name.partition or name.topic not in self._told or not view.replicas[name].is_leader:
+            if (
+                name.partition
+                or name.topic not in self._described_topics
+                or not view.replicas[name].is_leader
+            ):
                 continue
             found[topic_key(_identify(cluster, one))] = self._topics[name.topic].remote_delete
         return found
@@ -427,7 +431,7 @@ class Observer:
         keys = {one.topic_partition.topic: one.topic_id for one in partitions}
         names = sorted(keys)
         from_broker = await self._broker.topic_configs(names)
-        self._told = frozenset(from_broker)
+        self._described_topics = frozenset(from_broker)
         configs: dict[str, TopicConfig] = {}
         for name in names:
             recorded = self._registry.manifest(TopicKey(cluster, name, keys[name]))

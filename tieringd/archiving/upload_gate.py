@@ -67,7 +67,7 @@ class Urgency:
 NO_URGENCY = Urgency()
 
 
-class Admits(Enum):
+class Admission(Enum):
     """Which uploads the gate lets begin now."""
 
     ALL = auto()
@@ -207,7 +207,7 @@ class UploadLine:
             queue.requests.remove(request)
             self._removed(queue, request)
 
-    def pop(self, now: float, admits: Admits) -> UploadRequest | None:
+    def pop(self, now: float, admits: Admission) -> UploadRequest | None:
         """Remove and return the request that is to begin next; None when none may."""
         while (queue := self._choose(now, admits)) is not None:
             request = queue.requests[0]
@@ -224,14 +224,14 @@ class UploadLine:
         """Forget past turns: when no upload waits, no partition is owed a turn."""
         self._served.clear()
 
-    def _choose(self, now: float, admits: Admits) -> _Queue | None:
+    def _choose(self, now: float, admits: Admission) -> _Queue | None:
         nearest = self._by_loss.first(self._queues)
         if nearest is None:
             return None
-        if admits is not Admits.ALL:
+        if admits is not Admission.ALL:
             if last_moment_of(nearest.place, self._limits) <= now:
                 return nearest
-            return self._new_by_turn.first(self._queues) if admits is Admits.EXEMPT else None
+            return self._new_by_turn.first(self._queues) if admits is Admission.EXEMPT else None
         if self._left_in_turn and self._turn_of is not None:
             return self._turn_of
         if not is_fair_turn(self._turn + 1, self._limits) and is_near_loss(
@@ -485,14 +485,14 @@ class UploadGate:
         self._held_by = self._why_held(now)
         self._set_timer()
 
-    def _admits(self, now: float) -> Admits | None:
+    def _admits(self, now: float) -> Admission | None:
         """Return which uploads may begin now; None when none may."""
         if self._uploads_in_flight >= self._pace.most_uploads or not self._limit.is_free(now):
             return None
         if self._pace.is_listening:
-            return Admits.LAST_MOMENT
+            return Admission.LAST_MOMENT
         has_slot = self._braked_in_flight < self._pace.concurrent_uploads
-        return Admits.ALL if has_slot and self._brake.is_free(now) else Admits.EXEMPT
+        return Admission.ALL if has_slot and self._brake.is_free(now) else Admission.EXEMPT
 
     def _why_held(self, now: float) -> str:
         if not self._line.requests:

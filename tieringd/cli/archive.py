@@ -30,8 +30,8 @@ from tieringd.cli.options import (
     run_async,
 )
 from tieringd.config import Config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.file_archive import init_file_root
-from tieringd.daemon.open_archive import Archive, opened_archive
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.topic_manifest import TopicManifest

@@ -22,7 +22,7 @@ from tieringd.cli.options import (
     run_async,
 )
 from tieringd.config import Config
-from tieringd.daemon.open_archive import Archive, opened_archive
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.scrubbing import LocalLogs, scrub_parts
 from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.formats.object_keys import owner_of

@@ -22,11 +22,11 @@ from tieringd.cli.options import (
     run_async,
 )
 from tieringd.config import Config
-from tieringd.daemon.open_archive import Archive, opened_archive
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import TopicManifest
-from tieringd.housekeeping.topic_purge import TopicPurger
+from tieringd.housekeeping.topic_purge import TopicObjectDeleter
 from tieringd.metrics import Metrics
 from tieringd.policies import topic_lifecycle
 from tieringd.recovery.archive_mover import ArchiveMover, MovedPartition, Site
@@ -201,7 +201,7 @@ async def _purge(
                 f"{one.key.topic} ({one.key.topic_id}) and is not moved with it: nothing was deleted",
                 hint=f"Move {user.topic} as well, or leave out --delete-source",
             )
-    purger = TopicPurger(source.store, source.manifests, metrics=Metrics().purge)
+    purger = TopicObjectDeleter(source.store, source.manifests, metrics=Metrics().purge)
 
     async def count(key: TopicKey, segments: int, size_bytes: int) -> None:
         await source.manifests.change_topic(

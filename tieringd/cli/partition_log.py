@@ -16,8 +16,8 @@ import typer
 from tieringd.broker.kafka import KafkaBroker
 from tieringd.broker.kafka_tail import KafkaTail
 from tieringd.config import Config
+from tieringd.daemon.archive import Archive
 from tieringd.daemon.local_broker import kafka_settings
-from tieringd.daemon.open_archive import Archive
 from tieringd.errors import BrokerDenied, BrokerUnavailable
 from tieringd.formats.records import Record
 from tieringd.model.manifest import PartitionManifest

@@ -21,7 +21,7 @@ from tieringd.cli.human import human_size
 from tieringd.cli.options import ConfigFile, loaded, run_async
 from tieringd.cli.partition_log import PartitionReading
 from tieringd.config import Config
-from tieringd.daemon.open_archive import opened_archive
+from tieringd.daemon.archive import opened_archive
 from tieringd.formats.records import Record
 from tieringd.metrics import Metrics
 from tieringd.model.manifest_parts import Gap
@@ -34,10 +34,10 @@ _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 
 
 class ReadProgress:
-    """Count records and print progress. Silent unless *is_told*, and for reads of less than 2 seconds."""
+    """Count records and print progress. Silent unless *is_shown*, and for reads of less than 2 seconds."""
 
-    def __init__(self, *, is_told: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._is_told = is_told
+    def __init__(self, *, is_shown: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._is_shown = is_shown
         self._clock = clock
         self._began = self._said = clock()
         self._first_offset: int | None = None
@@ -52,7 +52,7 @@ class ReadProgress:
 
         *end_offset* is exclusive, and gives the share and the time left; None where the end is unknown.
         """
-        if not self._is_told:
+        if not self._is_shown:
             return
         if self._first_offset is None:
             self._first_offset = record.offset
@@ -130,7 +130,7 @@ def read(
     """
     if offset is not None and timestamp is not None:
         raise typer.BadParameter("give --offset or --timestamp, not both")
-    is_told = progress if progress is not None else sys.stderr.isatty() and not sys.stdout.isatty()
+    is_shown = progress if progress is not None else sys.stderr.isatty() and not sys.stdout.isatty()
     run_async(
         _read(
             loaded(config),
@@ -143,7 +143,7 @@ def read(
             as_json=output is RecordFormat.JSON,
             follow=follow,
             archive_only=archive_only,
-            progress=ReadProgress(is_told=is_told),
+            progress=ReadProgress(is_shown=is_shown),
         )
     )
 

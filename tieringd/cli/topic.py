@@ -22,8 +22,8 @@ from tieringd.cli.options import (
     run_async,
 )
 from tieringd.config import Config
+from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.local_broker import opened_broker
-from tieringd.daemon.open_archive import opened_archive
 from tieringd.errors import ConfigError, LocalFileError
 from tieringd.formats.topic_manifest import Archiving, TopicManifest
 from tieringd.metrics import Metrics

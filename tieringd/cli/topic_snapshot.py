@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from tieringd.broker.base import Broker
 from tieringd.config import Config, TopicConfig
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.local_broker import opened_broker
-from tieringd.daemon.open_archive import Archive, opened_archive
 from tieringd.errors import CorruptDataError, LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import Archiving, TopicManifest
@@ -88,7 +88,7 @@ async def topic_snapshot_with(
         config.topic(topic, properties, known),
         is_paused=known is not None and known.archiving is Archiving.PAUSED,
         partitions=partitions,
-        clock_doubt=archive.clock.judgement().doubt,
+        clock_doubt=archive.clock.status().doubt,
     )
 
 

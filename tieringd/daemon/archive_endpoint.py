@@ -19,11 +19,11 @@ import structlog
 
 from tieringd.config import Config
 from tieringd.daemon.admin import serving
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.assembly import sole_owner
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
 from tieringd.daemon.gateway_service import ReadCache, client_tls
-from tieringd.daemon.open_archive import Archive, opened_archive
 from tieringd.endpoint.cluster_answers import ClusterAnswers, DescriptionAnswers
 from tieringd.endpoint.endpoint_connection import EndpointConnection
 from tieringd.endpoint.endpoint_settings import EndpointSettings
@@ -33,7 +33,7 @@ from tieringd.endpoint.refusals import Refusals
 from tieringd.endpoint.request_handlers import RequestHandlers
 from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopics
 from tieringd.errors import ConfigError
-from tieringd.gateway.connection import Shared
+from tieringd.gateway.connection import ConnectionContext
 from tieringd.gateway.connection_opening import GatewaySettings
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
@@ -119,7 +119,7 @@ async def archive_endpoint_of(
     cache = ReadCache(config, archive, metrics)
 
     def connect(
-        sock: socket.socket, shared: Shared, on_closed: Callable[[EndpointConnection], None]
+        sock: socket.socket, shared: ConnectionContext, on_closed: Callable[[EndpointConnection], None]
     ) -> EndpointConnection:
         return EndpointConnection(sock, shared, on_closed, api=api)
 

@@ -19,7 +19,7 @@ from tieringd.archiving.reconciler import Reconciler
 from tieringd.cache.cache_directory import CacheDirectory
 from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
-from tieringd.daemon.open_archive import Archive
+from tieringd.daemon.archive import Archive
 from tieringd.errors import ConfigError
 from tieringd.gateway.connection_opening import GatewaySettings
 from tieringd.gateway.readable_partitions import ReadablePartitions

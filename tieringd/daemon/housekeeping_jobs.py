@@ -16,14 +16,14 @@ from tieringd.archiving.reconciler import Reconciler
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.broker.base import Broker
 from tieringd.config import Config
-from tieringd.daemon.open_archive import Archive
+from tieringd.daemon.archive import Archive
 from tieringd.daemon.scrubbing import scrub_job
 from tieringd.housekeeping.merging import MergeJob, SegmentMerger
 from tieringd.housekeeping.partition_sweep import ArchivedPartition, HousekeepingJob
 from tieringd.housekeeping.reupload import CompactedReuploadJob
 from tieringd.housekeeping.scrub import ScrubJob
 from tieringd.housekeeping.service import Housekeeping, TrafficWatch
-from tieringd.housekeeping.topic_purge import TopicPurge, TopicPurger
+from tieringd.housekeeping.topic_purge import TopicObjectDeleter, TopicPurgeJob
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.storage.resilient import ResilientStore
@@ -37,12 +37,12 @@ def topic_purge_job(
     broker: Broker,
     *,
     writer_id: str,
-) -> TopicPurge:
+) -> TopicPurgeJob:
     """Return the job, with a topic registry of its own, because only one task at a time may change one."""
-    return TopicPurge(
+    return TopicPurgeJob(
         broker=broker,
         registry=TopicRegistry(archive.store, archive.manifests),
-        purger=TopicPurger(archive.store, archive.manifests, metrics=metrics.purge),
+        purger=TopicObjectDeleter(archive.store, archive.manifests, metrics=metrics.purge),
         history=archive.history,
         owner=writer_id,
         grace_ms=config.cloud_storage_topic_purge_grace_period_ms,
@@ -58,7 +58,7 @@ class HousekeepingParts:
 
     service: Housekeeping
     scrub: ScrubJob
-    purge: TopicPurge
+    purge: TopicPurgeJob
 
     def set_config(self, config: Config) -> None:
         """Use *config* from now on."""

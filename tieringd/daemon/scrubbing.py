@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tieringd.archive.scrub.orphan_search import OrphanSearch, Owners
+from tieringd.archive.scrub.orphan_search import OrphanSearch, OwnerLookup
 from tieringd.archive.scrub.partition_scrub import PartitionScrubber, ScrubStretch
 from tieringd.archiving.claim import ManifestChange
 from tieringd.broker.layout import Layout
 from tieringd.config import Config
-from tieringd.daemon.open_archive import Archive
+from tieringd.daemon.archive import Archive
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine, QuarantineExpiry
 from tieringd.housekeeping.healer import Healer
@@ -51,7 +51,7 @@ def scrub_parts(
             store, manifests, grace_ms=config.archive_orphan_grace_ms, ages_ms=archive.clock.ages_ms
         ),
         quarantine=quarantine,
-        expiry=QuarantineExpiry(quarantine, Owners(store, manifests)),
+        expiry=QuarantineExpiry(quarantine, OwnerLookup(store, manifests)),
         healer=Healer(
             store,
             manifests,

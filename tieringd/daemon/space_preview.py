@@ -14,8 +14,8 @@ from tieringd.archiving.pinner import Pinner
 from tieringd.broker.disk_use import directory_uses
 from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.local_broker import opened_broker
-from tieringd.daemon.open_archive import Archive, opened_archive
 from tieringd.errors import LocalFileError
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest

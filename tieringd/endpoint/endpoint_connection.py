@@ -22,7 +22,7 @@ from tieringd.errors import LocalFileError, ProtocolViolation
 from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, RequestHead
 from tieringd.formats.kafka_wire.request_header import InspectedApi as Kafka
-from tieringd.gateway.connection import Shared
+from tieringd.gateway.connection import ConnectionContext
 from tieringd.gateway.connection_opening import host_of
 from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, wire_of
 
@@ -91,7 +91,7 @@ class EndpointConnection:
     def __init__(
         self,
         sock: socket.socket,
-        shared: Shared,
+        shared: ConnectionContext,
         on_closed: Callable[[EndpointConnection], None],
         *,
         api: RequestHandlers,

@@ -197,7 +197,7 @@ def _id_of(manifest: TopicManifest) -> UUID:
 
 
 @dataclass(eq=False, slots=True)
-class _Known:
+class _ServedPartition:
     """The state of one partition."""
 
     stored: StoredManifest | None = None
@@ -226,7 +226,7 @@ class ServedPartitions:
         self._at_once = at_once
         self._kept_max = kept_max
         self._interval_seconds = interval_seconds
-        self._known: dict[TopicIdPartition, _Known] = {}
+        self._known: dict[TopicIdPartition, _ServedPartition] = {}
         self._flights: SingleFlight[TopicIdPartition, StoredManifest] = SingleFlight(
             lambda _: "reading a manifest was cancelled: the endpoint is closed"
         )
@@ -354,11 +354,11 @@ class ServedPartitions:
         """Cancel the reads that are running."""
         await self._flights.close()
 
-    def _entry(self, partition: TopicIdPartition, now: float) -> _Known:
+    def _entry(self, partition: TopicIdPartition, now: float) -> _ServedPartition:
         known = self._known.pop(partition, None)
         if known is None:
             self._forget(now)
-            known = _Known()
+            known = _ServedPartition()
         # Moved to the end: the least recently used come first.
         self._known[partition] = known
         known.asked_at = now
@@ -378,10 +378,12 @@ class ServedPartitions:
                 del self._known[partition]
                 spare -= 1
 
-    def _fly(self, partition: TopicIdPartition, known: _Known) -> Flight[TopicIdPartition, StoredManifest]:
+    def _fly(
+        self, partition: TopicIdPartition, known: _ServedPartition
+    ) -> Flight[TopicIdPartition, StoredManifest]:
         return self._flights.join(partition, partial(self._read, partition, known))
 
-    async def _read(self, partition: TopicIdPartition, known: _Known) -> StoredManifest:
+    async def _read(self, partition: TopicIdPartition, known: _ServedPartition) -> StoredManifest:
         try:
             found = await self._found(partition, known.stored)
         except Exception as error:

@@ -25,7 +25,7 @@ from tieringd.formats.kafka_wire.request_header import InspectedApi, RequestHead
 from tieringd.gateway.archive_answers import ArchiveAnswers
 from tieringd.gateway.combined_answers import fetched_ahead
 from tieringd.gateway.pending import ClientResponse, PendingRequest
-from tieringd.gateway.responses import Question
+from tieringd.gateway.responses import ArchivableResponse
 
 PERMIT_SECONDS: Final = 1.0
 """How long an out-of-range response of the broker is taken as its response to later requests."""
@@ -148,7 +148,7 @@ class FetchAhead:
         """Record that the broker was asked. `is_answered` must follow."""
         self._asked, self._asked_at = self._expected, self._loop.time()
 
-    def is_answered(self, question: Question | None) -> None:
+    def is_answered(self, question: ArchivableResponse | None) -> None:
         """Take the broker's response; None if the archive has nothing to add to it."""
         asked, self._asked = self._asked, None
         if asked is None:

@@ -43,7 +43,7 @@ from tieringd.gateway.archive_answers import (
     RemoteLogDir,
 )
 from tieringd.gateway.pending import ClientResponse
-from tieringd.gateway.responses import Question
+from tieringd.gateway.responses import ArchivableResponse
 
 log = structlog.get_logger(__name__)
 
@@ -59,12 +59,12 @@ def _nothing() -> None:
     """Do nothing: there is nothing to release."""
 
 
-def _own(question: Question) -> ClientResponse:
+def _own(question: ArchivableResponse) -> ClientResponse:
     return ClientResponse((question.response,), _nothing, archived=False)
 
 
 async def answer(
-    question: Question, archive: ArchiveAnswers, *, timeout_seconds: float, bytes_max: float
+    question: ArchivableResponse, archive: ArchiveAnswers, *, timeout_seconds: float, bytes_max: float
 ) -> ClientResponse:
     """
     Ask the archive, and return what the client is told.
@@ -90,7 +90,7 @@ async def answer(
 
 
 async def _fetch(
-    question: Question, archive: ArchiveAnswers, timeout_seconds: float, bytes_max: float
+    question: ArchivableResponse, archive: ArchiveAnswers, timeout_seconds: float, bytes_max: float
 ) -> ClientResponse:
     pending = question.pending
     asked = asked_of(memoryview(pending.request or b""), pending.head)
@@ -165,7 +165,7 @@ async def fetched_ahead(
 
 
 async def _list_offsets(
-    question: Question, archive: ArchiveAnswers, timeout_seconds: float
+    question: ArchivableResponse, archive: ArchiveAnswers, timeout_seconds: float
 ) -> ClientResponse:
     head = question.pending.head
     request = decode_request(memoryview(question.pending.request or b""), head)
@@ -204,7 +204,7 @@ async def _list_offsets(
 
 
 async def _in_time(
-    question: Question,
+    question: ArchivableResponse,
     asked: Collection[PartitionKey],
     answers: Awaitable[Mapping[PartitionKey, T | TieringError]],
     timeout_seconds: float,
@@ -250,7 +250,7 @@ def _is_better(timestamp: int, archived: ListedOffset, said: Any) -> bool:
 
 
 async def _offset_for_leader_epoch(
-    question: Question, archive: ArchiveAnswers, timeout_seconds: float
+    question: ArchivableResponse, archive: ArchiveAnswers, timeout_seconds: float
 ) -> ClientResponse:
     head = question.pending.head
     request = decode_request(memoryview(question.pending.request or b""), head)
@@ -288,7 +288,7 @@ async def _offset_for_leader_epoch(
 
 
 async def _delete_records(
-    question: Question, archive: ArchiveAnswers, timeout_seconds: float
+    question: ArchivableResponse, archive: ArchiveAnswers, timeout_seconds: float
 ) -> ClientResponse:
     """Make the archive follow a deletion of the broker. Tell the client where the whole log begins now."""
     head = question.pending.head
@@ -326,7 +326,7 @@ async def _delete_records(
 
 
 async def _describe_log_dirs(
-    question: Question, archive: ArchiveAnswers, timeout_seconds: float
+    question: ArchivableResponse, archive: ArchiveAnswers, timeout_seconds: float
 ) -> ClientResponse:
     head = question.pending.head
     request = decode_request(memoryview(question.pending.request or b""), head)
@@ -370,7 +370,11 @@ def _log_dir(module: Any, directory: RemoteLogDir, wanted: set[tuple[str, int]] 
 
 
 def _changed(
-    question: Question, response: Any, topic: str, number: str, changes: dict[PartitionKey, dict[str, Any]]
+    question: ArchivableResponse,
+    response: Any,
+    topic: str,
+    number: str,
+    changes: dict[PartitionKey, dict[str, Any]],
 ) -> ClientResponse:
     """Return *response* with changed fields of some partitions; without changes, the broker's bytes."""
     if not changes:
@@ -394,7 +398,7 @@ def _with(partition: Any, fields: dict[str, Any]) -> Any:
     return replace(partition, **{name: value for name, value in fields.items() if name in known})
 
 
-def _warn(question: Question, error: Exception, *, partitions: int | None = None) -> None:
+def _warn(question: ArchivableResponse, error: Exception, *, partitions: int | None = None) -> None:
     log.warning(
         "the archive cannot answer now; the client is told to try again",
         api=InspectedApi(question.pending.head.api_key).name,

@@ -24,7 +24,7 @@ from tieringd.gateway.combined_answers import answer
 from tieringd.gateway.connection_opening import GatewaySettings, connected, host_of
 from tieringd.gateway.pending import ClientResponse, PendingRequest, PendingRequests
 from tieringd.gateway.requests import RequestFrames
-from tieringd.gateway.responses import SPLICED_BYTES, Question, ResponseFrames
+from tieringd.gateway.responses import SPLICED_BYTES, ArchivableResponse, ResponseFrames
 from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, PipePool, ReadRates, Wire, wire_of
 
 _WAKE_BYTES: Final = 256 << 10
@@ -52,7 +52,7 @@ class GatewayCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class ConnectionContext:
     """What all connections of a gateway share."""
 
     settings: GatewaySettings
@@ -68,7 +68,9 @@ class Shared:
 class Connection:
     """A client's connection, from its first request to its end. *on_closed* is called once."""
 
-    def __init__(self, sock: socket.socket, shared: Shared, on_closed: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, sock: socket.socket, shared: ConnectionContext, on_closed: Callable[[Connection], None]
+    ) -> None:
         self._shared = shared
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
@@ -332,11 +334,11 @@ class Connection:
         self._shared.budget.give(self._kept_bytes)
         self._kept_bytes = 0
 
-    def _on_question(self, question: Question) -> None:
+    def _on_question(self, question: ArchivableResponse) -> None:
         self._keep(len(question.response))
         self._start(self._answer(question))
 
-    async def _answer(self, question: Question) -> None:
+    async def _answer(self, question: ArchivableResponse) -> None:
         shared = self._shared
         try:
             found = await answer(

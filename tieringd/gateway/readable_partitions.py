@@ -263,7 +263,7 @@ def _name(topic: str | UUID, number: int) -> _Name:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _LogStart:
     """The result of a look-up of one partition."""
 
     archive_offset: int | None
@@ -277,7 +277,7 @@ class _Known:
         return self.archive_offset is not None or broker_offset <= self.broker_offset
 
 
-_NEVER_SHORTENED: Final = _Known(0, 0, math.inf)
+_NEVER_SHORTENED: Final = _LogStart(0, 0, math.inf)
 
 
 class LogStarts:
@@ -296,7 +296,7 @@ class LogStarts:
         self._records = records
         self._history = history
         self._now = now
-        self._known: dict[TopicIdPartition, _Known] = {}
+        self._known: dict[TopicIdPartition, _LogStart] = {}
         self._readable: Mapping[TopicIdPartition, None] = {}
         self._lookups: SingleFlight[PartitionKey, None] = SingleFlight(
             lambda key: f"looking up the log start of {key[0]}-{key[1]} was cancelled: the gateway is closed"
@@ -304,7 +304,7 @@ class LogStarts:
         self._not_before: dict[PartitionKey, float] = {}
         self._places = asyncio.Semaphore(_AT_ONCE)
 
-    def told(self, topic: str | UUID, number: int, broker_offset: int) -> int:
+    def known_log_start(self, topic: str | UUID, number: int, broker_offset: int) -> int:
         """Return the log start to report if the broker's log begins at *broker_offset*; -1 is unknown."""
         if broker_offset <= 0:
             return broker_offset
@@ -312,10 +312,10 @@ class LogStarts:
         if partition is None and not self._partitions.may_have(topic, number):
             return broker_offset
         known = None if partition is None else self._known_of(partition)
-        is_told = known is not None and known.tells(broker_offset)
-        if known is None or not is_told or self._now() - known.looked_up_at > START_FRESH_SECONDS:
+        is_complete = known is not None and known.tells(broker_offset)
+        if known is None or not is_complete or self._now() - known.looked_up_at > START_FRESH_SECONDS:
             self._begin_lookup(topic, number, broker_offset)
-        if known is None or partition is None or not is_told:
+        if known is None or partition is None or not is_complete:
             return UNKNOWN
         if known.archive_offset is None:
             return broker_offset
@@ -351,7 +351,7 @@ class LogStarts:
         """Cancel every look-up."""
         await self._lookups.close()
 
-    def _known_of(self, partition: TopicIdPartition) -> _Known | None:
+    def _known_of(self, partition: TopicIdPartition) -> _LogStart | None:
         manifest = self._partitions.last_manifest(partition)
         if manifest is not None and manifest.start_offset == 0 and manifest.segment_count:
             # Most archives were never shortened, and need no look-up.
@@ -392,4 +392,4 @@ class LogStarts:
         self._forget_unreadable()
         partition = self._partitions.identified(*key)
         if partition is not None:
-            self._known[partition] = _Known(archive_offset, broker_offset, looked_up_at)
+            self._known[partition] = _LogStart(archive_offset, broker_offset, looked_up_at)

@@ -252,7 +252,7 @@ class RemoteAnswers:
 
     def log_start(self, topic: str | UUID, partition: int, broker_offset: int) -> int:
         """See `ArchiveAnswers`."""
-        return self._log_starts.told(topic, partition, broker_offset)
+        return self._log_starts.known_log_start(topic, partition, broker_offset)
 
     async def close(self) -> None:
         """Cancel the look-ups in the background."""
@@ -301,7 +301,7 @@ class RemoteAnswers:
             left_bytes = max(0, left_bytes - batches.size_bytes)
             needs_a_batch = needs_a_batch and not batches.size_bytes
             # The broker found the offset out of range, so its own log begins after it.
-            log_start_offset = self._log_starts.told(*key, asked.fetch_offset + 1)
+            log_start_offset = self._log_starts.known_log_start(*key, asked.fetch_offset + 1)
             answers[key] = _replacement(
                 read.found,
                 batches,

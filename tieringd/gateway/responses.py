@@ -41,7 +41,7 @@ _UNKNOWN_PRODUCER_ID: Final = 59
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ArchivableResponse:
     """A response of the broker that the archive may add to."""
 
     pending: PendingRequest
@@ -70,9 +70,9 @@ class ResponseFrames(Frames):
         forward: Callable[[memoryview], None],
         may_have: Callable[[str | UUID, int], bool],
         log_start: Callable[[str | UUID, int, int], int],
-        ask: Callable[[Question], None],
+        ask: Callable[[ArchivableResponse], None],
         send: Callable[[PendingRequest, ClientResponse], None],
-        take_ahead: Callable[[Question | None], None],
+        take_ahead: Callable[[ArchivableResponse | None], None],
         held_bytes: int,
     ) -> None:
         super().__init__(scratch, budget, forward, held_bytes=held_bytes)
@@ -245,7 +245,7 @@ class ResponseFrames(Frames):
 
     def _whole(self, frame: memoryview, pending: PendingRequest) -> int:
         head = pending.head
-        question: Question | None = None
+        question: ArchivableResponse | None = None
         if pending.is_ahead:
             self._take_ahead(self._fetch_question(frame, pending))
             self._is_over()
@@ -255,7 +255,7 @@ class ResponseFrames(Frames):
         elif head.api_key == InspectedApi.FETCH:
             question = self._fetch_question(frame, pending)
         else:
-            question = Question(pending, bytes(frame))
+            question = ArchivableResponse(pending, bytes(frame))
         if question is None:
             self._forward(frame)
             self._is_over()
@@ -264,7 +264,7 @@ class ResponseFrames(Frames):
             self._ask(question)
         return len(frame)
 
-    def _fetch_question(self, frame: memoryview, pending: PendingRequest) -> Question | None:
+    def _fetch_question(self, frame: memoryview, pending: PendingRequest) -> ArchivableResponse | None:
         walk = FetchResponseWalk(pending.head.version, len(frame) - SIZE_BYTES)
         walk.feed(frame)
         for partition in walk.partitions:
@@ -274,7 +274,7 @@ class ResponseFrames(Frames):
         if not archived:
             return None
         records_bytes = sum(partition.records_bytes for partition in walk.partitions)
-        return Question(pending, bytes(frame), archived, records_bytes)
+        return ArchivableResponse(pending, bytes(frame), archived, records_bytes)
 
     def _tell_log_start(
         self, view: memoryview, begin: int, partition: FetchedPartition | ProducedPartition

@@ -18,7 +18,7 @@ import structlog
 
 from tieringd.errors import ConfigError
 from tieringd.gateway.archive_answers import ArchiveAnswers, NoArchive
-from tieringd.gateway.connection import Connection, GatewayCounters, Shared
+from tieringd.gateway.connection import Connection, ConnectionContext, GatewayCounters
 from tieringd.gateway.connection_opening import GatewaySettings, accepted, prepare
 from tieringd.gateway.frames import SCRATCH_BYTES
 from tieringd.gateway.wire import MemoryBudget, ReadRates
@@ -59,11 +59,13 @@ class GatewayServer:
         settings: GatewaySettings,
         archive: ArchiveAnswers | None = None,
         *,
-        connect: Callable[[socket.socket, Shared, Callable[[Any], None]], ClientConnection] = Connection,
+        connect: Callable[
+            [socket.socket, ConnectionContext, Callable[[Any], None]], ClientConnection
+        ] = Connection,
     ) -> None:
         self._settings = settings
         self._connect = connect
-        self._shared = Shared(
+        self._shared = ConnectionContext(
             settings,
             archive or NoArchive(),
             memoryview(bytearray(SCRATCH_BYTES)),

@@ -31,7 +31,7 @@ import structlog
 from crc32c import crc32c as crc32c_of
 
 from tieringd.archive.object_joiner import PIECE_BYTES, ObjectJoiner
-from tieringd.archive.scrub.orphan_search import Owners
+from tieringd.archive.scrub.orphan_search import OwnerLookup
 from tieringd.errors import ChecksumRejected, CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import (
     QUARANTINE_REPORTS_PREFIX,
@@ -312,7 +312,7 @@ class Expired:
 class QuarantineExpiry:
     """Delete objects that have been in one bucket's quarantine for long enough. Stateless."""
 
-    def __init__(self, quarantine: ObjectQuarantine, owners: Owners) -> None:
+    def __init__(self, quarantine: ObjectQuarantine, owners: OwnerLookup) -> None:
         self._quarantine = quarantine
         self._owners = owners
 

@@ -218,7 +218,7 @@ class SegmentMerger:
 
 
 @dataclass(slots=True)
-class _Known:
+class _MergeState:
     """What is kept of a partition between turns."""
 
     merger: SegmentMerger
@@ -240,7 +240,7 @@ class MergeJob:
     ) -> None:
         """Take the collaborators; *changed* is as for `PartitionSweep`."""
         self._make_merger = make_merger
-        self._known: dict[Leadership, _Known] = {}
+        self._known: dict[Leadership, _MergeState] = {}
         self._sweep = PartitionSweep(
             partitions,
             share=self._share,
@@ -266,7 +266,7 @@ class MergeJob:
         up_to = merge_limit_offset(one.seen.uploadable, log_start_offset=one.seen.bounds.log_start_offset)
         known = self._known.get(one.leadership)
         if known is None:
-            known = self._known[one.leadership] = _Known(self._make_merger(one.leadership))
+            known = self._known[one.leadership] = _MergeState(self._make_merger(one.leadership))
         basis = (manifest.segments, limits, up_to)
         if known.finished is not None and _is_same(known.finished, basis):
             return ShareResult(may_rest=True)

@@ -81,7 +81,7 @@ REQUESTS_PER_SEGMENT = 2
 """One for its data and one for its index."""
 
 
-class CompactedReupload:
+class StoredReupload:
     """Compacted segments whose objects are stored, but which no manifest names yet."""
 
     def __init__(
@@ -252,7 +252,7 @@ class CompactedReuploader:
             self._settled[found.identity] = found.replaced
         return parts
 
-    async def prepare(self, seen: Observation, reupload: Reupload) -> CompactedReupload | None:
+    async def prepare(self, seen: Observation, reupload: Reupload) -> StoredReupload | None:
         """
         Store the objects of *reupload*; None when its files cannot be read, or are not smaller after all.
 
@@ -276,7 +276,7 @@ class CompactedReuploader:
             self._give_up(reupload, error)
         return None
 
-    async def _copied(self, seen: Observation, reupload: Reupload) -> CompactedReupload | None:
+    async def _copied(self, seen: Observation, reupload: Reupload) -> StoredReupload | None:
         """Store the files as they are; None where they are not smaller after all."""
         copies: list[CopiedSegment] = []
         # Where files have another format than objects, only reading them tells their size as objects.
@@ -308,7 +308,7 @@ class CompactedReuploader:
             return False
         return await self._remote_log.lacks_tombstones(partition, reupload.segments, reupload.replaced)
 
-    async def _with_tombstones(self, seen: Observation, reupload: Reupload) -> CompactedReupload:
+    async def _with_tombstones(self, seen: Observation, reupload: Reupload) -> StoredReupload:
         segments = await self._remote_log.rewrite_with_tombstones(
             self._leadership.partition, reupload.segments, reupload.replaced
         )
@@ -325,8 +325,8 @@ class CompactedReuploader:
         reupload: Reupload,
         segments: tuple[RemoteSegment, ...],
         crossing: tuple[CrossingTransaction, ...],
-    ) -> CompactedReupload:
-        return CompactedReupload(
+    ) -> StoredReupload:
+        return StoredReupload(
             reupload,
             segments,
             crossing,
@@ -355,7 +355,7 @@ def _part_of(segment: LocalSegment, reupload: Reupload) -> SegmentSlice:
 
 
 @dataclass(slots=True)
-class _Known:
+class _ReuploadState:
     """What is kept of a partition between turns."""
 
     reuploader: CompactedReuploader
@@ -381,7 +381,7 @@ class CompactedReuploadJob:
         self._remote_log = remote_log
         self._metrics = metrics
         self._now_ms = now_ms
-        self._known: dict[Leadership, _Known] = {}
+        self._known: dict[Leadership, _ReuploadState] = {}
         self._sweep = PartitionSweep(
             partitions,
             share=self._share,
@@ -406,7 +406,7 @@ class CompactedReuploadJob:
             return ShareResult(may_rest=True)
         known = self._known.get(one.leadership)
         if known is None:
-            known = self._known[one.leadership] = _Known(
+            known = self._known[one.leadership] = _ReuploadState(
                 CompactedReuploader(
                     one.leadership, self._remote_log, metrics=self._metrics, now_ms=self._now_ms
                 )
@@ -430,7 +430,7 @@ class CompactedReuploadJob:
         return ShareResult(may_rest=True)
 
     async def _replace_parts(
-        self, one: ArchivedPartition, known: _Known, files: Sequence[Reupload]
+        self, one: ArchivedPartition, known: _ReuploadState, files: Sequence[Reupload]
     ) -> ShareResult:
         """Replace segments by parts of the first of *files* that can be read at present."""
         for number, file in enumerate(files, start=1):
@@ -444,7 +444,7 @@ class CompactedReuploadJob:
         return ShareResult()
 
     async def _replace(
-        self, one: ArchivedPartition, known: _Known, reuploads: Sequence[Reupload]
+        self, one: ArchivedPartition, known: _ReuploadState, reuploads: Sequence[Reupload]
     ) -> ShareResult:
         """Replace the first of *reuploads* that can be read at present."""
         requests, has_more = 0, False

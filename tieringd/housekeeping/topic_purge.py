@@ -9,7 +9,7 @@ because a clock is wrong, do no harm: what one has deleted is gone for the other
 An archive that a restored topic continues is never purged. The link is searched for after the claim is
 stored, and a restore searches for a claim after its link is stored, so one of them sees the other.
 
-`TopicPurger` deletes everything that a bucket holds of deleted topics, except the topic manifest that
+`TopicObjectDeleter` deletes everything that a bucket holds of deleted topics, except the topic manifest that
 marks the purge. First it closes every partition's manifest: an archiver that still runs elsewhere fails
 its next commit, and stops. Then it lists the whole bucket once, and deletes each object with one of the
 topics' ids in its name, whether a manifest names it, or it is spilled, retired, in quarantine, or an
@@ -60,7 +60,7 @@ _TOPICS_AT_ONCE = 100
 _KEYS_IN_A_PAGE = 1000
 
 
-class TopicPurger:
+class TopicObjectDeleter:
     """Delete what is left of topics. Stateless: started again, it continues with what is there."""
 
     def __init__(self, store: ObjectStore, manifests: ManifestStore, *, metrics: PurgeMetrics) -> None:
@@ -129,7 +129,7 @@ class TopicPurger:
         return page.next_start_after, 2 if found else 1
 
 
-class TopicPurge:
+class TopicPurgeJob:
     """
     One daemon's part in the purge of deleted topics; a `HousekeepingJob`.
 
@@ -141,7 +141,7 @@ class TopicPurge:
         *,
         broker: Broker,
         registry: TopicRegistry,
-        purger: TopicPurger,
+        purger: TopicObjectDeleter,
         history: History,
         owner: str,
         grace_ms: int,
@@ -226,15 +226,15 @@ class TopicPurge:
     async def _begin(self) -> int:
         """Claim the topics that are due, and begin to purge them; return the requests."""
         used = await self._redate()
-        judgement = self._clock.judgement()
-        doubt = judgement.doubt
+        clock_status = self._clock.status()
+        doubt = clock_status.doubt
         if doubt != self._doubt and doubt:
             log.error("no archive of a deleted topic is purged: the time is not certain", reason=doubt)
         self._doubt = doubt
         if doubt:
             return used
         # One clock reading for all: a later one may not be certain any more.
-        now_ms = judgement.now_ms
+        now_ms = clock_status.now_ms
         due = [
             one.key
             for one in self._registry.manifests
@@ -258,10 +258,10 @@ class TopicPurge:
 
     async def _redate(self) -> int:
         """Restart a grace whose beginning was noted under a wrong clock; return the requests."""
-        used, judgement = 0, self._clock.judgement()
-        if judgement.doubt:
+        used, clock_status = 0, self._clock.status()
+        if clock_status.doubt:
             return used
-        now_ms = judgement.now_ms
+        now_ms = clock_status.now_ms
         for one in self._registry.manifests:
             if topic_lifecycle.is_misdated(one, now_ms=now_ms):
                 log.warning(

@@ -90,7 +90,7 @@ class ChunkRelease:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RetainedChunk:
     """An open chunk that stays open."""
 
     chunk: OpenChunk
@@ -102,7 +102,7 @@ class ReleasePlan:
     """Which open chunks to close, and why the others stay open."""
 
     releases: tuple[ChunkRelease, ...]
-    held: tuple[Held, ...]
+    held: tuple[RetainedChunk, ...]
 
 
 def max_hydrated(chunk_count: int, limits: ChunkEvictionLimits) -> int:
@@ -124,7 +124,7 @@ def plan_releases(
     for chunk in open_chunks:
         by_segment.setdefault(chunk.segment, []).append(chunk)
     releases: list[ChunkRelease] = []
-    held: list[Held] = []
+    held: list[RetainedChunk] = []
     for segment, chunks in by_segment.items():
         gone, kept = _plan_segment(chunks, chunk_counts[segment], limits)
         releases += gone
@@ -134,10 +134,10 @@ def plan_releases(
 
 def _plan_segment(
     chunks: Sequence[OpenChunk], chunk_count: int, limits: ChunkEvictionLimits
-) -> tuple[list[ChunkRelease], list[Held]]:
+) -> tuple[list[ChunkRelease], list[RetainedChunk]]:
     read = [chunk for chunk in chunks if chunk.readers]
     idle = [chunk for chunk in chunks if not chunk.readers]
-    held = [Held(chunk, f"the chunk is being read ({chunk.readers})") for chunk in read]
+    held = [RetainedChunk(chunk, f"the chunk is being read ({chunk.readers})") for chunk in read]
     if limits.strategy is EvictionStrategy.EAGER:
         return [ChunkRelease(chunk, NOBODY_READS) for chunk in idle], held
     positions = [chunk.number for chunk in read] if limits.strategy is EvictionStrategy.PREDICTIVE else []
@@ -145,7 +145,7 @@ def _plan_segment(
     idle.sort(key=lambda chunk: (-_needed_after(chunk, positions), chunk.used_at, chunk.number))
     most = max_hydrated(chunk_count, limits)
     over = min(len(idle), max(0, len(chunks) - most))
-    held += [Held(chunk, _why_held(chunk, positions, most)) for chunk in idle[over:]]
+    held += [RetainedChunk(chunk, _why_held(chunk, positions, most)) for chunk in idle[over:]]
     return [ChunkRelease(chunk, OVER_SHARE) for chunk in idle[:over]], held
 
 
@@ -161,7 +161,7 @@ def _why_held(chunk: OpenChunk, positions: Sequence[int], most: int) -> str:
     return f"its segment may have {most} open chunks"
 
 
-def _within_total(releases: list[ChunkRelease], held: list[Held], max_open: int) -> ReleasePlan:
+def _within_total(releases: list[ChunkRelease], held: list[RetainedChunk], max_open: int) -> ReleasePlan:
     over = len(held) - max_open
     if over <= 0:
         return ReleasePlan(tuple(releases), tuple(held))

@@ -153,7 +153,7 @@ def plan_reuploads(
     if closed_end > manifest.next_offset:
         bases = [one.base_offset for one in log.segments]
         return ReuploadPlan((), tuple(SkippedSegment(base, BEHIND) for base in bases))
-    walk = _Walk(log, manifest, is_trimmed=is_trimmed, failed=failed, differing=differing)
+    walk = _ReuploadWalk(log, manifest, is_trimmed=is_trimmed, failed=failed, differing=differing)
     for segment in log.segments:
         walk.take(segment, _why_not(segment, manifest, bounds))
     walk.end(NOT_ALIGNED)
@@ -219,7 +219,7 @@ def reuploaded_segment(copied: RemoteSegment, replaced: Sequence[RemoteSegment])
     return row
 
 
-class _Walk:
+class _ReuploadWalk:
     """One pass over a local log: the current run, and the results so far."""
 
     def __init__(

@@ -141,7 +141,7 @@ def explain(
     `idle_because`.
     """
     assert bounds is not None or facts.idle_because, "the leader knows the bounds of its log"
-    known = _Known(log, manifest, bounds, facts, now_ms)
+    known = _PolicyAnswers(log, manifest, bounds, facts, now_ms)
     found = [*known.local(), *known.archived(), *known.retired(), *known.gaps(), *known.missing()]
     return Explanation(
         segments=tuple(sorted(found, key=attrgetter("base_offset"))),
@@ -153,7 +153,7 @@ def explain(
     )
 
 
-class _Known:
+class _PolicyAnswers:
     """The policies' answers for one partition, and what follows for each segment."""
 
     def __init__(

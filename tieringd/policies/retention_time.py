@@ -63,19 +63,19 @@ class HostTime:
 class StoreTime:
     """A reading of the object store's clock."""
 
-    told_ms: int
-    heard: HostTime
+    store_ms: int
+    read_at: HostTime
     """The host's clocks when the reading arrived."""
     is_own: bool
     """Whether the clock is another machine's."""
 
     def now_ms(self, host: HostTime) -> int:
         """Return the store's time at *host*, carried on by the steady clock."""
-        return self.told_ms + host.milliseconds_since(self.heard)
+        return self.store_ms + host.milliseconds_since(self.read_at)
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class ClockStatus:
     """The current time, and whether ages are certain."""
 
     now_ms: int
@@ -102,53 +102,53 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ClockHistory:
     """What a process knows of the clocks."""
 
     started: HostTime
     """When the process began."""
     agreed: HostTime
     """The last reading at which ages were certain; until there is one, the process's start."""
-    told: StoreTime | None = None
+    store_time: StoreTime | None = None
     """The store's last reading."""
-    told_before: StoreTime | None = None
+    store_time_before: StoreTime | None = None
     """The store's last reading at the time of `agreed`."""
     awaits_store: bool = False
     """Whether the store has a clock of its own, and has not responded yet."""
 
 
-def judge_clock(host: HostTime, known: Known) -> Judgement:
+def clock_status(host: HostTime, history: ClockHistory) -> ClockStatus:
     """Return the current time on *host*, and whether ages are certain."""
-    carried_ms = known.agreed.wall_ms + host.milliseconds_since(known.agreed)
+    carried_ms = history.agreed.wall_ms + host.milliseconds_since(history.agreed)
     step_ms = host.wall_ms - carried_ms
     was_set = f"set {'forward' if step_ms > 0 else 'back'} by {abs(step_ms) / 1000:.0f} s while tieringd ran"
-    is_own = known.told is not None and known.told.is_own
-    error_ms = host.wall_ms - known.told.now_ms(host) if known.told else 0
+    is_own = history.store_time is not None and history.store_time.is_own
+    error_ms = host.wall_ms - history.store_time.now_ms(host) if history.store_time else 0
     doubt, latest_ms = "", max(host.wall_ms, carried_ms)
-    if known.told is not None and abs(error_ms) > CLOCK_ERROR_MAX_MS:
+    if history.store_time is not None and abs(error_ms) > CLOCK_ERROR_MAX_MS:
         doubt = f"this host's clock is {_off(error_ms)} the object store's clock"
         latest_ms = max(host.wall_ms, host.wall_ms - error_ms)
-    elif known.awaits_store and known.told is None:
+    elif history.awaits_store and history.store_time is None:
         doubt = "the object store has not reported its time yet"
     elif host.wall_ms < EARLIEST_MS and not is_own:
         doubt = "this host's clock shows a year before 2020"
-    elif abs(step_ms) > CLOCK_ERROR_MAX_MS and (not is_own or _was_store_set(host, known)):
+    elif abs(step_ms) > CLOCK_ERROR_MAX_MS and (not is_own or _was_store_set(host, history)):
         doubt = f"this host's clock was {was_set}, and the object store has no clock to compare with"
         if is_own:
             doubt = f"the clocks of this host and of the object store were both {was_set}"
         error_ms = step_ms
     if doubt:
-        return Judgement(latest_ms, error_ms, doubt)
-    is_settled = host.milliseconds_since(known.started) >= COMMIT_DOUBT_MAX_MS
-    return Judgement(host.wall_ms, error_ms, is_confirmed=is_own, is_settled=is_settled)
+        return ClockStatus(latest_ms, error_ms, doubt)
+    is_settled = host.milliseconds_since(history.started) >= COMMIT_DOUBT_MAX_MS
+    return ClockStatus(host.wall_ms, error_ms, is_confirmed=is_own, is_settled=is_settled)
 
 
-def _was_store_set(host: HostTime, known: Known) -> bool:
+def _was_store_set(host: HostTime, history: ClockHistory) -> bool:
     """Say whether the store's clock was set since its last certain reading."""
-    told, before = known.told, known.told_before
-    if told is None or before is None:
+    store_time, before = history.store_time, history.store_time_before
+    if store_time is None or before is None:
         return False
-    return abs(told.now_ms(host) - before.now_ms(host)) > CLOCK_ERROR_MAX_MS
+    return abs(store_time.now_ms(host) - before.now_ms(host)) > CLOCK_ERROR_MAX_MS
 
 
 def retention_time_ms(segment: RemoteSegment) -> int:

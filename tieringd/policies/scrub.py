@@ -153,7 +153,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObjectFacts:
     """What a scrub knows of one object."""
 
     size_bytes: int | None
@@ -165,7 +165,7 @@ class Seen:
 
 
 def segment_findings(
-    partition: TopicIdPartition, segment: RemoteSegment, *, data: Seen, index: Seen
+    partition: TopicIdPartition, segment: RemoteSegment, *, data: ObjectFacts, index: ObjectFacts
 ) -> tuple[Finding, ...]:
     """Return what is wrong with a segment's objects: at most one finding for each of the two."""
     wrong_data = _object_fault(data, size_bytes=segment.size_bytes, crc32c=segment.crc32c, name="object")
@@ -184,7 +184,7 @@ def segment_findings(
     return tuple(found)
 
 
-def _object_fault(seen: Seen, *, size_bytes: int, crc32c: int, name: str) -> tuple[str, str] | None:
+def _object_fault(seen: ObjectFacts, *, size_bytes: int, crc32c: int, name: str) -> tuple[str, str] | None:
     """Return what is wrong with an object, as a kind and in words; None for a sound one."""
     if seen.size_bytes is None:
         return "missing", f"the {name} is missing"

@@ -195,7 +195,7 @@ def plan_merges(
     """
     assert limits.rows_max > limits.run_segments_max, "one step has room for a whole run"
     table = manifest.segments
-    walk = _Walk(manifest, limits, failed)
+    walk = _MergeWalk(manifest, limits, failed)
     # An archive that was cut back behind the cursor is a different one from there on.
     row = table.row_at_or_after(from_offset) if from_offset <= manifest.next_offset else 0
     stop = row + limits.rows_max
@@ -213,7 +213,7 @@ def plan_merges(
     return walk.plan(resume_offset, is_complete=row >= end)
 
 
-class _Walk:
+class _MergeWalk:
     """One pass over a table: the current run, and the results so far."""
 
     def __init__(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.archiving.observer import BrokerSnapshot, Followed, Observation
+from tieringd.archiving.observer import BrokerSnapshot, FollowedPartition, Observation
 from tieringd.broker.disk_use import DiskUseMeter, directory_uses
 from tieringd.config import Config
 from tieringd.metrics import Metrics
@@ -115,12 +115,12 @@ def space_partition(
     )
 
 
-def _is_paused(snapshot: BrokerSnapshot, one: Followed) -> bool:
+def _is_paused(snapshot: BrokerSnapshot, one: FollowedPartition) -> bool:
     partition = one.partition
     return any((key.topic, key.topic_id) == (partition.topic, partition.topic_id) for key in snapshot.paused)
 
 
-def _of_followed(one: Followed, reason: str) -> SpacePartition:
+def _of_followed(one: FollowedPartition, reason: str) -> SpacePartition:
     return _kept(one.log.partition.topic_partition, one.log.segments, reason)
 
 

@@ -14,7 +14,7 @@ import structlog
 
 from tieringd.clock import steady_seconds, wall_clock_ms
 from tieringd.metrics import Metrics
-from tieringd.policies.retention_time import HostTime, Judgement, Known, StoreTime, judge_clock
+from tieringd.policies.retention_time import ClockHistory, ClockStatus, HostTime, StoreTime, clock_status
 from tieringd.storage.base import TimedStore
 
 log = structlog.get_logger(__name__)
@@ -43,7 +43,7 @@ class ArchiveClock:
         self._started = self._host_time()
         self._agreed: tuple[HostTime, StoreTime | None] = (self._started, None)
         """The last certain reading, and the last time that the store had reported by then."""
-        self._told: StoreTime | None = None
+        self._store_time: StoreTime | None = None
         self._awaits_store = False
         self._is_doubted = False
         self._commit_doubted_at = -math.inf
@@ -54,11 +54,11 @@ class ArchiveClock:
         if isinstance(store, TimedStore):
             is_own = store.has_own_clock
             self._awaits_store = is_own
-            store.tell_time_to(lambda told_ms: self._hear(told_ms, is_own=is_own))
+            store.tell_time_to(lambda store_ms: self._take_store_time(store_ms, is_own=is_own))
 
     def __call__(self) -> int:
         """Return the time by which new objects, commits and marks are dated."""
-        return self.judgement().now_ms
+        return self.status().now_ms
 
     def ages_ms(self, committed_at_ms: int = 0) -> int:
         """
@@ -67,7 +67,7 @@ class ArchiveClock:
         *committed_at_ms* is the time of the last commit to the data that may be deleted, or 0 where
         there is none.
         """
-        found = self.judgement()
+        found = self.status()
         doubt = found.doubt_after(committed_at_ms)
         if doubt and not found.doubt:
             self._commit_doubted_at = self._steady_seconds()
@@ -82,13 +82,15 @@ class ArchiveClock:
         """Return milliseconds of a clock that never jumps, for measuring waits. Its origin is arbitrary."""
         return round(self._steady_seconds() * 1000)
 
-    def judgement(self) -> Judgement:
+    def status(self) -> ClockStatus:
         """Return the current time, and whether ages are certain. Log when the certainty changes."""
-        host, told = self._host_time(), self._told
-        agreed, told_before = self._agreed
-        found = judge_clock(host, Known(self._started, agreed, told, told_before, self._awaits_store))
+        host, store_time = self._host_time(), self._store_time
+        agreed, store_time_before = self._agreed
+        found = clock_status(
+            host, ClockHistory(self._started, agreed, store_time, store_time_before, self._awaits_store)
+        )
         if not found.doubt:
-            self._agreed = host, told
+            self._agreed = host, store_time
         if found.doubt or host.steady_seconds - self._commit_doubted_at >= COMMIT_DOUBT_SHOWN_SECONDS:
             self._show(found.doubt, error_ms=found.error_ms)
         return found
@@ -111,12 +113,12 @@ class ArchiveClock:
         else:
             log.warning("the time is certain again; deletion by age goes on")
 
-    def _hear(self, told_ms: int | None, *, is_own: bool) -> None:
+    def _take_store_time(self, store_ms: int | None, *, is_own: bool) -> None:
         # A store whose responses carry no time cannot be waited for: only this host's clock is left.
         self._awaits_store = False
-        if told_ms is not None:
-            self._told = StoreTime(told_ms, self._host_time(), is_own)
-        self.judgement()
+        if store_ms is not None:
+            self._store_time = StoreTime(store_ms, self._host_time(), is_own)
+        self.status()
 
     def _host_time(self) -> HostTime:
         return HostTime(self._wall_ms(), self._steady_seconds())

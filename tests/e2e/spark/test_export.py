@@ -31,8 +31,8 @@ from tests.support.iceberg import catalog_properties, rows_of_table, running_cat
 from tests.support.processes import Server
 from tieringd.config import load_config
 from tieringd.errors import RetryableError, StorageUnavailable, TieringError
-from tieringd.spark.jobs.export.export_job import export
 from tieringd.spark.jobs.export.iceberg_target import IcebergTarget
+from tieringd.spark.jobs.export.job import export
 from tieringd.spark.jobs.export.parquet_target import ParquetTarget
 from tieringd.spark.jobs.export.state import ExportRules
 from tieringd.spark.jobs.export.work import on_spark

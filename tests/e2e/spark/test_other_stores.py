@@ -23,7 +23,7 @@ from tests.support.raw_http import serving
 from tieringd.config import load_config
 from tieringd.spark.jobs.compact import compact
 from tieringd.spark.jobs.erase import erase
-from tieringd.spark.jobs.export.export_job import export
+from tieringd.spark.jobs.export.job import export
 from tieringd.spark.jobs.export.parquet_target import ParquetTarget
 from tieringd.spark.jobs.merge import merge
 from tieringd.spark.jobs.rebuild import rebuild

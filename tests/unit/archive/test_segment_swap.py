@@ -15,7 +15,7 @@ from tests.unit.housekeeping.test_merging import both_ways, filled
 from tieringd.archive.archive_reader import SegmentIndexes
 from tieringd.archive.object_joiner import ObjectJoiner, index_of_parts, store_merged
 from tieringd.archive.retired_objects import delete_retired, unnamed
-from tieringd.archive.scrub.orphan_search import Owners
+from tieringd.archive.scrub.orphan_search import OwnerLookup
 from tieringd.archive.segment_swap import SegmentSwap, Successor
 from tieringd.errors import FencedError, StorageUnavailable
 from tieringd.formats.job_records import decode_rewriting
@@ -245,7 +245,7 @@ async def test_what_expired_of_the_spilled_segments_is_deleted_as_well(store, wr
     left = {data_key(writer.identified, one) in store._objects for one in segments[len(gone) :]}
     assert left == {True}
     assert not any(data_key(writer.identified, one) in store._objects for one in gone)
-    owner = await Owners(store, archive_in(store).manifests).owner(writer.identified)
+    owner = await OwnerLookup(store, archive_in(store).manifests).owner(writer.identified)
     assert owner.findings == ()
     listed = await archive_in(store).manifests.spillovers.ending_before(writer.identified, 10**9)
     assert len(listed) == (2 if until_ms == 4 else 1)

@@ -13,7 +13,7 @@ from tests.fakes.store import store_unavailable
 from tests.fakes.topics import topic_config
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.manifest_upkeep import CLEAN_UP_INTERVAL_SECONDS, FollowedManifests, ManifestUpkeep
-from tieringd.archiving.observer import BrokerSnapshot, Followed
+from tieringd.archiving.observer import BrokerSnapshot, FollowedPartition
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import topic_key
 from tieringd.formats.topic_manifest import TieringDefaults
@@ -48,7 +48,7 @@ def upkeep(registry, followed_manifests, broker):
 
 def snapshot_of(writer, *, is_led: bool = True) -> BrokerSnapshot:
     """Return a world of one partition, without a look at it."""
-    followed = () if is_led else (Followed(writer.identified, writer.local_log(), ()),)
+    followed = () if is_led else (FollowedPartition(writer.identified, writer.local_log(), ()),)
     wanted = {Leadership(writer.identified, 0): None} if is_led else {}
     return BrokerSnapshot(CLUSTER, wanted, followed, {})
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.daemon import directory_config, write_config
 from tests.unit.cli.commands import TOPIC, TOPIC_ID, invoked, tieringd
 from tieringd.config import load_config
-from tieringd.daemon.open_archive import opened_archive
+from tieringd.daemon.archive import opened_archive
 from tieringd.errors import ConfigError
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey

@@ -27,7 +27,7 @@ def noted(progress, clock, count, *, first=0, end_offset=10_000, seconds_each=0.
 def test_long_read_says_how_far_it_is(capsys):
     """Every two seconds a line with the share, the rate and the time that is left; a sum at the end."""
     clock = Clock()
-    progress = ReadProgress(is_told=True, clock=clock)
+    progress = ReadProgress(is_shown=True, clock=clock)
     noted(progress, clock, 5120)
     progress.end()
     captured = capsys.readouterr()
@@ -42,7 +42,7 @@ def test_long_read_says_how_far_it_is(capsys):
 def test_share_counts_from_where_the_read_began(capsys):
     """The second half of a log is not half done when it begins."""
     clock = Clock()
-    progress = ReadProgress(is_told=True, clock=clock)
+    progress = ReadProgress(is_shown=True, clock=clock)
     noted(progress, clock, 2048, first=8000, end_offset=12_096)
     assert capsys.readouterr().err.startswith("offset 10047 of 12096 (50%): ")
 
@@ -50,7 +50,7 @@ def test_share_counts_from_where_the_read_began(capsys):
 def test_read_without_an_end_has_no_share(capsys):
     """One that follows tells what it read; records may come seldom, and each looks at the clock."""
     clock = Clock()
-    progress = ReadProgress(is_told=True, clock=clock)
+    progress = ReadProgress(is_shown=True, clock=clock)
     noted(progress, clock, 3, end_offset=None, seconds_each=1.5)
     assert capsys.readouterr().err == "offset 1: 2 records, 667B/s\n"
 
@@ -58,10 +58,10 @@ def test_read_without_an_end_has_no_share(capsys):
 def test_short_read_and_one_that_is_not_told_say_nothing(capsys):
     """Output that goes to a file or a pipe is not disturbed."""
     clock = Clock()
-    short = ReadProgress(is_told=True, clock=clock)
+    short = ReadProgress(is_shown=True, clock=clock)
     noted(short, clock, 1000)
     short.end()
-    quiet = ReadProgress(is_told=False, clock=clock)
+    quiet = ReadProgress(is_shown=False, clock=clock)
     noted(quiet, clock, 9000)
     quiet.end()
     assert capsys.readouterr().err == ""

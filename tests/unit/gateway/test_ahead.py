@@ -35,7 +35,7 @@ from tieringd.gateway.archive_answers import NextFetch
 from tieringd.gateway.frames import SCRATCH_BYTES
 from tieringd.gateway.pending import ClientResponse, PendingRequest, PendingRequests
 from tieringd.gateway.requests import RequestFrames
-from tieringd.gateway.responses import Question
+from tieringd.gateway.responses import ArchivableResponse
 from tieringd.gateway.wire import MemoryBudget
 
 STEP = 10
@@ -564,7 +564,7 @@ def question_of(pending, topics):
     response = fetched(pending.head, topics)
     walk = FetchResponseWalk(pending.head.version, len(response) - 4)
     walk.feed(memoryview(response))
-    return Question(pending, bytes(response), tuple(walk.partitions))
+    return ArchivableResponse(pending, bytes(response), tuple(walk.partitions))
 
 
 AT_STEP = frame_at(STEP)

@@ -9,10 +9,10 @@ from tieringd.model.segment import NO_TIMESTAMP
 from tieringd.policies.retention_time import (
     CLOCK_ERROR_MAX_MS,
     NOTHING_IS_OLD_MS,
+    ClockHistory,
     HostTime,
-    Known,
     StoreTime,
-    judge_clock,
+    clock_status,
     needs_proof,
     proven_upload_ms,
 )
@@ -27,16 +27,16 @@ def told(error_ms: int = 0, *, is_own: bool = True) -> StoreTime:
     return StoreTime(BEGUN.wall_ms - error_ms, BEGUN, is_own)
 
 
-def known(told_: StoreTime | None = None, **others) -> Known:
+def known(told_: StoreTime | None = None, **others) -> ClockHistory:
     """Return what a process knows that began with `BEGUN`, and heard *told_* last."""
-    return Known(BEGUN, BEGUN, told_, **others)
+    return ClockHistory(BEGUN, BEGUN, told_, **others)
 
 
 @pytest.mark.parametrize("is_own", [True, False])
 @pytest.mark.parametrize("error_ms", [CLOCK_ERROR_MAX_MS, -CLOCK_ERROR_MAX_MS, 0])
 def test_clocks_that_agree_within_the_bound_are_certain(error_ms, is_own):
     """The host's own clock counts then: it has milliseconds."""
-    found = judge_clock(LATER, known(told(error_ms, is_own=is_own)))
+    found = clock_status(LATER, known(told(error_ms, is_own=is_own)))
     assert (found.doubt, found.now_ms, found.ages_ms()) == ("", LATER.wall_ms, LATER.wall_ms)
     assert found.is_confirmed is is_own
 
@@ -44,7 +44,7 @@ def test_clocks_that_agree_within_the_bound_are_certain(error_ms, is_own):
 @pytest.mark.parametrize("error_ms", [CLOCK_ERROR_MAX_MS + 1, -CLOCK_ERROR_MAX_MS - 1])
 def test_clocks_that_differ_by_more_leave_no_age_certain(error_ms):
     """The later of the two dates what is written: a date that is too early would delete fresh data."""
-    found = judge_clock(LATER, known(told(error_ms)))
+    found = clock_status(LATER, known(told(error_ms)))
     assert (found.error_ms, found.now_ms) == (error_ms, LATER.wall_ms - min(error_ms, 0))
     assert found.ages_ms() == NOTHING_IS_OLD_MS
     assert f"{'ahead of' if error_ms > 0 else 'behind'} the object store" in found.doubt
@@ -56,20 +56,20 @@ def test_clock_that_is_set_while_the_process_runs(step_ms, reading):
     """Another machine's clock decides; without one, nothing shows which of the two times was right."""
     now = HostTime(LATER.wall_ms + step_ms, LATER.steady_seconds)
     after = None if reading is None else StoreTime(now.wall_ms, now, reading == "own")
-    found = judge_clock(now, known(after))
+    found = clock_status(now, known(after))
     assert bool(found.doubt) is (reading != "own")
 
 
 def test_host_that_slept_was_not_set():
     """The steady clock goes on while a host sleeps."""
-    found = judge_clock(HostTime(TIME_MS + 30 * DAY_MS, 100 + 30 * 86_400), known())
+    found = clock_status(HostTime(TIME_MS + 30 * DAY_MS, 100 + 30 * 86_400), known())
     assert found.doubt == ""
 
 
 def test_last_commit_shows_a_clock_that_is_behind_where_nothing_else_does():
     """A commit that is later than now counts only where no other machine's clock agrees with the host's."""
     ahead_ms = LATER.wall_ms + CLOCK_ERROR_MAX_MS + 1
-    alone, confirmed = (judge_clock(LATER, known(one)) for one in (None, told()))
+    alone, confirmed = (clock_status(LATER, known(one)) for one in (None, told()))
     assert alone.ages_ms(ahead_ms) == NOTHING_IS_OLD_MS
     assert alone.ages_ms(ahead_ms - 1) == confirmed.ages_ms(ahead_ms) == LATER.wall_ms
 

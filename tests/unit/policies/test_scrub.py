@@ -15,21 +15,21 @@ from tieringd.model.spillover import Spillover, SpilloverName
 from tieringd.policies.scrub import (
     FaultKind,
     Finding,
-    Seen,
+    ObjectFacts,
     manifest_findings,
     segment_findings,
     spillover_tally_finding,
 )
 
 SEGMENT = remote(10, 19, index_crc32c=0xABCDEF01)
-SOUND_DATA = Seen(SEGMENT.size_bytes, SEGMENT.crc32c)
-SOUND_INDEX = Seen(SEGMENT.index_size_bytes, SEGMENT.index_crc32c)
+SOUND_DATA = ObjectFacts(SEGMENT.size_bytes, SEGMENT.crc32c)
+SOUND_INDEX = ObjectFacts(SEGMENT.index_size_bytes, SEGMENT.index_crc32c)
 BROKEN = [
-    (Seen(None), "missing", "is missing"),
-    (Seen(1), "size", "has 1 bytes and the manifest says"),
-    (Seen(-1, 7), "checksum", "has checksum 00000007 and the manifest says"),
-    (Seen(-1, None, "a batch is wrong"), "content", "a batch is wrong"),
-    (Seen(-1, 7, "a batch is wrong"), "content", "a batch is wrong"),
+    (ObjectFacts(None), "missing", "is missing"),
+    (ObjectFacts(1), "size", "has 1 bytes and the manifest says"),
+    (ObjectFacts(-1, 7), "checksum", "has checksum 00000007 and the manifest says"),
+    (ObjectFacts(-1, None, "a batch is wrong"), "content", "a batch is wrong"),
+    (ObjectFacts(-1, 7, "a batch is wrong"), "content", "a batch is wrong"),
 ]
 """What is seen, its fault, and words of it; a size of -1 stands for the right one."""
 
@@ -52,7 +52,7 @@ def test_each_fault_of_an_object_has_its_kind(part, seen, fault, words):
 
 def test_both_objects_of_a_segment_can_be_wrong():
     """Data and index have a finding each."""
-    found = segment_findings(PARTITION, SEGMENT, data=Seen(None), index=Seen(None))
+    found = segment_findings(PARTITION, SEGMENT, data=ObjectFacts(None), index=ObjectFacts(None))
     assert [one.kind for one in found] == [FaultKind.DATA_MISSING, FaultKind.INDEX_MISSING]
 
 
@@ -65,8 +65,8 @@ def test_right_facts_are_no_finding(segment):
             segment_findings(
                 PARTITION,
                 segment,
-                data=Seen(segment.size_bytes, crc32c),
-                index=Seen(segment.index_size_bytes, told),
+                data=ObjectFacts(segment.size_bytes, crc32c),
+                index=ObjectFacts(segment.index_size_bytes, told),
             )
             == ()
         )
@@ -76,7 +76,7 @@ def test_right_facts_are_no_finding(segment):
 def test_other_facts_are_a_finding(segment, size_bytes, crc32c):
     """A data object of another size, or another known checksum, is never sound."""
     found = segment_findings(
-        PARTITION, segment, data=Seen(size_bytes, crc32c), index=Seen(segment.index_size_bytes)
+        PARTITION, segment, data=ObjectFacts(size_bytes, crc32c), index=ObjectFacts(segment.index_size_bytes)
     )
     is_right = size_bytes == segment.size_bytes and crc32c in {None, segment.crc32c}
     assert bool(found) == (not is_right)
@@ -85,7 +85,7 @@ def test_other_facts_are_a_finding(segment, size_bytes, crc32c):
 def test_index_without_a_noted_checksum_has_any():
     """What was stored before index checksums were noted cannot be told by one."""
     segment = replace(SEGMENT, index_crc32c=NO_CRC)
-    assert segment_findings(PARTITION, segment, data=SOUND_DATA, index=Seen(300, 7)) == ()
+    assert segment_findings(PARTITION, segment, data=SOUND_DATA, index=ObjectFacts(300, 7)) == ()
 
 
 def test_gaps_and_overlaps_are_findings_of_the_manifest():

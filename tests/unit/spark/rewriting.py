@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.archive import Clock
     from tieringd.archive.segment_swap import Successor, Swapped
-    from tieringd.daemon.open_archive import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.formats.records import Record
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition

@@ -30,7 +30,7 @@ from tieringd.formats.transactions import MarkerSearch
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import NO_CRC, AbortedTransaction, RemoteSegment, SegmentIndex
-from tieringd.policies.scrub import Seen
+from tieringd.policies.scrub import ObjectFacts
 from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
 
@@ -42,7 +42,7 @@ SCAN_BYTES = 4 << 20
 class DataScan:
     """The result of scanning a data object."""
 
-    seen: Seen
+    seen: ObjectFacts
     scan: SegmentScan | None
     """The scan of its batches; None unless the object is exactly as expected."""
     requests: int
@@ -103,10 +103,10 @@ async def scan_object(
                 held = await in_thread(_fed, scanner, held, chunk)
         if read_bytes == size_bytes:
             scan = scanner.finish(len(held))
-            return DataScan(Seen(read_bytes, scan.crc32c), scan, requests, read_bytes)
+            return DataScan(ObjectFacts(read_bytes, scan.crc32c), scan, requests, read_bytes)
         actual_bytes = read_bytes
     except ObjectNotFound:
-        return DataScan(Seen(None), None, requests + 1, read_bytes)
+        return DataScan(ObjectFacts(None), None, requests + 1, read_bytes)
     except CorruptDataError as error:
         fault = _in_words(error)
         actual_bytes = size_bytes + 1
@@ -116,8 +116,8 @@ async def scan_object(
         try:
             actual_bytes = (await store.head(key)).size_bytes
         except ObjectNotFound:
-            return DataScan(Seen(None), None, requests, read_bytes)
-    return DataScan(Seen(actual_bytes, content_fault=fault), None, requests, read_bytes)
+            return DataScan(ObjectFacts(None), None, requests, read_bytes)
+    return DataScan(ObjectFacts(actual_bytes, content_fault=fault), None, requests, read_bytes)
 
 
 async def _chunks(store: ObjectStore, key: str, end: int) -> AsyncGenerator[bytes]:

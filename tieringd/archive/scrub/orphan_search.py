@@ -8,7 +8,7 @@ committed meanwhile is no orphan. If two names have the same hash, an orphan may
 
 A search may be interrupted after any page. It moves no object.
 
-`Owners` returns what is known of a partition now, to judge objects that belong to it by their names. A
+`OwnerLookup` returns what is known of a partition now, to judge objects that belong to it by their names. A
 manifest that cannot be read makes an owner uncertain, and no object of an uncertain owner is touched.
 """
 
@@ -63,7 +63,7 @@ from tieringd.storage.threads import in_thread
 _RECORD: Final = re.compile(r"(/rewriting\.)[^/]+$")
 
 
-class Owners:
+class OwnerLookup:
     """Look owners up in the bucket, with new reads for each call."""
 
     def __init__(self, store: ObjectStore, manifests: ManifestStore) -> None:
@@ -184,7 +184,7 @@ class OrphanSearch:
         self, store: ObjectStore, manifests: ManifestStore, *, grace_ms: int, ages_ms: Callable[[], int]
     ) -> None:
         self._store = store
-        self._owners = Owners(store, manifests)
+        self._owners = OwnerLookup(store, manifests)
         self._ages_ms = ages_ms
         self.grace_ms = grace_ms
         """A younger object is no orphan. *ages_ms* returns the current time for computing ages."""

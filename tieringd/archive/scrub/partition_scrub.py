@@ -89,7 +89,7 @@ class PartitionScrubber:
         Raises:
             StorageUnavailable: The store does not answer; the state is unknown.
         """
-        walk = _Walk(ScrubStretch(partition), deep=deep, requests_max=requests_max)
+        walk = _ScrubCall(ScrubStretch(partition), deep=deep, requests_max=requests_max)
         manifest = await self._load(walk)
         if manifest is None:
             walk.stretch.findings = tuple(walk.suspects)
@@ -114,11 +114,11 @@ class PartitionScrubber:
         Raises:
             StorageUnavailable: The store does not answer; the state is unknown.
         """
-        walk = _Walk(ScrubStretch(partition), deep=deep, requests_max=None)
+        walk = _ScrubCall(ScrubStretch(partition), deep=deep, requests_max=None)
         walk.suspects = list(suspects)
         return await self._held(walk) if walk.suspects else ()
 
-    async def _load(self, walk: _Walk) -> PartitionManifest | None:
+    async def _load(self, walk: _ScrubCall) -> PartitionManifest | None:
         """Return the live manifest; None if there is none, or if two reads found it damaged."""
         partition = walk.stretch.partition
         walk.stretch.requests += 1
@@ -134,7 +134,7 @@ class PartitionScrubber:
             ]
             return None
 
-    async def _rows(self, walk: _Walk, table: SegmentTable, before_offset: int) -> int | None:
+    async def _rows(self, walk: _ScrubCall, table: SegmentTable, before_offset: int) -> int | None:
         """
         Check the rows that begin before an offset, newest first.
 
@@ -160,7 +160,7 @@ class PartitionScrubber:
         return None
 
     async def _spilled(
-        self, walk: _Walk, manifest: PartitionManifest, cursor: ScrubCursor | None
+        self, walk: _ScrubCall, manifest: PartitionManifest, cursor: ScrubCursor | None
     ) -> ScrubCursor | None:
         """Check the spilled part, newest first. Return where the check was cut off, if it was."""
         start = cursor.part if cursor else None
@@ -181,7 +181,7 @@ class PartitionScrubber:
             walk.suspects += tally.findings()
         return None
 
-    async def _held(self, walk: _Walk) -> tuple[Finding, ...]:
+    async def _held(self, walk: _ScrubCall) -> tuple[Finding, ...]:
         """Return the confirmed suspects: seen again, and named by a manifest that was read after that."""
         partition, stretch = walk.stretch.partition, walk.stretch
         of_segments: list[Finding] = []
@@ -209,7 +209,7 @@ class PartitionScrubber:
         )
 
 
-class _Walk:
+class _ScrubCall:
     """The state of one call of `scrub`: its findings so far, and its budget of requests."""
 
     def __init__(self, stretch: ScrubStretch, *, deep: bool, requests_max: int | None) -> None:

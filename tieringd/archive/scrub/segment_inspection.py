@@ -25,7 +25,7 @@ from tieringd.formats.sidecar import decode_sidecar_of
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import NO_CRC, RemoteSegment, SegmentIndex
-from tieringd.policies.scrub import Finding, Seen, segment_findings
+from tieringd.policies.scrub import Finding, ObjectFacts, segment_findings
 from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
 
@@ -97,7 +97,7 @@ class SegmentInspector:
         else:
             data_seen, scan = await self._head(data_key(partition, segment), cost), None
         if scan is not None and index is not None:
-            index_seen = Seen(index_seen.size_bytes, index_seen.crc32c, _disagreement(scan, index))
+            index_seen = ObjectFacts(index_seen.size_bytes, index_seen.crc32c, _disagreement(scan, index))
         findings = segment_findings(partition, segment, data=data_seen, index=index_seen)
         is_sound = scan is not None and not findings
         return SegmentInspection(
@@ -108,42 +108,42 @@ class SegmentInspector:
             cost.read_bytes,
         )
 
-    async def _head(self, key: str, cost: _Cost) -> Seen:
+    async def _head(self, key: str, cost: _Cost) -> ObjectFacts:
         cost.requests += 1
         try:
             info = await self._store.head(key)
         except ObjectNotFound:
-            return Seen(None)
-        return Seen(info.size_bytes, info.crc32c)
+            return ObjectFacts(None)
+        return ObjectFacts(info.size_bytes, info.crc32c)
 
     async def _inspect_index(
         self, partition: TopicIdPartition, segment: RemoteSegment, cost: _Cost, *, deep: bool
-    ) -> tuple[Seen, SegmentIndex | None]:
+    ) -> tuple[ObjectFacts, SegmentIndex | None]:
         """Return what is known of the index, and the index itself if it was read and is sound."""
         key = index_key(partition, segment)
         if not deep:
             seen = await self._head(key, cost)
-            is_told = seen.crc32c is not None and segment.index_crc32c != NO_CRC
-            if is_told or seen.size_bytes != segment.index_size_bytes:
+            has_checksum = seen.crc32c is not None and segment.index_crc32c != NO_CRC
+            if has_checksum or seen.size_bytes != segment.index_size_bytes:
                 return seen, None
         cost.requests += 1
         try:
             # One byte more than there should be, to detect a longer object.
             data = await read_object(self._store, key, size_bytes=segment.index_size_bytes + 1)
         except ObjectNotFound:
-            return Seen(None), None
+            return ObjectFacts(None), None
         cost.read_bytes += len(data)
         if len(data) != segment.index_size_bytes:
             is_longer = len(data) > segment.index_size_bytes
-            return await self._head(key, cost) if is_longer else Seen(len(data)), None
+            return await self._head(key, cost) if is_longer else ObjectFacts(len(data)), None
         checksum = await in_thread(crc32c, data)
         if segment.index_crc32c not in {NO_CRC, checksum}:
-            return Seen(len(data), checksum), None
+            return ObjectFacts(len(data), checksum), None
         try:
             index = await in_thread(decode_sidecar_of, data, segment, key=key)
         except CorruptDataError as error:
-            return Seen(len(data), checksum, error.message), None
-        return Seen(len(data), checksum), index
+            return ObjectFacts(len(data), checksum, error.message), None
+        return ObjectFacts(len(data), checksum), index
 
 
 def _disagreement(scan: SegmentScan, index: SegmentIndex) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tieringd.archive.manifest_store import ManifestStore
-from tieringd.archive.scrub.orphan_search import NamedObjects, OrphanSearch, Owners
+from tieringd.archive.scrub.orphan_search import NamedObjects, OrphanSearch, OwnerLookup
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import (
     TOPIC_MANIFESTS_PREFIX,
@@ -126,7 +126,7 @@ class Surveyor:
 
         An object that is younger than *grace_ms* at the time of *ages_ms* is no orphan.
         """
-        self._owners = Owners(store, manifests)
+        self._owners = OwnerLookup(store, manifests)
         self._topics = ScrubbedTopics(store, manifests, is_wanted=is_wanted)
         self._search = OrphanSearch(store, manifests, grace_ms=grace_ms, ages_ms=ages_ms)
         self._is_wanted = is_wanted

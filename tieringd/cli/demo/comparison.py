@@ -15,7 +15,7 @@ from pathlib import Path
 from tieringd.archive.archive_reader import whole_batches_bytes
 from tieringd.cli.demo.journal import PartitionJournal, record_digest
 from tieringd.cli.demo.view import PartitionView
-from tieringd.daemon.open_archive import Archive
+from tieringd.daemon.archive import Archive
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.record_batch import HEADER_BYTES, check_crc, parse_header
 from tieringd.formats.records import Record, iter_records

@@ -22,7 +22,7 @@ from tieringd.cli.demo.comparison import Comparison, compare
 from tieringd.cli.demo.journal import Journal
 from tieringd.cli.demo.view import partition_views, table
 from tieringd.config import Config, load_config
-from tieringd.daemon.open_archive import Archive, opened_archive
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.errors import TieringError
 from tieringd.metrics import Metrics
 

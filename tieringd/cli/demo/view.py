@@ -11,7 +11,7 @@ from rich.table import Table
 from tieringd.broker.log_dir import read_local_log, scan_log_dirs
 from tieringd.cli.demo.journal import Journal
 from tieringd.config import Config
-from tieringd.daemon.open_archive import Archive
+from tieringd.daemon.archive import Archive
 from tieringd.errors import LocalFileError
 from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest import PartitionManifest

@@ -18,12 +18,12 @@ from tieringd.archive.catalog import ArchivedTopic
 from tieringd.broker.kafka_target import TargetCluster, TargetTopic
 from tieringd.cli.recover.options import Validation
 from tieringd.cli.recover.recovery_progress import RecordProgress
-from tieringd.cli.recover.selection import Wanted, matching_once, repeated
+from tieringd.cli.recover.selection import TopicSelection, matching_once, repeated
 from tieringd.cli.recover.validation import MISSING, Findings, missing, validated
 from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.local_broker import kafka_settings
-from tieringd.daemon.open_archive import Archive, opened_archive
 from tieringd.errors import BrokerUnavailable, ConfigError
 from tieringd.formats.recovery_mark import RecoveryMark
 from tieringd.metrics import Metrics
@@ -56,7 +56,7 @@ READ_COMMITTED = "read_committed"
 class ClusterRecovery:
     """The arguments of one recovery into a cluster."""
 
-    wanted: Wanted
+    wanted: TopicSelection
     limits: RestoreLimits
     renaming: Renaming
     settings: Mapping[str, str]

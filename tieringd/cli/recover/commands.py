@@ -26,9 +26,9 @@ from tieringd.cli.recover.options import (
     ValidationDepth,
     checked_pattern,
 )
-from tieringd.cli.recover.selection import LISTED, Wanted, listing, matching
+from tieringd.cli.recover.selection import LISTED, TopicSelection, listing, matching
 from tieringd.config import Config
-from tieringd.daemon.open_archive import opened_archive
+from tieringd.daemon.archive import opened_archive
 from tieringd.metrics import Metrics
 from tieringd.policies.recovery import Renaming, RestoreLimits
 
@@ -58,7 +58,7 @@ def list_topics(
     output: Format = OutputFormat.TEXT,
 ) -> None:
     """List the topics that can be restored: topics of all clusters, their sizes and time ranges."""
-    _print(run_async(_listed(loaded(config), Wanted(topics, from_cluster))), LISTED, output)
+    _print(run_async(_listed(loaded(config), TopicSelection(topics, from_cluster))), LISTED, output)
 
 
 @recover_app.command()
@@ -98,7 +98,7 @@ def directory(
     if shallow and (last_bytes is not None or last_ms is not None):
         raise typer.BadParameter("--shallow downloads nothing: leave out --last-bytes and --last-ms")
     asked = into_directory.DirectoryRecovery(
-        Wanted(topics, from_cluster, topic_id),
+        TopicSelection(topics, from_cluster, topic_id),
         log_dir=log_dir,
         staging=staging or log_dir.parent / f".{log_dir.name}.tieringd-restore",
         limits=RestoreLimits(last_bytes, last_ms),
@@ -161,7 +161,7 @@ def cluster(
     again after an interruption: it continues, without duplicates and without omissions.
     """
     asked = into_cluster.ClusterRecovery(
-        Wanted(topics, from_cluster, topic_id),
+        TopicSelection(topics, from_cluster, topic_id),
         limits=RestoreLimits(last_bytes, last_ms),
         renaming=Renaming(*_renamed(rename), prefix=prefix, suffix=suffix),
         settings=dict(_setting(one) for one in topic_config or ()),
@@ -193,7 +193,7 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-async def _listed(config: Config, wanted: Wanted) -> list[dict[str, Any]]:
+async def _listed(config: Config, wanted: TopicSelection) -> list[dict[str, Any]]:
     async with opened_archive(config, Metrics()) as archive:
         return [listing(one) for one in await matching(archive, wanted)]
 

@@ -13,10 +13,10 @@ from tieringd.broker.log_dir import scan_log_dirs
 from tieringd.broker.restored_log import RestoredLog
 from tieringd.cli.recover.options import Validation
 from tieringd.cli.recover.recovery_progress import ByteProgress
-from tieringd.cli.recover.selection import Wanted, matching_once
+from tieringd.cli.recover.selection import TopicSelection, matching_once
 from tieringd.cli.recover.validation import MISSING, Findings, missing, validated
 from tieringd.config import Config
-from tieringd.daemon.open_archive import Archive, opened_archive
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey
@@ -48,7 +48,7 @@ REPORTED = (
 class DirectoryRecovery:
     """The arguments of one recovery into a log directory."""
 
-    wanted: Wanted
+    wanted: TopicSelection
     log_dir: Path
     staging: Path
     limits: RestoreLimits

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tieringd.archive.catalog import ArchivedTopic
-from tieringd.daemon.open_archive import Archive
+from tieringd.daemon.archive import Archive
 from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
@@ -29,7 +29,7 @@ LISTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TopicSelection:
     """Which archived topics to select, by name, cluster and topic id. None selects any."""
 
     pattern: str
@@ -45,7 +45,7 @@ class Wanted:
         )
 
 
-async def matching(archive: Archive, wanted: Wanted) -> list[ArchivedTopic]:
+async def matching(archive: Archive, wanted: TopicSelection) -> list[ArchivedTopic]:
     """
     Return the selected archived topics with their partitions, by cluster and name.
 
@@ -58,7 +58,7 @@ async def matching(archive: Archive, wanted: Wanted) -> list[ArchivedTopic]:
     ]
 
 
-async def matching_once(archive: Archive, wanted: Wanted) -> list[ArchivedTopic]:
+async def matching_once(archive: Archive, wanted: TopicSelection) -> list[ArchivedTopic]:
     """
     Return the selected topics as `matching` does, at least one, and each name only once.
 

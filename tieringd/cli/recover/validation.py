@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tieringd.archive.catalog import ArchivedTopic
 from tieringd.cli.recover.options import Validation
-from tieringd.daemon.open_archive import Archive
+from tieringd.daemon.archive import Archive
 from tieringd.errors import CorruptDataError
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition

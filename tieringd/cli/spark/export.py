@@ -282,7 +282,7 @@ def export(
         },
     )
     with optional_parts():
-        from tieringd.spark.jobs.export import export_job  # noqa: PLC0415 - commands that need no Spark begin sooner
+        from tieringd.spark.jobs.export import job  # noqa: PLC0415 - commands that need no Spark begin sooner
         from tieringd.spark.jobs.export.state import (  # noqa: PLC0415 - likewise
             PORTION_BYTES,
             ROUND_BYTES,
@@ -302,7 +302,7 @@ def export(
         round_bytes=ROUND_BYTES if round_size is None else round_size,
     )
     run_job(
-        partial(export_job.export, topics=topics, target=destination, rules=rules),
+        partial(job.export, topics=topics, target=destination, rules=rules),
         config=config,
         master=master,
         conf=conf,

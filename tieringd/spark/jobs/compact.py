@@ -41,7 +41,7 @@ from tieringd.spark.jobs.compaction_range import CompactionRange, CompactOptions
 from tieringd.spark.jobs.compaction_tasks import KEY_SCHEMA, KeyReader, RunRewriter
 from tieringd.spark.jobs.job_progress import Progress, silent, spark_may_be_gone, watched
 from tieringd.spark.jobs.report import Report, Table, Value
-from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap, what_is_done_is_told
+from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, outcome_reported, swap
 from tieringd.spark.jobs.tasks import failures_in_words
 
 EXPECTED_COLUMNS: Final = (
@@ -119,10 +119,10 @@ def compact(
     """
     bucket, outcome = bucket_of(config), Outcome()
     chosen = bucket.run(chosen_partitions(bucket, topics))
-    judgement = bucket.clock.judgement()
-    if judgement.doubt:
+    clock_status = bucket.clock.status()
+    if clock_status.doubt:
         raise ConfigError(
-            f"nothing is compacted: {judgement.doubt}",
+            f"nothing is compacted: {clock_status.doubt}",
             hint="Set this host's clock: the job removes records and tombstones by their age",
         )
     outcome.faults += chosen.faults
@@ -130,10 +130,10 @@ def compact(
     with_log = chosen.with_log(has_broker=has_broker)
     job = _Compaction(spark, bucket, outcome, with_log=with_log, progress=progress)
     expected: list[tuple[Value, ...]] = []
-    with what_is_done_is_told(outcome):
+    with outcome_reported(outcome):
         for some in rounds(bucket, chosen.partitions, outcome.faults):
             ranges = [
-                bucket.run(compaction_range(bucket, one, options, now_ms=judgement.now_ms)) for one in some
+                bucket.run(compaction_range(bucket, one, options, now_ms=clock_status.now_ms)) for one in some
             ]
             with_any = [one for one in ranges if one.segments]
             if is_dry_run:

@@ -49,8 +49,8 @@ from tieringd.spark.jobs.swapping import (
     SwappedPartition,
     delete_replaced,
     end_holding,
+    outcome_reported,
     swap,
-    what_is_done_is_told,
 )
 from tieringd.spark.jobs.tasks import failures_in_words
 from tieringd.spark.key_eraser import ErasureCut
@@ -154,7 +154,7 @@ def erase(
     eraser = _Eraser(config, shared_keys, f"{REWRITER_PREFIX}{job_id}")
     reached = _Reached({one.partition: one for one in chosen.partitions if not one.segments})
     segments_read = 0
-    with what_is_done_is_told(outcome):
+    with outcome_reported(outcome):
         for some in rounds(bucket, chosen.partitions, outcome.faults):
             todo = [share for one in some for share in shares(one.partition, one.segments)]
             with watched(spark, "erasing keys", progress), failures_in_words():
@@ -171,7 +171,7 @@ def erase(
         bucket.run(delete_replaced(bucket, named, outcome, after_ms=delete_after_ms))
     deleted_at_ms = bucket.clock()
     left, suspects = Leftovers(), []
-    with what_is_done_is_told(
+    with outcome_reported(
         outcome, "the bucket was not searched for objects that no manifest names; run the job again"
     ):
         left = bucket.run(find_leftovers(bucket, topics, reached.gone_over, told=reached.faulty))
@@ -191,7 +191,7 @@ def erase(
         kept_by_store,
     )
     record: Value = None
-    with what_is_done_is_told(outcome, "the record of the erasure is not stored; run the job again"):
+    with outcome_reported(outcome, "the record of the erasure is not stored; run the job again"):
         _store_record(bucket, request, encode_erasure_outcome(request, done), is_done=True)
         record = erasure_key(begun_at_ms=request.begun_at_ms, job_id=job_id, is_done=True)
     figures: dict[str, Value] = {

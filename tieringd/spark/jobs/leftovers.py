@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import checked_batches
-from tieringd.archive.scrub.orphan_search import NamedObjects, Owners
+from tieringd.archive.scrub.orphan_search import NamedObjects, OwnerLookup
 from tieringd.archive.scrub.survey import PREFIXES
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import (
@@ -117,7 +117,7 @@ async def find_leftovers(
     Raises:
         StorageUnavailable: The store does not answer.
     """
-    owners = Owners(bucket.store, bucket.manifests)
+    owners = OwnerLookup(bucket.store, bucket.manifests)
     found = Leftovers()
     named = NamedObjects()
     for owner in await at_once(list(gone_over), owners.owner, count=PARTITIONS_AT_ONCE):

@@ -32,7 +32,7 @@ from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.chosen import chosen_partitions, loaded_again
 from tieringd.spark.jobs.job_progress import Progress, silent, watched
 from tieringd.spark.jobs.report import Report, Value
-from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap, what_is_done_is_told
+from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, outcome_reported, swap
 from tieringd.spark.jobs.tasks import failures_in_words
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def merge(
     partitions = [one for one in chosen.partitions if topic_key(one.partition) not in compacted]
     with_log = chosen.with_log(has_broker=has_broker)
     merger, runs, host_bytes = _Merger(config, secrets.token_hex(8)), 0, 0
-    with what_is_done_is_told(outcome):
+    with outcome_reported(outcome):
         for some in portions(bucket, partitions, outcome.faults, with_log=with_log):
             with watched(spark, "merging segments", progress), failures_in_words():
                 done = spark.sparkContext.parallelize(some, len(some)).map(merger).collect()

@@ -28,7 +28,7 @@ from tieringd.archive.rebuild.object_listing import (
     recorded_rewritings,
 )
 from tieringd.archive.rebuild.stored_segments import Unusable
-from tieringd.archive.scrub.orphan_search import Owners
+from tieringd.archive.scrub.orphan_search import OwnerLookup
 from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.formats.object_keys import TopicKey, data_key, topic_key
 from tieringd.model.manifest import PartitionManifest
@@ -119,7 +119,7 @@ class Rebuild:
         self._bucket = bucket
         self._options = options
         self._spread = spread
-        self._owners = Owners(bucket.store, bucket.manifests)
+        self._owners = OwnerLookup(bucket.store, bucket.manifests)
         self._writer = ManifestWriter(
             bucket.store,
             bucket.manifests,

@@ -90,7 +90,7 @@ class Outcome:
 
 
 @contextmanager
-def what_is_done_is_told(
+def outcome_reported(
     outcome: Outcome, fault: str = "the job stopped before its end; run it again"
 ) -> Iterator[None]:
     """
@@ -202,14 +202,14 @@ async def delete_replaced(
     has a log. With *after_ms* 0 all others are deleted, independent of any clock. Failures are faults of
     *outcome*.
     """
-    judgement = bucket.clock.judgement()
-    if after_ms and judgement.doubt:
+    clock_status = bucket.clock.status()
+    if after_ms and clock_status.doubt:
         outcome.faults.append(
-            f"objects that no manifest names any more were not deleted: {judgement.doubt}; set this host's "
+            f"objects that no manifest names any more were not deleted: {clock_status.doubt}; set this host's "
             "clock, and run the job again"
         )
         return
-    until_ms = judgement.now_ms - after_ms if after_ms else _ALL_TIMES_MS
+    until_ms = clock_status.now_ms - after_ms if after_ms else _ALL_TIMES_MS
     for partition in partitions:
         try:
             deleted = await delete_retired(

@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tieringd.spark.source.offset_finder import OffsetFinder, require_order
 from tieringd.spark.source.segment_spans import OffsetRange
-from tieringd.spark.source.subscribed_topics import Topics
+from tieringd.spark.source.subscribed_topics import SubscriptionTopics
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +41,7 @@ class BatchReader(DataSourceReader):
         """
         request, bucket = self._request, self._request.bucket()
         options = request.options
-        archived = Topics(bucket, options.subscription).existing()
+        archived = SubscriptionTopics(bucket, options.subscription).existing()
         finder = OffsetFinder(bucket, archived)
         starts = finder.starts(options.start, on_no_match=options.on_no_match)
         ends = finder.ends(options.end)

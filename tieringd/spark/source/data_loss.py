@@ -57,7 +57,7 @@ class LossRule:
     """The option `failOnDataLoss`. One instance warns of each loss only once."""
 
     is_fatal: bool = True
-    told: set[Loss] = field(default_factory=set, repr=False, compare=False)
+    reported: set[Loss] = field(default_factory=set, repr=False, compare=False)
 
     def meet(self, loss: Loss) -> None:
         """
@@ -71,9 +71,9 @@ class LossRule:
                 f"records are not in the archive: {loss}",
                 hint="Set the option failOnDataLoss to false to read what there is",
             )
-        if loss in self.told:
+        if loss in self.reported:
             return
-        self.told.add(loss)
+        self.reported.add(loss)
         log.warning(
             "records are not in the archive",
             partition=str(loss.partition),

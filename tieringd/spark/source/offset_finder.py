@@ -23,7 +23,7 @@ from tieringd.spark.source.positions import (
     Edge,
     Position,
 )
-from tieringd.spark.source.subscribed_topics import Archived
+from tieringd.spark.source.subscribed_topics import SubscribedPartitions
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _NOTHING: Final = (0, 0)
 class OffsetFinder:
     """Finds the offsets of positions in an archive."""
 
-    def __init__(self, bucket: Bucket, archived: Archived) -> None:
+    def __init__(self, bucket: Bucket, archived: SubscribedPartitions) -> None:
         self._bucket = bucket
         self._archived = archived
 

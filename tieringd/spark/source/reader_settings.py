@@ -83,7 +83,7 @@ class StoreSettings:
 
     def _explained(self, error: ConfigError) -> ConfigError:
         """Return an error with every problem in its message, in terms of the options."""
-        problems = tuple(_told(problem, self.source) for problem in error.problems)
+        problems = tuple(_with_source(problem, self.source) for problem in error.problems)
         hint = f"Correct {self.source}"
         if any(_NOT_SET.search(problem) for problem in problems):
             hint = (
@@ -263,7 +263,7 @@ def _parsed(text: str, source: str, variables: tuple[tuple[str, str], ...]) -> C
     return parse_config(text, source=source, environ=dict(variables), needs_broker=False)
 
 
-def _told(problem: str, source: str) -> str:
+def _with_source(problem: str, source: str) -> str:
     """Return a problem of a configuration in terms of the options."""
     if source == _OPTIONS:
         problem = re.sub(rf"^{_OPTIONS}(:\d+)?: ", "", problem)

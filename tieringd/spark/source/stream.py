@@ -45,7 +45,7 @@ from tieringd.spark.source.data_loss import Loss, LossRule
 from tieringd.spark.source.offset_finder import OffsetFinder
 from tieringd.spark.source.positions import AtOffsets
 from tieringd.spark.source.segment_spans import OffsetRange
-from tieringd.spark.source.subscribed_topics import Archived, Topics
+from tieringd.spark.source.subscribed_topics import SubscribedPartitions, SubscriptionTopics
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,7 +121,7 @@ def _flat(document: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int
     }
 
 
-def goes_on_from(start: StreamOffsets, archived: Archived, *, rule: LossRule) -> StreamOffsets:
+def goes_on_from(start: StreamOffsets, archived: SubscribedPartitions, *, rule: LossRule) -> StreamOffsets:
     """
     Return the offsets at which the batch after *start* begins, given what is archived now.
 
@@ -158,7 +158,7 @@ def goes_on_from(start: StreamOffsets, archived: Archived, *, rule: LossRule) ->
 
 
 def ends_of(
-    begin: StreamOffsets, archived: Archived, *, until: Mapping[TopicPartition, int] | None
+    begin: StreamOffsets, archived: SubscribedPartitions, *, until: Mapping[TopicPartition, int] | None
 ) -> dict[TopicPartition, int]:
     """
     Return the archive's end of each partition that has offsets to read after *begin*.
@@ -176,7 +176,7 @@ def ends_of(
 
 
 def waiting_offsets(
-    begin: StreamOffsets, ends: Mapping[TopicPartition, int], archived: Archived
+    begin: StreamOffsets, ends: Mapping[TopicPartition, int], archived: SubscribedPartitions
 ) -> dict[TopicPartition, int]:
     """Return the number of offsets that each partition has to read, without expired ones."""
     return {
@@ -227,8 +227,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, request: Request) -> None:
         """Make a reader of *request*. Nothing is read before Spark asks for an offset."""
         self._request = request
-        self._topics: Topics | None = None
-        self._archived: Archived | None = None
+        self._topics: SubscriptionTopics | None = None
+        self._archived: SubscribedPartitions | None = None
         self._read_at_ms = 0
         self._until: dict[TopicPartition, int] | None = None
         self._loss = request.loss
@@ -337,7 +337,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_at_ms = now_ms
         return False
 
-    def _recent(self) -> Archived:
+    def _recent(self) -> SubscribedPartitions:
         """Return what is archived, at most `refreshInterval` old."""
         if (
             self._archived is not None
@@ -346,12 +346,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._archived
         return self._keep(self._bucket_topics().current())
 
-    def _bucket_topics(self) -> Topics:
+    def _bucket_topics(self) -> SubscriptionTopics:
         if self._topics is None:
-            self._topics = Topics(self._request.bucket(), self._request.options.subscription)
+            self._topics = SubscriptionTopics(self._request.bucket(), self._request.options.subscription)
         return self._topics
 
-    def _keep(self, archived: Archived) -> Archived:
+    def _keep(self, archived: SubscribedPartitions) -> SubscribedPartitions:
         self._archived, self._read_at_ms = archived, _now_ms()
         return archived
 

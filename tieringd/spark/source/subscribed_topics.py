@@ -31,7 +31,7 @@ LOADS_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Archived:
+class SubscribedPartitions:
     """The archived partitions of a subscription."""
 
     manifests: Mapping[TopicPartition, PartitionManifest]
@@ -49,16 +49,16 @@ class Archived:
         return {name.topic: manifest.partition.topic_id for name, manifest in self.manifests.items()}
 
 
-class Topics:
+class SubscriptionTopics:
     """Scans the bucket for the topics of a subscription. Loaded manifests are kept for the next scan."""
 
     def __init__(self, bucket: Bucket, subscription: Subscription) -> None:
         self._bucket = bucket
         self._subscription = subscription
         self._known: dict[TopicIdPartition, StoredManifest] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
-    def existing(self) -> Archived:
+    def existing(self) -> SubscribedPartitions:
         """
         Return what the bucket has now. Every topic and partition that the subscription names must exist.
 
@@ -86,7 +86,7 @@ class Topics:
             log.warning("no archived topic has such a name", subscribePattern=subscription.pattern)
         return archived
 
-    def current(self) -> Archived:
+    def current(self) -> SubscribedPartitions:
         """
         Return what the bucket has now, which may be nothing.
 
@@ -95,7 +95,7 @@ class Topics:
         """
         return self._bucket.run(self._read())[1]
 
-    async def _read(self) -> tuple[tuple[TopicManifest, ...], Archived]:
+    async def _read(self) -> tuple[tuple[TopicManifest, ...], SubscribedPartitions]:
         subscription = self._subscription
         topics = await self._bucket.catalog.readable(subscription.accepts, cluster=subscription.cluster)
         _require_one_cluster(topics)
@@ -114,7 +114,7 @@ class Topics:
             if one.manifest is not None
         }
         names = {partition.topic_partition for partition in wanted}
-        return topics, Archived(manifests, frozenset(names - manifests.keys()))
+        return topics, SubscribedPartitions(manifests, frozenset(names - manifests.keys()))
 
     async def _load(self, partition: TopicIdPartition) -> StoredManifest:
         known = self._known.get(partition)
@@ -125,8 +125,8 @@ class Topics:
 
     def _tell_moved(self, topics: Iterable[TopicManifest]) -> None:
         for topic in topics:
-            if topic.moved_to and topic.key.topic not in self._told:
-                self._told.add(topic.key.topic)
+            if topic.moved_to and topic.key.topic not in self._warned:
+                self._warned.add(topic.key.topic)
                 log.warning(
                     "the archive of this topic goes on in another bucket",
                     topic=topic.key.topic,

@@ -13,7 +13,7 @@ from tests.fakes.store import store_unavailable
 from tests.unit.archive.test_segment_swap import PLENTY, prepared
 from tests.unit.housekeeping.test_merging import filled
 from tieringd.errors import StorageUnavailable
-from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap, what_is_done_is_told
+from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, outcome_reported, swap
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.memory import MemoryStore
 
@@ -72,7 +72,7 @@ def test_job_that_has_replaced_something_reports_what_stopped_it():
     """Nobody else tells what it has done by then."""
     outcome = Outcome(faults=["another"], has_begun=True)
 
-    with what_is_done_is_told(outcome):
+    with outcome_reported(outcome):
         raise StorageUnavailable("no answer")
 
     assert outcome.faults == ["another", "the job stopped before its end; run it again: no answer"]
@@ -81,7 +81,7 @@ def test_job_that_has_replaced_something_reports_what_stopped_it():
 def test_job_that_has_replaced_nothing_fails():
     """There is nothing to report."""
     outcome = Outcome()
-    with pytest.raises(StorageUnavailable, match="no answer"), what_is_done_is_told(outcome):
+    with pytest.raises(StorageUnavailable, match="no answer"), outcome_reported(outcome):
         raise StorageUnavailable("no answer")
     assert outcome.faults == []
 

@@ -12,7 +12,7 @@ from tieringd.spark.source.data_loss import LossRule
 from tieringd.spark.source.offset_finder import OffsetFinder, readable_range, require_order
 from tieringd.spark.source.options import Subscription
 from tieringd.spark.source.positions import AtOffsets, AtTime, AtTimes, Edge
-from tieringd.spark.source.subscribed_topics import Archived, Topics
+from tieringd.spark.source.subscribed_topics import SubscribedPartitions, SubscriptionTopics
 
 ORDERS = [TopicPartition("orders", number) for number in range(3)]
 STRICT, LENIENT = LossRule(), LossRule(is_fatal=False)
@@ -26,7 +26,7 @@ def finder(archive, bucket):
     archive.filled("orders", 1, segments=1)
     archive.filled("orders", 3, segments=1)
     subscription = Subscription(assigned=tuple(ORDERS))
-    return OffsetFinder(bucket, Topics(bucket, subscription).existing())
+    return OffsetFinder(bucket, SubscriptionTopics(bucket, subscription).existing())
 
 
 def starts(finder, position, on_no_match="error"):
@@ -71,7 +71,7 @@ def test_time_is_the_first_record_that_is_as_late(archive, bucket, later):
     values = {offset: DEFAULT_TIME_MS + offset for offset in writer.values()}
     time_ms = DEFAULT_TIME_MS + later
     wanted = next(offset for offset, each in values.items() if each >= time_ms)
-    finder = OffsetFinder(bucket, Topics(bucket, Subscription(topics=("orders",))).existing())
+    finder = OffsetFinder(bucket, SubscriptionTopics(bucket, Subscription(topics=("orders",))).existing())
 
     assert starts(finder, AtTime(time_ms, "startingTimestamp")) == [wanted]
     assert starts(finder, AtTimes({ORDERS[0]: time_ms}, "startingOffsetsByTimestamp")) == [wanted]
@@ -156,5 +156,5 @@ def test_loss_is_told_once(warnings):
 
 def test_positions_of_no_partitions():
     """A pattern may match nothing."""
-    finder = OffsetFinder(None, Archived({}))
+    finder = OffsetFinder(None, SubscribedPartitions({}))
     assert finder.starts(Edge.EARLIEST, on_no_match="error") == {}

@@ -20,7 +20,7 @@ from tieringd.spark.source.stream import (
     limited,
     waiting_offsets,
 )
-from tieringd.spark.source.subscribed_topics import Archived
+from tieringd.spark.source.subscribed_topics import SubscribedPartitions
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 STRICT = LossRule()
@@ -39,7 +39,7 @@ def archived(*ranges, ids=None, unarchived=()):
         )
         for name, begin, end in ranges
     }
-    return Archived(manifests, frozenset(unarchived))
+    return SubscribedPartitions(manifests, frozenset(unarchived))
 
 
 def step(start, found, *, rule=STRICT, until=None):

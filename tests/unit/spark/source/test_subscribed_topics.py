@@ -8,7 +8,7 @@ from tests.fakes.log_writer import TOPIC_ID
 from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.model.partition import TopicPartition
 from tieringd.spark.source.options import Subscription
-from tieringd.spark.source.subscribed_topics import Topics
+from tieringd.spark.source.subscribed_topics import SubscriptionTopics
 
 NEW_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 
@@ -41,7 +41,7 @@ def three_topics(archive):
 )
 def test_subscription_is_found(bucket, three_topics, subscription, found):
     """By name, by pattern, or partition by partition."""
-    assert names_of(Topics(bucket, subscription).existing()) == found.split()
+    assert names_of(SubscriptionTopics(bucket, subscription).existing()) == found.split()
 
 
 @pytest.mark.parametrize(
@@ -63,19 +63,19 @@ def test_subscription_is_found(bucket, three_topics, subscription, found):
 def test_what_is_named_has_to_be_there(bucket, three_topics, subscription, match):
     """A misspelled name is an error, and not an empty table."""
     with pytest.raises(ObjectNotFound, match=match):
-        Topics(bucket, subscription).existing()
+        SubscriptionTopics(bucket, subscription).existing()
 
 
 def test_pattern_of_nothing_is_told(bucket, three_topics, warnings):
     """It may be meant for topics to come."""
-    Topics(bucket, Subscription(pattern="nothing")).existing()
+    SubscriptionTopics(bucket, Subscription(pattern="nothing")).existing()
     assert warnings.of("no archived topic has such a name") == [{"subscribePattern": "nothing"}]
 
 
 def test_partition_without_segments_is_known(archive, bucket):
     """A topic counts its partitions, and nothing of the first one has been archived."""
     archive.filled("orders", 2)
-    archived = Topics(bucket, Subscription(topics=("orders",))).existing()
+    archived = SubscriptionTopics(bucket, Subscription(topics=("orders",))).existing()
     assert names_of(archived) == ["orders-2"]
     assert archived.unarchived == {TopicPartition("orders", 0), TopicPartition("orders", 1)}
 
@@ -83,7 +83,7 @@ def test_partition_without_segments_is_known(archive, bucket):
 def test_latest_incarnation_is_read(archive, bucket):
     """A topic that was created again has another id; what its name leads to is the new one."""
     archive.filled("orders")
-    archived = Topics(bucket, Subscription(topics=("orders",)))
+    archived = SubscriptionTopics(bucket, Subscription(topics=("orders",)))
     assert archived.existing().topic_ids == {"orders": TOPIC_ID}
 
     writer = archive.writer("orders", topic_id=NEW_ID)
@@ -95,7 +95,7 @@ def test_latest_incarnation_is_read(archive, bucket):
 def test_second_look_sees_what_has_changed(archive, bucket):
     """And nothing of what was there is lost."""
     first, second = archive.filled("orders", 0), archive.filled("orders", 1)
-    topics = Topics(bucket, Subscription(topics=("orders",)))
+    topics = SubscriptionTopics(bucket, Subscription(topics=("orders",)))
     before = topics.existing()
     first.closed_segment()
     archive.add(first)
@@ -114,9 +114,9 @@ def test_clusters_that_share_a_bucket_are_told_apart(archive, bucket):
     with pytest.raises(
         ConfigError, match="option cluster: topic orders is archived from the clusters cluster"
     ):
-        Topics(bucket, Subscription(topics=("orders",))).existing()
+        SubscriptionTopics(bucket, Subscription(topics=("orders",))).existing()
 
-    found = Topics(bucket, Subscription(topics=("orders",), cluster="other")).existing()
+    found = SubscriptionTopics(bucket, Subscription(topics=("orders",), cluster="other")).existing()
     assert found.topic_ids == {"orders": NEW_ID}
 
 
@@ -124,7 +124,7 @@ def test_topic_that_was_moved_is_told(archive, bucket, warnings):
     """What was archived since is in another bucket."""
     writer = archive.filled("orders")
     archive.move(writer, "s3://other")
-    topics = Topics(bucket, Subscription(topics=("orders",)))
+    topics = SubscriptionTopics(bucket, Subscription(topics=("orders",)))
     topics.existing()
     topics.current()
     assert warnings.of("the archive of this topic goes on in another bucket") == [

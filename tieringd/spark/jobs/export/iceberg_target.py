@@ -42,7 +42,7 @@ from tieringd.spark.jobs.export.iceberg_layout import (
 from tieringd.spark.jobs.export.iceberg_table import IcebergTable, without_secrets
 from tieringd.spark.jobs.export.plan import Portion
 from tieringd.spark.jobs.export.state import ExportState
-from tieringd.spark.jobs.export.topic_target import ExportCheckpoint, SinkOpener, StoredFile, Written
+from tieringd.spark.jobs.export.topic_target import ExportCheckpoint, SinkOpener, StoredFile, WrittenFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -143,7 +143,7 @@ class IcebergTopic:
         assert self._opened is not None, "a round begins with the checkpoint"
         return partial(IcebergSink, files_of(self._opened))
 
-    def commit(self, begun: ExportCheckpoint, state: ExportState, written: Sequence[Written]) -> bool:
+    def commit(self, begun: ExportCheckpoint, state: ExportState, written: Sequence[WrittenFiles]) -> bool:
         """See `TopicTarget.commit`."""
         files: list[DataFile] = [file.entry for one in written for file in one.files]
         return self._table.commit(begun.version, state, files)

@@ -30,7 +30,7 @@ from tieringd.spark.jobs.export.places import utc
 from tieringd.spark.jobs.export.plan import Portion
 from tieringd.spark.jobs.export.state import ExportState, parse_state
 from tieringd.spark.jobs.export.target_store import OWN_PREFIX, TargetStore, target_config
-from tieringd.spark.jobs.export.topic_target import ExportCheckpoint, SinkOpener, StoredFile, Written
+from tieringd.spark.jobs.export.topic_target import ExportCheckpoint, SinkOpener, StoredFile, WrittenFiles
 from tieringd.spark.jobs.export.work import COLUMNS
 from tieringd.storage.store_opening import begin_file_root
 
@@ -137,7 +137,7 @@ class ParquetTopic:
         """See `TopicTarget.opener`."""
         return partial(ParquetSink, self._opened, self._directory, self._partition_by)
 
-    def commit(self, begun: ExportCheckpoint, state: ExportState, written: Sequence[Written]) -> bool:
+    def commit(self, begun: ExportCheckpoint, state: ExportState, written: Sequence[WrittenFiles]) -> bool:
         """See `TopicTarget.commit`."""
         assert [one.portion for one in written] == list(begun.pending), "a round is committed as a whole"
         return self._swapped(begun, state, ()) is not None

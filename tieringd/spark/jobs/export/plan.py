@@ -34,7 +34,7 @@ class Portion:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostOffsets:
     """Offsets to export that the archive does not have."""
 
     partition: TopicIdPartition
@@ -81,7 +81,7 @@ def portions_of(
         yield Portion(partition, begin, next_offset, held_bytes)
 
 
-def without(lost: Lost, known: Iterable[Lost]) -> list[Lost]:
+def without(lost: LostOffsets, known: Iterable[LostOffsets]) -> list[LostOffsets]:
     """Return the parts of *lost* that are in none of *known*."""
     left, begin = [], lost.from_offset
     of_partition = (one for one in known if one.partition == lost.partition)
@@ -101,7 +101,7 @@ def losses(
     exported_to: int,
     from_offset: int,
     next_offset: int,
-) -> list[Lost]:
+) -> list[LostOffsets]:
     """
     Return the offsets up to *next_offset*, exclusive, that the archive lacks.
 
@@ -116,11 +116,11 @@ def losses(
     found = []
     if exported_to < from_offset:
         reason = "expired in the archive before they were exported"
-        found.append(Lost(partition, exported_to, from_offset, reason))
+        found.append(LostOffsets(partition, exported_to, from_offset, reason))
     for gap in gaps:
         base, stop = max(gap.base_offset, from_offset), min(gap.next_offset, next_offset)
         if base < stop:
-            found.append(Lost(partition, base, stop, f"a gap in the archive: {gap.reason}"))
+            found.append(LostOffsets(partition, base, stop, f"a gap in the archive: {gap.reason}"))
     return found
 
 

@@ -14,7 +14,14 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment
-from tieringd.spark.jobs.export.plan import ALLOW_GAPS, Lost, Portion, losses, portions_of, require_reached
+from tieringd.spark.jobs.export.plan import (
+    ALLOW_GAPS,
+    LostOffsets,
+    Portion,
+    losses,
+    portions_of,
+    require_reached,
+)
 
 if TYPE_CHECKING:
     # An ordinary import would load prometheus_client and xxhash into processes that do not need them.
@@ -32,7 +39,7 @@ class Round:
     """The portions that are written and committed together, and the offsets that the archive lacks."""
 
     portions: tuple[Portion, ...]
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[LostOffsets, ...] = ()
     passed: Mapping[int, int] = field(default_factory=dict)
     """For partitions that lost everything there was to export: the offset at which their export continues."""
 
@@ -75,7 +82,7 @@ def next_round(
     )
 
 
-def _require_none(lost: Sequence[Lost], rules: ExportRules) -> None:
+def _require_none(lost: Sequence[LostOffsets], rules: ExportRules) -> None:
     if lost and rules.fails_on_gap:
         raise TieringError(
             f"the archive lacks records that were to be exported: {'; '.join(map(str, lost))}",
@@ -95,7 +102,7 @@ def begun_round(bucket: Bucket, state: ExportState, portions: Sequence[Portion],
     by_partition: dict[TopicIdPartition, list[Portion]] = defaultdict(list)
     for one in portions:
         by_partition[one.partition].append(one)
-    lost: list[Lost] = []
+    lost: list[LostOffsets] = []
     for partition, some in by_partition.items():
         begin, end = some[0].from_offset, some[-1].next_offset
         lost += losses(

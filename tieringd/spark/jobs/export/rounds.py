@@ -21,7 +21,7 @@ from tieringd.archive.catalog import ArchivedTopic
 from tieringd.clock import wall_clock_ms
 from tieringd.errors import TieringError
 from tieringd.model.manifest import PartitionManifest
-from tieringd.spark.jobs.export.plan import Lost, Portion, require_reached, without
+from tieringd.spark.jobs.export.plan import LostOffsets, Portion, require_reached, without
 from tieringd.spark.jobs.export.round_planning import Round, begun_round, next_round
 from tieringd.spark.jobs.export.state import (
     ExportRules,
@@ -32,7 +32,7 @@ from tieringd.spark.jobs.export.state import (
     pinned,
     replaced_since,
 )
-from tieringd.spark.jobs.export.topic_target import TopicTarget, Written
+from tieringd.spark.jobs.export.topic_target import TopicTarget, WrittenFiles
 from tieringd.spark.jobs.export.work import Runner, Work
 from tieringd.storage.at_once import at_once
 
@@ -56,8 +56,8 @@ class TopicOutcome:
     begun_at: dict[int, int] = field(default_factory=dict)
     """By partition, the first offset that was not exported before the run; only of begun exports."""
     reached: dict[int, int] = field(default_factory=dict)
-    written: list[Written] = field(default_factory=list)
-    lost: list[Lost] = field(default_factory=list)
+    written: list[WrittenFiles] = field(default_factory=list)
+    lost: list[LostOffsets] = field(default_factory=list)
     replaced: list[ReplacedOffsets] = field(default_factory=list)
     """
     Offsets of which the target may have a deposed leader's records, found by this run or an earlier one.
@@ -67,7 +67,7 @@ class TopicOutcome:
     error: TieringError | None = None
     """The error that stopped the run before the archive's end. Earlier commits are valid."""
 
-    def miss(self, lost: Iterable[Lost]) -> None:
+    def miss(self, lost: Iterable[LostOffsets]) -> None:
         """
         Note the offsets that the archive lacked in a committed round, each offset once.
 
@@ -95,7 +95,7 @@ class TopicOutcome:
             if offset and number not in archived and fault not in self.faults:
                 self.faults.append(fault)
 
-    def count(self, round_: Round, written: Sequence[Written]) -> None:
+    def count(self, round_: Round, written: Sequence[WrittenFiles]) -> None:
         """Note a round that was committed."""
         self.commits += 1
         self.written += written
@@ -183,7 +183,7 @@ def _export_rounds(
         if begun is None:
             lost_rounds += 1
             continue
-        written: list[Written] = []
+        written: list[WrittenFiles] = []
         if round_.portions:
             written = run(
                 Work(archive, target.opener(), rules.isolation, rules.fails_on_gap), round_.portions

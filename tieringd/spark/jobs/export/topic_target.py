@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tieringd.spark.jobs.export.plan import Lost, Portion
+from tieringd.spark.jobs.export.plan import LostOffsets, Portion
 
 if TYPE_CHECKING:
     # An ordinary import would load pyarrow and xxhash into processes that do not need them.
@@ -31,14 +31,14 @@ class StoredFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFiles:
     """The result of a task: the files of its portion."""
 
     portion: Portion
     files: tuple[StoredFile, ...]
     clipped_times: int = 0
     """Timestamps that were clipped to the years 1 to 9999."""
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[LostOffsets, ...] = ()
     """Offsets of the portion that the archive does not have."""
 
     @property
@@ -97,7 +97,7 @@ class TopicTarget(Protocol):
     def opener(self) -> SinkOpener:
         """Return the function that opens the sinks of the tasks. It is sent to executors."""
 
-    def commit(self, begun: ExportCheckpoint, state: ExportState, written: Sequence[Written]) -> bool:
+    def commit(self, begun: ExportCheckpoint, state: ExportState, written: Sequence[WrittenFiles]) -> bool:
         """
         Commit *written* and *state*; return False if another run was faster.
 

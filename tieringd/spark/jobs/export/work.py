@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from tieringd.errors import RetryableError, TieringError
-from tieringd.spark.jobs.export.plan import ALLOW_GAPS, Lost, Portion, require_reached
+from tieringd.spark.jobs.export.plan import ALLOW_GAPS, LostOffsets, Portion, require_reached
 from tieringd.spark.jobs.export.row_files import RowFiles
 from tieringd.spark.jobs.export.state import Isolation
-from tieringd.spark.jobs.export.topic_target import SinkOpener, StoredFile, Written
+from tieringd.spark.jobs.export.topic_target import SinkOpener, StoredFile, WrittenFiles
 from tieringd.spark.jobs.job_progress import Progress, watched
 from tieringd.spark.jobs.spark_errors import SPARK_ERRORS
 from tieringd.spark.jobs.tasks import cause_of
@@ -41,7 +41,7 @@ R = TypeVar("R")
 class Runner(Protocol):
     """A function that runs a round's tasks. It returns all results, or raises."""
 
-    def __call__(self, work: Work, portions: Sequence[Portion], /) -> list[Written]:
+    def __call__(self, work: Work, portions: Sequence[Portion], /) -> list[WrittenFiles]:
         """Run *work* for each portion, and return the results in order."""
 
 
@@ -51,7 +51,7 @@ class Losses:
 
     portion: Portion
     fails_on_gap: bool
-    found: list[Lost] = field(default_factory=list)
+    found: list[LostOffsets] = field(default_factory=list)
 
     def meet(self, loss: Loss) -> None:
         """
@@ -60,7 +60,7 @@ class Losses:
         Raises:
             TieringError: The rules do not allow losses.
         """
-        lost = Lost(self.portion.partition, loss.base_offset, loss.last_offset + 1, loss.reason)
+        lost = LostOffsets(self.portion.partition, loss.base_offset, loss.last_offset + 1, loss.reason)
         if self.fails_on_gap:
             raise TieringError(str(lost), hint=ALLOW_GAPS)
         self.found.append(lost)
@@ -75,7 +75,7 @@ class Work:
     isolation: Isolation
     fails_on_gap: bool
 
-    def __call__(self, portion: Portion) -> Written:
+    def __call__(self, portion: Portion) -> WrittenFiles:
         """
         Write a portion's files, and return them.
 
@@ -89,7 +89,7 @@ class Work:
             for batch in self.batches(portion, losses):
                 files.write(batch)
             stored = files.finish()
-        return Written(portion, tuple(stored), sink.clipped_times, tuple(losses.found))
+        return WrittenFiles(portion, tuple(stored), sink.clipped_times, tuple(losses.found))
 
     def batches(self, portion: Portion, losses: Losses) -> Iterator[pa.RecordBatch]:
         """
@@ -127,7 +127,7 @@ class _Reported:
 
     work: Work
 
-    def __call__(self, portion: Portion) -> Written | _Failed:
+    def __call__(self, portion: Portion) -> WrittenFiles | _Failed:
         try:
             return self.work(portion)
         except RetryableError:
@@ -139,7 +139,7 @@ class _Reported:
 def on_spark(spark: SparkSession, what: str, progress: Progress) -> Runner:
     """Return a runner on Spark's executors, with one task for each portion, that reports to *progress*."""
 
-    def run(work: Work, portions: Sequence[Portion]) -> list[Written]:
+    def run(work: Work, portions: Sequence[Portion]) -> list[WrittenFiles]:
         try:
             with watched(spark, what, progress):
                 tasks = spark.sparkContext.parallelize(portions, len(portions))
@@ -152,6 +152,6 @@ def on_spark(spark: SparkSession, what: str, progress: Progress) -> Runner:
         failed = [one.text for one in outcomes if isinstance(one, _Failed)]
         if failed:
             raise TieringError(f"the export stopped, and its uncommitted output is discarded: {failed[0]}")
-        return [one for one in outcomes if isinstance(one, Written)]
+        return [one for one in outcomes if isinstance(one, WrittenFiles)]
 
     return run

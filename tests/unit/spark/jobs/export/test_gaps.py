@@ -11,7 +11,7 @@ from tests.support.exports import ArchivedLogs, ParquetDirectory, attempted, exp
 from tieringd.errors import TieringError
 from tieringd.formats.object_keys import manifest_key, topic_key
 from tieringd.model.manifest_parts import Gap
-from tieringd.spark.jobs.export.export_job import report_of
+from tieringd.spark.jobs.export.job import report_of
 from tieringd.spark.jobs.report import Table
 
 

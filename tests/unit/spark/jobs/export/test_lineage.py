@@ -13,8 +13,8 @@ from tests.support.iceberg import rows_of_table, running_catalog
 from tests.unit.model.values import PARTITION, remote, stored
 from tieringd.formats.object_keys import topic_key
 from tieringd.model.manifest_parts import Replacement
-from tieringd.spark.jobs.export.export_job import report_of
 from tieringd.spark.jobs.export.iceberg_target import IcebergTopic
+from tieringd.spark.jobs.export.job import report_of
 from tieringd.spark.jobs.export.state import ExportState, ReplacedOffsets, parse_state, pinned, replaced_since
 
 NUMBER = PARTITION.partition

@@ -12,7 +12,7 @@ from tieringd.errors import ConfigError
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment
-from tieringd.spark.jobs.export.plan import Lost, Portion, losses, portions_of, without
+from tieringd.spark.jobs.export.plan import LostOffsets, Portion, losses, portions_of, without
 from tieringd.spark.jobs.export.state import ExportRules
 
 PARTITION = TopicIdPartition("cluster", "orders", "W1xNUlUlTfigw_K-dvdxsA", 3)
@@ -97,9 +97,9 @@ def test_what_the_archive_lacks_is_named():
     gaps = [Gap(5, 9, "disk full", 0), Gap(20, 29, "trimmed by a user", 0)]
 
     assert losses(PARTITION, gaps, exported_to=2, from_offset=4, next_offset=25) == [
-        Lost(PARTITION, 2, 4, "expired in the archive before they were exported"),
-        Lost(PARTITION, 5, 10, "a gap in the archive: disk full"),
-        Lost(PARTITION, 20, 25, "a gap in the archive: trimmed by a user"),
+        LostOffsets(PARTITION, 2, 4, "expired in the archive before they were exported"),
+        LostOffsets(PARTITION, 5, 10, "a gap in the archive: disk full"),
+        LostOffsets(PARTITION, 20, 25, "a gap in the archive: trimmed by a user"),
     ]
 
 
@@ -131,8 +131,8 @@ def test_rules_that_are_not_possible_are_refused_by_name(rules, text):
 )
 def test_lost_offsets_are_told_once(known, left):
     """Whatever was told before, in any order; what is of another partition says nothing."""
-    lost = Lost(PARTITION, 10, 20, "why")
-    other = Lost(OTHER, 0, 100, "why")
-    found = without(lost, [other, *(Lost(PARTITION, *one, reason="before") for one in known)])
+    lost = LostOffsets(PARTITION, 10, 20, "why")
+    other = LostOffsets(OTHER, 0, 100, "why")
+    found = without(lost, [other, *(LostOffsets(PARTITION, *one, reason="before") for one in known)])
     assert [(one.from_offset, one.next_offset) for one in found] == left
     assert {one.reason for one in found} <= {"why"}

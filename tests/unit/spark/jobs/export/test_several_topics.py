@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.exports import ArchivedLogs, ParquetDirectory, attempted, exported, in_this_process
 from tieringd.errors import ConfigError, StorageUnavailable, TieringError
-from tieringd.spark.jobs.export.export_job import export_each, report_of
+from tieringd.spark.jobs.export.job import export_each, report_of
 from tieringd.spark.jobs.export.rounds import TopicOutcome
 
 TOPICS = ("a", "b", "c", "d", "e")

@@ -20,7 +20,7 @@ class Job:
         self.partitions = {leadership: leadership for leadership in self.led}
         self.answers, self.served, self.forgotten = {}, [], []
         self.feed = ChangeFeed()
-        self.passes = PartitionSweep(
+        self.sweep = PartitionSweep(
             lambda: self.partitions,
             share=self.share,
             forget=self.forgotten.append,
@@ -37,7 +37,7 @@ class Job:
     async def turn(self):
         """Give a turn, and return who had a share."""
         self.served = []
-        await self.passes.turn(requests_max=100)
+        await self.sweep.turn(requests_max=100)
         return self.served
 
 
@@ -96,11 +96,11 @@ async def test_partition_that_is_gone_is_forgotten_and_may_come_again(job):
 
 async def test_without_a_feed_each_pass_is_over_all(job):
     """Nothing tells of changes, so anything may have changed."""
-    passes = PartitionSweep(lambda: job.partitions, share=job.share, forget=job.forgotten.append)
+    sweep = PartitionSweep(lambda: job.partitions, share=job.share, forget=job.forgotten.append)
     for _ in range(2):
         job.served = []
-        await passes.turn(requests_max=100)
+        await sweep.turn(requests_max=100)
         assert job.served == job.led
     del job.partitions[job.led[1]]
-    await passes.turn(requests_max=100)
+    await sweep.turn(requests_max=100)
     assert job.forgotten == [job.led[1]]
