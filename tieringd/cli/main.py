@@ -85,7 +85,7 @@ COMMANDS: Final = {
     "topic": CommandPlace(
         "tieringd.cli.topic",
         "topic_app",
-        "Look at a topic, pause and resume it, and give its retention back.",
+        "Look at a topic, pause and resume it, delete its records, and give its retention back.",
     ),
 }
 
