@@ -180,6 +180,27 @@ def positions_of(fd: int, segment: LocalSegment, offsets: Sequence[int]) -> tupl
     return (*found, *(walk.position for _ in offsets[len(found) :]))
 
 
+def is_inside_batch(segment: LocalSegment, offset: int) -> bool:
+    """
+    Say whether *offset* is inside a batch of a segment's `.log`, and not its first offset.
+
+    Raises:
+        CorruptDataError: A header before *offset* is impossible.
+        LocalFileError: The file cannot be read, or is shorter than before.
+    """
+    file = OpenSegment.open(segment)
+    try:
+        walk = HeaderWalk(
+            file.read_at, size_bytes=segment.size_bytes, base_offset=segment.base_offset, source=segment.path
+        )
+        for _position, header in walk.batches():
+            if header.last_offset >= offset:
+                return header.base_offset < offset
+    finally:
+        file.close()
+    return False
+
+
 def scan_segment_file(
     fd: int,
     part: SegmentSlice,

@@ -87,7 +87,7 @@ COMMANDS: Final = {
     "topic": CommandPlace(
         "tieringd.cli.topic",
         "topic_app",
-        "Show a topic, pause and resume its archiving, and release its retention.",
+        "Show a topic, pause and resume its archiving, delete its records, and release its retention.",
     ),
 }
 

@@ -67,7 +67,9 @@ class PartitionReading:
         """
         manifest = (await self._archive.manifests.load(self._partition)).existing
         self.end_offset = manifest.next_offset
-        parts = await self._archive.history.parts(self._partition, start_offset=manifest.start_offset)
+        parts = await self._archive.history.parts(
+            self._partition, start_offset=manifest.start_offset, deleted_before=manifest.deleted_before
+        )
         is_later = False
         if timestamp_ms is not None:
             offset = await self._offset_for_time((*parts, manifest), timestamp_ms)

@@ -10,6 +10,7 @@ import typer
 
 from tieringd.archive.catalog import ArchivedTopic
 from tieringd.broker.log_dir import read_local_log, scan_log_dirs
+from tieringd.cli.delete_records import delete_records
 from tieringd.cli.describe_storage import describe_storage
 from tieringd.cli.options import (
     ConfigFile,
@@ -30,9 +31,11 @@ from tieringd.metrics import Metrics
 from tieringd.topics.retention_manager import release as release_retention
 
 topic_app = typer.Typer(
-    help="Show a topic, pause and resume its archiving, and release its retention.", no_args_is_help=True
+    help="Show a topic, pause and resume its archiving, delete its records, and release its retention.",
+    no_args_is_help=True,
 )
 topic_app.command()(describe_storage)
+topic_app.command()(delete_records)
 
 Topic = Annotated[str, typer.Argument(help="The topic's name.")]
 _COVERAGE = ("partition", "archive_next_offset", "local_first_offset", "missing_offsets")

@@ -128,7 +128,7 @@ async def gateway_of(
         return
 
     answers = RemoteAnswers(
-        ReadablePartitions(reconciler, archive.manifests, now=time.monotonic),
+        ReadablePartitions(reconciler, archive.manifests, now=time.monotonic, now_ms=archive.clock),
         PartitionReader(cache.hydrator, archive.manifests.spillovers),
         records=archive.records,
         history=archive.history,

@@ -36,7 +36,7 @@ from crc32c import crc32c
 from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.manifest_parts import Gap, Replacement, Retired, Unsettled
+from tieringd.model.manifest_parts import Gap, RecordDeletion, Replacement, Retired, Unsettled
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import NO_CRC, NO_TIMESTAMP, CrossingTransaction
@@ -58,7 +58,7 @@ SPILLOVER_VERSION = 1
 _SPILLOVER_KIND = "spillover manifest"
 
 MAGIC = b"TRDM"
-VERSION = 5
+VERSION = 6
 _SINCE_REPLACEMENTS = 2
 """The version that brought `began_at_ms`, `replacements` and `translation`."""
 _SINCE_RETENTION = 3
@@ -67,6 +67,8 @@ _SINCE_SPILLOVER = 4
 """The version that brought `spillover` and `trimmed_offset`."""
 _SINCE_WINNERS = 5
 """The version that brought `unsettled`, and `winners_end` of each retired batch."""
+_SINCE_DELETION = 6
+"""The version that brought `deletion`."""
 _NEW_IN_RETENTION: dict[str, Any] = {
     "allowed_local_start_offset": None,
     "expired_at_ms": None,
@@ -262,6 +264,8 @@ def decode_manifest(data: bytes) -> PartitionManifest:
             head = {**head, "spillover": None, "trimmed_offset": head["next_offset"]}
         if version < _SINCE_WINNERS:
             head = {**head, "retired": [[*fields, 0] for fields in head["retired"]], "unsettled": None}
+        if version < _SINCE_DELETION:
+            head = {**head, "deletion": None}
         names = COLUMNS if version >= _SINCE_RETENTION else FIRST_COLUMNS
         manifest = _manifest(head, columns, names)
         faults = manifest.faults()
@@ -309,6 +313,9 @@ def _head(manifest: PartitionManifest, writers: tuple[str, ...]) -> dict[str, An
         "unsettled": (
             [manifest.unsettled.base_offset, manifest.unsettled.winners_end] if manifest.unsettled else None
         ),
+        "deletion": (
+            [manifest.deletion.before_offset, manifest.deletion.leader_epoch] if manifest.deletion else None
+        ),
     }
 
 
@@ -343,6 +350,7 @@ def _manifest(head: dict[str, Any], columns: bytes, names: Sequence[str]) -> Par
         spillover=_spillover(head["spillover"]),
         trimmed_offset=int(head["trimmed_offset"]),
         unsettled=None if head["unsettled"] is None else Unsettled(*map(int, head["unsettled"])),
+        deletion=None if head["deletion"] is None else RecordDeletion(*map(int, head["deletion"])),
     )
 
 

@@ -398,6 +398,7 @@ class RemoteAnswers:
             return None
         # The partition may have been unknown before `find`.
         self._partitions.note_deletion(found.manifest.partition, before_offset)
+        await self._partitions.record_deletion(found, before_offset)
         hidden = max(found.deleted_before, before_offset)
         return await self._log_starts.first_offset(replace(found, deleted_before=hidden))
 

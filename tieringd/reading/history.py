@@ -143,12 +143,18 @@ class History:
                 return found
 
     async def parts(
-        self, partition: TopicIdPartition, *, start_offset: int, is_fresh: bool = False
+        self,
+        partition: TopicIdPartition,
+        *,
+        start_offset: int,
+        deleted_before: int = 0,
+        is_fresh: bool = False,
     ) -> tuple[PartitionManifest, ...]:
         """
         Return the archives before a partition's own, which begins at *start_offset*: oldest first.
 
-        Each ends where the next begins, and the last one ends at *start_offset*. With *is_fresh* their
+        Each ends where the next begins, and the last one ends at *start_offset*. Records before
+        *deleted_before*, which a user deleted from the partition, are left out. With *is_fresh* their
         manifests are read again, because an object is gone.
 
         Raises:
@@ -178,7 +184,9 @@ class History:
             part = history_part(manifest, end_offset=end_offset, next_start=start_offset)
             found.append(part)
             start_offset = part.start_offset
-        return tuple(reversed(found))
+        return tuple(
+            one.seen_from(deleted_before) for one in reversed(found) if one.next_offset > deleted_before
+        )
 
     async def _require_no_loop(self, link: HistoryLink) -> None:
         key, seen = link.history, {link.topic}
@@ -332,7 +340,12 @@ class LogReader:
         if self._history is None:
             return ()
         own = await self._load()
-        return await self._history.parts(self._partition, start_offset=own.start_offset, is_fresh=is_fresh)
+        return await self._history.parts(
+            self._partition,
+            start_offset=own.start_offset,
+            deleted_before=own.deleted_before,
+            is_fresh=is_fresh,
+        )
 
     async def _part(self, number: int, is_fresh: bool) -> PartitionManifest:  # noqa: FBT001 as `_own` has it
         parts = await self._parts(is_fresh=is_fresh)

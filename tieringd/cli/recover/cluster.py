@@ -155,7 +155,7 @@ async def _checked_topic(
     # Limits select the newest part of what this cluster archived itself. Older archives are left out then.
     for one in archived.partitions if asked.limits == RestoreLimits() else ():
         history[one.partition.partition] = await archive.history.parts(
-            one.partition, start_offset=one.start_offset
+            one.partition, start_offset=one.start_offset, deleted_before=one.deleted_before
         )
     target = await cluster.topic(name)
     topic = _Topic(archived, name, target, {}, history)

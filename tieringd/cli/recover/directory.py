@@ -140,7 +140,9 @@ async def _require_no_history(archive: Archive, topic: ArchivedTopic, places: Se
     """
     name = topic.topic.key.topic
     for one in topic.partitions:
-        parts = await archive.history.parts(one.partition, start_offset=one.start_offset)
+        parts = await archive.history.parts(
+            one.partition, start_offset=one.start_offset, deleted_before=one.deleted_before
+        )
         if parts:
             old = parts[-1].partition
             raise ConfigError(

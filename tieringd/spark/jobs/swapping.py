@@ -205,8 +205,8 @@ async def delete_replaced(
     clock_status = bucket.clock.status()
     if after_ms and clock_status.doubt:
         outcome.faults.append(
-            f"objects that no manifest names any more were not deleted: {clock_status.doubt}; set this host's "
-            "clock, and run the job again"
+            f"objects that no manifest names any more were not deleted: {clock_status.doubt}; set this "
+            "host's clock, and run the job again"
         )
         return
     until_ms = clock_status.now_ms - after_ms if after_ms else _ALL_TIMES_MS
