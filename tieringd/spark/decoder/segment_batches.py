@@ -83,7 +83,7 @@ class SegmentBatchReader:
         header = parse_header(data)
         if header.base_offset < self.expected_offset:
             raise CorruptDataError(
-                f"batch offset {header.base_offset} is out of order: {self.expected_offset} is expected next",
+                f"batch offset {header.base_offset} is out of order: {self.expected_offset} comes next",
                 offset=header.base_offset,
             )
         wanted = self._selection

@@ -174,7 +174,7 @@ class GcsStore:
             )
         except TieringError as error:
             raise ChecksumRejected(
-                f"{text}, and still stores them as generation {info.version}", key=call.key
+                f"{text}, and still holds them as generation {info.version}", key=call.key
             ) from error
         raise ChecksumRejected(text, key=call.key)
 
