@@ -51,7 +51,7 @@ _SIDE_SUFFIXES: Final = (".index", ".timeindex", ".txnindex", ".snapshot")
 
 
 @dataclass(slots=True)
-class _HeaderWalk:
+class _LogHeaderWalk:
     """The progress of the walk over the headers of one log, and its results so far."""
 
     transactions: TransactionTracker
@@ -77,7 +77,7 @@ class DirectoryBroker:
     def __init__(self, log_dirs: Sequence[str], *, cluster_id: str | None = None) -> None:
         self._log_dirs = tuple(log_dirs)
         self._cluster_id = cluster_id
-        self._walks: dict[TopicPartition, _HeaderWalk] = {}
+        self._walks: dict[TopicPartition, _LogHeaderWalk] = {}
         self._epochs = SmallFiles(EPOCH_CHECKPOINT, read_leader_epochs)
         self._lock = threading.Lock()
 
@@ -267,12 +267,12 @@ def _log_dir_sizes(log_dirs: Sequence[str]) -> list[LogDirSizes]:
     return found
 
 
-def _begin(local: LocalLog, first_offset: int) -> _HeaderWalk:
-    walk = _HeaderWalk(TransactionTracker(first_offset), first_offset)
+def _begin(local: LocalLog, first_offset: int) -> _LogHeaderWalk:
+    walk = _LogHeaderWalk(TransactionTracker(first_offset), first_offset)
     return _to_the_end(walk, local.segments)
 
 
-def _go_on(walk: _HeaderWalk, local: LocalLog, first_offset: int) -> _HeaderWalk:
+def _go_on(walk: _LogHeaderWalk, local: LocalLog, first_offset: int) -> _LogHeaderWalk:
     """Continue *walk* if its current file is still the same, or begin a new walk."""
     for number, segment in enumerate(local.segments):
         if (segment.base_offset, segment.inode) == (walk.base_offset, walk.inode):
@@ -282,7 +282,7 @@ def _go_on(walk: _HeaderWalk, local: LocalLog, first_offset: int) -> _HeaderWalk
     return _begin(local, first_offset)
 
 
-def _to_the_end(walk: _HeaderWalk, segments: Sequence[LocalSegment]) -> _HeaderWalk:
+def _to_the_end(walk: _LogHeaderWalk, segments: Sequence[LocalSegment]) -> _LogHeaderWalk:
     """Continue *walk* to the end of the log. The active segment ends at its last whole batch."""
     for segment in segments:
         if segment.base_offset != walk.base_offset:
