@@ -362,7 +362,7 @@ class RetryTable:
         await here.proxy.stalled.wait()
         assert store.oldest_put_started is not None
         here.leap(30)
-        with pytest.raises(StorageUnavailable, match=r"allowed are 30 s"):
+        with pytest.raises(StorageUnavailable, match=r"the limit is 30 s"):
             await upload
         assert store.oldest_put_started is None
         assert here.outcomes == ["timeout"]

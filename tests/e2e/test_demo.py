@@ -88,7 +88,7 @@ async def test_comparison_notices_a_record_that_was_not_written(config, journal)
     records[len(records)] = bytes(16)
     total = await compared(config, journal)
     assert [one.partition(":")[2] for one in total.differences] == [
-        " the record at offset 5 is not the one written",
-        " 1 records are neither archived nor local",
+        " the record at offset 5 differs from the one that was written",
+        " 1 records are neither in the archive nor on the local disk",
     ]
     assert summary(total, seconds=1).startswith("DIFFERENCES")

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from tests.e2e.archives import archived_manifest
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import ISOLATIONS, SEGMENTS, TRANSACTIONS, consumed, write_transactions
-from tests.support.daemon import kafka_config, running_daemon, write_config
+from tests.support.daemon import kafka_config, run_command, run_json, running_daemon, write_config
 from tests.support.fault_proxy import Answer, ResetAnswer, fault_proxy
 from tests.support.gateway_clients import read_aiokafka, read_librdkafka, run_tool
 
@@ -248,6 +248,52 @@ async def test_librdkafka_finds_the_beginning_after_records_of_the_broker(behind
         assert await asyncio.to_thread(seek_back) == whole
         assert await asyncio.to_thread(deleted_before, 5) == 5
         assert await asyncio.to_thread(seek_back) == whole[5:]
+
+
+async def test_deleted_records_never_come_back(behind, config_of, topic, objects, tmp_path):
+    """Through the gateway and by command: at a segment's base, below, inside, and after each restart."""
+    await behind.cluster.create_topic(topic, configs=SEGMENTS)
+    await behind.cluster.produce(topic, _VALUES, max_batch_size=200_000)
+    before = await consumed(behind.cluster, topic, "read_uncommitted")
+    config, through = config_of(topic), Through(behind.bootstrap)
+
+    def deleted_before(offset):
+        asked = confluent_kafka.TopicPartition(topic, 0, offset)
+        admin = AdminClient({"bootstrap.servers": behind.bootstrap})
+        (future,) = admin.delete_records([asked]).values()
+        return future.result(20).low_watermark
+
+    def by_command(offset):
+        done = run_json("topic", "delete-records", topic, "--before", str(offset), "--config", str(config))
+        (row,) = done["partitions"]
+        assert row["fault"] is None
+        assert done["record"].removeprefix("audit/deletions/").endswith("-done.json")
+        return row["archive_start_offset"]
+
+    with trimmed(config):
+        _, second, third, *_ = archived_manifest(objects, topic).segments
+        assert await asyncio.to_thread(deleted_before, second.base_offset) == second.base_offset
+        assert archived_manifest(objects, topic).start_offset == second.base_offset
+        assert await consumed(through, topic, "read_uncommitted") == before[second.base_offset :]
+        assert by_command(third.base_offset) == third.base_offset, "only the archive has these"
+    with running_daemon(config, tmp_path / "again.log") as daemon:
+        daemon.until_rounds(1)
+        assert await consumed(through, topic, "read_uncommitted") == before[third.base_offset :]
+        # Inside the local log, and inside a segment: the daemon follows while it runs.
+        middle = before[-8].offset
+        start_offset = by_command(middle)
+        assert start_offset == min(middle, archived_manifest(objects, topic).next_offset)
+        gauge = "tieringd_archive_start_offset"
+        daemon.until(lambda: daemon.metric(gauge, topic=topic) == start_offset, "the daemon has followed")
+        assert await consumed(through, topic, "read_uncommitted") == before[middle:]
+    with running_daemon(config, tmp_path / "third.log") as daemon:
+        daemon.until_rounds(1)
+        assert await consumed(through, topic, "read_uncommitted") == before[middle:]
+    end = str(before[-1].offset + 2)
+    refused = run_command("topic", "delete-records", topic, "--before", end, "--config", str(config))
+    assert refused.returncode == 2
+    assert b"is past the end of" in refused.stderr
+    assert len([key for key in objects.keys() if key.startswith("audit/")]) == 4  # noqa: SIM118
 
 
 async def test_new_topic_is_told_of_before_a_round_has_seen_it(behind, config_of, topic):

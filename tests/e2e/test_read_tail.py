@@ -110,4 +110,4 @@ async def test_topic_that_was_created_again_is_not_the_archive_s_tail(kafka, con
     await kafka.produce(topic, _VALUES, max_batch_size=200_000)
     done = run_command("read", topic, "--partition", "0", "--config", str(config))
     assert len(done.stdout.splitlines()) == archived_manifest(objects, topic).next_offset
-    assert f"it is of an earlier topic {topic}" in done.stderr.decode()
+    assert f"it belongs to an earlier topic {topic}" in done.stderr.decode()

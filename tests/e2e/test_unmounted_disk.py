@@ -104,7 +104,7 @@ def test_disk_that_is_not_mounted_at_a_start(disk, partition, tmp_path):
 
     done = run_command("run", "--once", "--config", str(config))
     assert done.returncode == 1
-    assert "Mount its disk" in done.stderr.decode()
+    assert "Mount the disk of the archive" in done.stderr.decode()
     assert run_command("archive", "describe", TOPIC, "--config", str(config)).returncode == 1
     assert list(disk.mount_point.iterdir()) == []
     assert local(partition) == [24, 36, 48]
@@ -124,7 +124,7 @@ def test_disk_that_is_unmounted_under_a_daemon(disk, partition, tmp_path):
         write(partition, 36, 48)
         daemon.until(lambda: daemon.get("/readyz")[0] == 503, "the daemon is not ready")
         daemon.until_rounds(3)
-        assert "is not a directory. Mount its disk" in daemon.get("/readyz")[1]
+        assert "is not a directory. Mount the disk of the archive" in daemon.get("/readyz")[1]
         assert list(disk.mount_point.iterdir()) == []
         assert local(partition) == [24, 36, 48]
 

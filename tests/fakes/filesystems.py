@@ -38,7 +38,7 @@ class FakeFilesystems:
             device, disk = next((n, one) for n, one in enumerate(self.disks) if path in one.paths)
             if not disk.is_readable:
                 problems[path] = LocalFileError(
-                    f"{path}: its filesystem cannot be looked at: gone", path=path
+                    f"the filesystem of {path} cannot be inspected: gone", path=path
                 )
                 continue
             found = readings.get(device)

@@ -118,4 +118,4 @@ class FakeTargetWriter:
 
     def _require_owner(self) -> None:
         if not self._is_owner():
-            raise FencedError("another recovery of the same partition runs")
+            raise FencedError("another recovery of the same partition is running")

@@ -21,10 +21,15 @@ from tieringd.formats.disk_state import (
 )
 from tieringd.formats.history_link import HistoryLink, encode_history_link
 from tieringd.formats.job_records import (
+    DeletedPartition,
+    DeletionOutcome,
+    DeletionRequest,
     ErasedPartition,
     ErasureOutcome,
     ErasureRequest,
     PartitionGoneOver,
+    encode_deletion_outcome,
+    encode_deletion_request,
     encode_erasure_outcome,
     encode_erasure_request,
     encode_rewriting,
@@ -41,7 +46,7 @@ from tieringd.formats.topic_manifest import (
 )
 from tieringd.model.disk_state import EVERY_PRODUCER, DiskState, QuotaChange, quota_entity
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.manifest_parts import Gap, Replacement, Retired, Unsettled
+from tieringd.model.manifest_parts import Gap, RecordDeletion, Replacement, Retired, Unsettled
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import (
@@ -194,13 +199,17 @@ MANIFEST_V4 = replace(
 """What version 3 could say, and what version 4 brought."""
 NEW_MANIFEST_V4 = NEW_MANIFEST_V3
 
-MANIFEST = replace(
+MANIFEST_V5 = replace(
     MANIFEST_V4,
     retired=(MANIFEST_V4.retired[0], replace(MANIFEST_V4.retired[1], winners_end=2**62)),
     unsettled=Unsettled(2500, 2**62 + 1),
 )
 """What version 4 could say, and what version 5 brought."""
-NEW_MANIFEST = NEW_MANIFEST_V4
+NEW_MANIFEST_V5 = NEW_MANIFEST_V4
+
+MANIFEST = replace(MANIFEST_V5, deletion=RecordDeletion(2**62, leader_epoch=2**31 - 2))
+"""What version 5 could say, and what version 6 brought."""
+NEW_MANIFEST = NEW_MANIFEST_V5
 
 INDEX = SegmentIndex(
     base_offset=1000,
@@ -327,6 +336,25 @@ ERASURE_OUTCOME = ErasureOutcome(
     objects_left=("22222222/c/t/0_x/0-9-100-4-0a-0000000b.log",),
     kept_by_store=("soft delete keeps deleted objects for 604800 seconds",),
 )
+DELETION_REQUEST = DeletionRequest(
+    "0123456789abcdef",
+    begun_at_ms=1_700_000_000_000,
+    requested_by="ops@host-1 (é)",
+    cluster=CLUSTER,
+    topic=TOPIC,
+    topic_id=TOPIC_ID,
+    partitions=(0, 12),
+    before_offset=2**62,
+)
+DELETION_OUTCOME = DeletionOutcome(
+    finished_at_ms=1_700_000_060_000,
+    results=(
+        DeletedPartition(0, log_start_offset=2**62, archive_start_offset=2**61, fault=""),
+        DeletedPartition(
+            12, log_start_offset=None, archive_start_offset=None, fault="broker 1 does not answer"
+        ),
+    ),
+)
 REWRITING = Rewriting(
     RewritingKind.COMPACTED,
     replaced=(SegmentIdentity(1000, 1999, 61, 4, "rewritten-0123456789abcdef"),),
@@ -340,8 +368,8 @@ REWRITING = Rewriting(
 def files() -> dict[str, bytes]:
     """Return what this release writes for each file."""
     return {
-        "partition-manifest.v5": encode_manifest(MANIFEST),
-        "partition-manifest-new.v5": encode_manifest(NEW_MANIFEST),
+        "partition-manifest.v6": encode_manifest(MANIFEST),
+        "partition-manifest-new.v6": encode_manifest(NEW_MANIFEST),
         "spillover-manifest.v1": encode_spillover(SPILLOVER_PART)[0],
         "spillover-manifest-first.v1": encode_spillover(FIRST_SPILLOVER_PART)[0],
         "segment-index.v1": encode_sidecar(INDEX),
@@ -351,6 +379,8 @@ def files() -> dict[str, bytes]:
         "disk-state.v1.json": encode_disk_state(DISK_STATE),
         "erasure-begun.v2.json": encode_erasure_request(ERASURE_REQUEST),
         "erasure-done.v2.json": encode_erasure_outcome(ERASURE_REQUEST, ERASURE_OUTCOME),
+        "deletion-begun.v1.json": encode_deletion_request(DELETION_REQUEST),
+        "deletion-done.v1.json": encode_deletion_outcome(DELETION_REQUEST, DELETION_OUTCOME),
         "rewriting.v1.json": encode_rewriting(PARTITION, REWRITING),
         "history-link.v1": encode_history_link(HISTORY_LINK),
         "quota-record.v1.json": encode_quota_record(QUOTA_RECORD),

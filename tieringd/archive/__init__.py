@@ -7,6 +7,7 @@ here knows a broker: the daemon's rooms use this package, and so do the jobs on 
 Read `manifest_store` first (a manifest read, committed and closed) and `spillover_manifests` (its older
 parts). Then `archive_reader` and `record_reader` (records by offset or time) and `catalog` (all topics of a
 bucket). `object_joiner`, `segment_rewriter` and `segment_swap` replace segments by others;
-`retired_objects` deletes replaced segments. `scrub` finds faults; `rebuild` makes manifests again from
+`record_deletion` moves an archive's start over records that a user deleted. `retired_objects` deletes
+replaced segments. `scrub` finds faults; `rebuild` makes manifests again from
 the objects.
 """

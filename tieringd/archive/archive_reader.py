@@ -138,7 +138,7 @@ class ArchiveReader:
                     held = held[whole:]
             if held:
                 raise CorruptDataError(
-                    f"the last batch is cut short: {len(held)} bytes are left over",
+                    f"the object is cut short inside its last batch: {len(held)} bytes are left over",
                     source=key,
                     position=end - len(held),
                 )
@@ -151,7 +151,7 @@ class ArchiveReader:
         data = await self._store.get_range(key, position=position, size_bytes=size_bytes)
         if len(data) != size_bytes:
             raise CorruptDataError(
-                f"the object ends {size_bytes - len(data)} bytes before its index says",
+                f"the object is {size_bytes - len(data)} bytes shorter than its index says",
                 source=key,
                 position=position + len(data),
             )
@@ -187,7 +187,7 @@ def require_checksum(segment: RemoteSegment, checksum: int, key: str) -> None:
     """
     if checksum != segment.crc32c:
         raise CorruptDataError(
-            f"the object has checksum {checksum:08x} and the manifest says {segment.crc32c:08x}", source=key
+            f"the object has checksum {checksum:08x}, but the manifest has {segment.crc32c:08x}", source=key
         )
 
 

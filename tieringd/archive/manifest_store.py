@@ -111,7 +111,8 @@ class ManifestStore:
             raise error.located(key) from error
         if manifest.partition != partition:
             raise CorruptDataError(
-                f"the manifest of {manifest.partition} lies where {partition}'s should", source=key
+                f"the object of the manifest of {partition} holds a manifest of {manifest.partition}",
+                source=key,
             )
         in_effect_ms = min(info.modified_ms + _MODIFIED_WITHIN_MS, self._now_ms())
         return StoredManifest(manifest, info.version, len(data), in_effect_ms)
@@ -188,7 +189,7 @@ class ManifestStore:
             stored = await self.load(partition)
             if stored.manifest is None:
                 key = manifest_key(partition)
-                raise ObjectNotFound(f"the bucket has no {key}", key=key)
+                raise ObjectNotFound(f"the bucket has no object {key}", key=key)
             if stored.manifest.is_closed:
                 raise fenced_by(stored.manifest, stored.manifest.leader_epoch)
             changed = await change(stored.manifest)
@@ -219,7 +220,9 @@ class ManifestStore:
                     return found
                 raise
             return StoredManifest(signed, info.version, len(data), self._now_ms())
-        raise StorageUnavailable(f"the manifest of {partition} is being changed by its archiver all the time")
+        raise StorageUnavailable(
+            f"the manifest of {partition} changes too often: its archiver keeps committing"
+        )
 
     def is_rival(self, manifest: PartitionManifest) -> bool:
         """
@@ -236,12 +239,12 @@ class ManifestStore:
             return found
         if found.version == stored.version:
             raise StorageUnavailable(
-                f"the store refused a commit of {signed.partition}, and the manifest has not changed: it is "
-                f"committed again"
+                f"the store refused a commit of {signed.partition} although the manifest has not changed; "
+                "the commit is retried"
             )
         if found.manifest is not None and found.manifest.writer_id == self._writer_id:
             raise StorageUnavailable(
-                f"an earlier commit of {signed.partition} took effect late; reading the manifest again"
+                f"an earlier commit of {signed.partition} took effect late; the manifest is read again"
             )
         if found.manifest is None:
             raise fenced_by_removal(signed.partition)
@@ -249,13 +252,13 @@ class ManifestStore:
         if is_edited and found.manifest.leader_epoch == signed.leader_epoch:
             # If another daemon of this epoch exists as well, its own next commit shows it.
             raise StorageUnavailable(
-                f"a job edited the manifest of {signed.partition}; reading the manifest again"
+                f"a job edited the manifest of {signed.partition}; the manifest is read again"
             )
         if found.manifest.leader_epoch < signed.leader_epoch:
             # A deposed leader committed in between. After this writer's next commit its epoch loses.
             raise StorageUnavailable(
                 f"leader epoch {found.manifest.leader_epoch} committed to the manifest of "
-                f"{signed.partition} once more; reading the manifest again"
+                f"{signed.partition} again; the manifest is read again"
             )
         raise fenced_by(found.manifest, signed.leader_epoch)
 
@@ -310,7 +313,9 @@ class ManifestStore:
             except PreconditionFailed:
                 continue
             return wanted
-        raise StorageUnavailable(f"the manifest of topic {key.topic} is being changed by other daemons")
+        raise StorageUnavailable(
+            f"the manifest of topic {key.topic} changes too often: other daemons keep changing it"
+        )
 
     async def _load_topic(self, key: TopicKey) -> tuple[TopicManifest | None, str | None]:
         object_key = topic_manifest_key(key)
@@ -331,8 +336,8 @@ def fenced_by_removal(partition: TopicIdPartition) -> FencedError:
     No writer may begin anew: the segments it named still exist.
     """
     return FencedError(
-        f"the manifest of {partition} was removed from the bucket while this daemon used it",
-        hint="Find out who deletes objects there before you restart tieringd",
+        f"the manifest of {partition} was deleted from the bucket while this daemon archived the partition",
+        hint="Find out which process deletes objects there before you restart tieringd",
     )
 
 
@@ -340,15 +345,15 @@ def fenced_by(owner: PartitionManifest, leader_epoch: int) -> FencedError:
     """Return the error of a writer with *leader_epoch* that the manifest *owner* fences."""
     if owner.is_closed:
         return FencedError(
-            f"the archive of {owner.partition} in this bucket is closed: it was moved to another one, or its "
-            "topic is being purged",
-            hint="`tieringd archive topics` says which. After a move, name the new bucket in the "
+            f"the archive of {owner.partition} in this bucket is closed: it was moved to another bucket, or "
+            "its topic is being purged",
+            hint="`tieringd archive topics` shows which. After a move, name the new bucket in the "
             "configuration and restart tieringd",
         )
     if owner.leader_epoch > leader_epoch:
         return FencedError(
-            f"leader epoch {owner.leader_epoch} owns the manifest of {owner.partition}, and this daemon "
-            f"holds epoch {leader_epoch}: it no longer archives the partition"
+            f"leader epoch {owner.leader_epoch} owns the manifest of {owner.partition}, but this daemon has "
+            f"epoch {leader_epoch}: it no longer archives the partition"
         )
     return rival_writer(owner)
 
@@ -357,10 +362,10 @@ def rival_writer(owner: PartitionManifest) -> RivalWriter:
     """Return the error of a process that found another writer, *owner*'s, under its own leader epoch."""
     return RivalWriter(
         f"another daemon (writer {owner.writer_id}) archives {owner.partition} under the same leader epoch "
-        f"{owner.leader_epoch}: this one has stopped archiving it",
+        f"{owner.leader_epoch}: this daemon has stopped archiving it",
         writer_id=owner.writer_id,
         commit_number=owner.commit_number,
-        hint="Run one tieringd for each broker and log directory, then restart this one",
+        hint="Run one tieringd for each broker and log directory, and then restart this one",
     )
 
 
@@ -389,7 +394,7 @@ async def closed(
         except StorageUnavailable as error:
             if error.outcome_unknown or not await _has_changed(manifests, stored, partition):
                 raise
-    raise StorageUnavailable(f"the manifest of {partition} is being written all the time and was not closed")
+    raise StorageUnavailable(f"the manifest of {partition} was not closed: another process keeps changing it")
 
 
 async def _has_changed(manifests: ManifestStore, stored: StoredManifest, partition: TopicIdPartition) -> bool:

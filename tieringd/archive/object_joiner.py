@@ -96,7 +96,7 @@ class ObjectJoiner:
                     size_bytes += len(piece)
             if checksum != crc32c:
                 raise ChecksumRejected(
-                    f"join {key}: the sources have another checksum than announced", key=key
+                    f"join {key}: the checksum of the sources is not the expected one", key=key
                 )
             await in_thread(file.flush)
             await self._store.put(key, FileSlice(file.fileno(), 0, size_bytes), crc32c=crc32c)
@@ -113,14 +113,16 @@ class ObjectJoiner:
         left = source.size_bytes - position
         piece = await self._store.get_range(source.key, position=position, size_bytes=min(PIECE_BYTES, left))
         if not piece:
-            raise ChecksumRejected(f"{source.key} ends after {position} bytes", key=source.key)
+            raise ChecksumRejected(
+                f"{source.key} ends after {position} bytes, before its expected end", key=source.key
+            )
         return piece
 
     def _refused(self, error: OSError) -> LocalFileError:
         return LocalFileError(
-            f"segments cannot be merged by way of {self._directory}: {error.strerror or error}",
+            f"segments cannot be merged in the directory {self._directory}: {error.strerror or error}",
             path=str(self._directory),
-            hint="Make room there, or set state_directory to a disk that has some",
+            hint="Free some space there, or set state_directory to a disk with more space",
         )
 
     async def _read_back(self, key: str, size_bytes: int, crc32c: int) -> int:
@@ -130,7 +132,7 @@ class ObjectJoiner:
             checksum = await in_thread(crc32c_of, piece, checksum)
             position += len(piece)
         if (position, checksum) != (size_bytes, crc32c):
-            raise ChecksumRejected(f"{key} was joined, and holds other bytes than its sources", key=key)
+            raise ChecksumRejected(f"{key} was joined, but its bytes are not those of its sources", key=key)
         return position
 
     async def _require(self, key: str, size_bytes: int, crc32c: int) -> None:
@@ -142,7 +144,8 @@ class ObjectJoiner:
         info = await self._store.head(key)
         if info.size_bytes != size_bytes or info.crc32c not in {None, crc32c}:
             raise ChecksumRejected(
-                f"{key} was joined, and has {info.size_bytes} bytes, not {size_bytes}, or another checksum",
+                f"{key} was joined, but it has {info.size_bytes} bytes instead of {size_bytes}, or another "
+                "checksum",
                 key=key,
             )
 

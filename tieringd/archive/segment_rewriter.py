@@ -147,9 +147,9 @@ class SegmentRewriter:
 
     def _refused(self, error: OSError) -> LocalFileError:
         return LocalFileError(
-            f"segments cannot be rewritten by way of {self._directory}: {error.strerror or error}",
+            f"segments cannot be rewritten in the directory {self._directory}: {error.strerror or error}",
             path=str(self._directory),
-            hint="Make room there, or set TMPDIR to a disk that has some",
+            hint="Free some space there, or set TMPDIR to a disk with more space",
         )
 
 

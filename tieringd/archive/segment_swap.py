@@ -82,7 +82,7 @@ async def load_rewriting(
     data = await read_object(store, key, size_bytes=size_bytes)
     owner, rewriting = decode_rewriting(data, source=key)
     if rewriting_key(owner, rewriting.writer_id, crc32c=crc32c(data)) != key or owner != partition:
-        raise CorruptDataError("this record of a rewriting has other bytes than its name says", source=key)
+        raise CorruptDataError("the bytes of this rewriting record do not match its name", source=key)
     return rewriting
 
 

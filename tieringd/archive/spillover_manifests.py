@@ -136,14 +136,14 @@ class SpilloverManifests:
             part = await self.load(partition, found[-1])
             if part.previous is None:
                 raise CorruptDataError(
-                    f"offsets {spillover.begin_offset} to {found[-1].base_offset - 1} should be spilled, and "
-                    "no spillover manifest of them is named",
+                    f"offsets {spillover.begin_offset} to {found[-1].base_offset - 1} should be spilled, "
+                    "but no manifest names a spillover manifest for them",
                     source=spillover_key(partition, found[-1]),
                 )
             if part.previous not in candidates:
                 self._listings.pop(partition, None)
                 key = spillover_key(partition, part.previous)
-                raise ObjectNotFound(f"the bucket has no {key}", key=key)
+                raise ObjectNotFound(f"the bucket has no object {key}", key=key)
             found.append(part.previous)
         return tuple(reversed(found))
 
@@ -335,8 +335,8 @@ def _require_order(part: SpilloverManifest, name: SpilloverName, before: Spillov
     """Check that *part* names *before* as the part before it, if that is known."""
     if before is not None and part.previous != before:
         raise CorruptDataError(
-            f"the spillover manifest of {part.partition} from offset {name.base_offset} does not follow the "
-            f"one that the bucket has before it, from {before.base_offset}",
+            f"the spillover manifest of {part.partition} from offset {name.base_offset} names another "
+            f"predecessor than the one in the bucket, from offset {before.base_offset}",
             offset=before.base_offset,
-            hint="The one that it names is missing from the bucket",
+            hint="The predecessor that it names is missing from the bucket",
         )

@@ -31,16 +31,18 @@ from itertools import chain, islice, takewhile
 import structlog
 
 from tieringd.archive.manifest_store import StoredManifest
+from tieringd.archive.record_deletion import following_deletion
 from tieringd.archive.retired_objects import unnamed
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.archiving.claim import Claim
 from tieringd.archiving.observer import Observation
 from tieringd.archiving.remote_log import RemoteLog
+from tieringd.archiving.user_deletions import UserDeletions
 from tieringd.errors import CorruptDataError, ObjectNotFound, StorageError, StorageUnavailable
 from tieringd.metrics import Metrics
 from tieringd.model.corrections import with_marks_redated, with_upload_times
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.manifest_parts import Retired
+from tieringd.model.manifest_parts import RecordDeletion, Retired
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment, SegmentIdentity
 from tieringd.model.segment_table import SegmentTable
@@ -59,7 +61,6 @@ from tieringd.policies.total_retention import (
     TotalRetentionPlan,
     expiry_due_ms,
     plan_total_retention,
-    users_start,
 )
 from tieringd.storage.archive_clock import ArchiveClock
 
@@ -257,9 +258,11 @@ class ArchiveRetention:
         remote_log: RemoteLog,
         spillovers: SpilloverManifests,
         upload_times: UploadTimes,
+        user_deletions: UserDeletions,
         metrics: Metrics,
         clock: ArchiveClock,
     ) -> None:
+        self._user_deletions = user_deletions
         self._spillovers = spillovers
         self._partition = partition
         self._claim = claim
@@ -386,7 +389,7 @@ class ArchiveRetention:
         stored, oldest = await self._with_upload_times(stored, seen, ages_ms=ages_ms)
         manifest = stored.existing
         log_start_offset = seen.bounds.log_start_offset
-        deleted_before = users_start(seen.log, manifest, log_start_offset=log_start_offset)
+        deleted_before = await self._user_deletions.start(manifest, seen)
         plan = partial(
             plan_total_retention,
             manifest,
@@ -396,13 +399,19 @@ class ArchiveRetention:
             now_ms=ages_ms,
         )
         found = plan(oldest=oldest, deleted_before=deleted_before)
+        agreed_deleted_before = _smaller(deleted_before, first.deleted_before if first else None)
         agreed = plan(
             up_to=first.start_offset if first else manifest.start_offset,
             oldest=oldest,
-            deleted_before=_smaller(deleted_before, first.deleted_before if first else None),
+            deleted_before=agreed_deleted_before,
         )
         if agreed.first_offset > manifest.start_offset:
             left = _without(manifest, agreed, oldest, now_ms=now_ms)
+            if agreed_deleted_before is not None:
+                # What is uploaded later follows the deletion too, also under another leader.
+                deletion = RecordDeletion(agreed_deleted_before, manifest.leader_epoch)
+                left = left.with_deletion(deletion)
+                left = await following_deletion(left, self._spillovers, now_ms=now_ms)
             stored = await self._claim.commit(stored, left)
             self._metrics.expired.segments.labels(self._partition.topic).inc(agreed.segments)
             self._metrics.expired.size_bytes.labels(self._partition.topic).inc(agreed.size_bytes)
@@ -438,7 +447,7 @@ class ArchiveRetention:
             seen.topic.total,
             log_start_offset=log_start_offset,
             now_ms=ages_ms,
-            deleted_before=users_start(seen.log, manifest, log_start_offset=log_start_offset),
+            deleted_before=await self._user_deletions.start(manifest, seen),
         )
         oldest = await self._oldest_spilled(manifest, plan)
         if seen.topic.total.limit_ms is None or ages_ms == NOTHING_IS_OLD_MS:

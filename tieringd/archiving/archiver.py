@@ -33,6 +33,7 @@ from tieringd.archiving.segment_copier import CopiedSegment
 from tieringd.archiving.trimmer import HintPublisher, Trimmer
 from tieringd.archiving.upload_gate import Urgency
 from tieringd.archiving.uploader import Quarantine, Uploader, UploadOutcome
+from tieringd.archiving.user_deletions import UserDeletions
 from tieringd.broker.base import Broker
 from tieringd.broker.layout import Layout
 from tieringd.errors import CorruptDataError, RetryableError, StorageError, StorageUnavailable, TieringError
@@ -44,7 +45,6 @@ from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.segment import SegmentSlice
 from tieringd.policies.epoch_history import clipped, completed
-from tieringd.policies.total_retention import users_start
 from tieringd.policies.upload_plan import (
     MissingRange,
     UploadLimits,
@@ -279,6 +279,8 @@ class Archiver:
         self._gauges = PartitionGauges(leadership.partition, metrics=metrics)
         self._gaps = GapRecorder(leadership.partition, claim=self._claim, now_ms=clock)
         self._has_reported = False
+        self._log_start_offset = 0
+        """Where the log began by the observation of the last step."""
         self._rests_on: Observation | None = None
         """The observation of the last step, when that step left nothing to do."""
         self._rests_since_ms = 0
@@ -289,9 +291,11 @@ class Archiver:
         self._hint = HintPublisher(
             leadership.partition, claim=self._claim, ages_ms=self._upload_times.ages_ms
         )
+        self._user_deletions = UserDeletions(leadership.partition)
         self._retention = ArchiveRetention(
             leadership.partition,
             claim=self._claim,
+            user_deletions=self._user_deletions,
             remote_log=remote_log,
             spillovers=manifests.spillovers,
             upload_times=self._upload_times,
@@ -398,6 +402,7 @@ class Archiver:
             next_offset=last.next_offset if last else None,
             limits=self._limits,
         ).pending_bytes
+        self._expect_deletion(seen)
         await self._claim.check_for_edits(seen.topic.retention_pace, now_ms=self._clock())
         stored = await self._claim.current(
             lambda: self._begin(seen), log_start_offset=seen.bounds.log_start_offset
@@ -428,7 +433,7 @@ class Archiver:
             # Durable segments may be trimmed even when the upload failed at the store: a full or
             # unreachable store makes local room more urgent.
             stored, trimmed_by = await self._hint.step(stored, seen)
-            if not self._awaits_users_start(stored.existing, seen):
+            if not await self._awaits_users_start(stored.existing, seen):
                 trimmed = await self._trimmer.trim(trimmed_by, seen)
                 stored = self._claim.newest(stored)
         version_before = stored.version
@@ -459,14 +464,25 @@ class Archiver:
             needs_another_scan=bool(plan.slices) and not plan_holds,
         )
 
-    def _awaits_users_start(self, manifest: PartitionManifest, seen: Observation) -> bool:
+    def _expect_deletion(self, seen: Observation) -> None:
+        """
+        Look for an edit soon after the log's start has moved past every trim by this daemon.
+
+        `tieringd topic delete-records` moves the log's start first, and then edits the manifest.
+        """
+        log_start_offset, last = seen.bounds.log_start_offset, self.last_manifest
+        if last is not None and max(self._log_start_offset, last.trimmed_offset) < log_start_offset:
+            self._claim.expect_edit(seen.topic.retention_pace, now_ms=self._clock())
+        self._log_start_offset = log_start_offset
+
+    async def _awaits_users_start(self, manifest: PartitionManifest, seen: Observation) -> bool:
         """
         Say whether a trim waits until the archive has followed a user's DeleteRecords.
 
         A trim by this daemon would move the log start offset past the user's. A disk that needs room goes
         first.
         """
-        start_offset = users_start(seen.log, manifest, log_start_offset=seen.bounds.log_start_offset)
+        start_offset = await self._user_deletions.start(manifest, seen)
         return start_offset is not None and self._trimmer.cloud_gc_offset is None
 
     def _due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
@@ -617,13 +633,14 @@ class Archiver:
             appended = manifest.appended([copy.remote for copy in admitted], epochs, crossing)
         except ValueError as error:
             raise CorruptDataError(
-                f"the local leader epochs do not follow the archived ones: {error}",
+                f"the leader epochs of the local log do not follow those of the archive: {error}",
                 source=seen.log.partition.path,
                 offset=first.base_offset,
             ) from error
         # Translates a Redpanda log's offsets once its head was trimmed and this process has ended.
         translation = self._layout.translation_at(seen.log, appended.next_offset)
-        return replace(appended, translation=translation or appended.translation)
+        appended = replace(appended, translation=translation or appended.translation)
+        return appended.following_deletion(now_ms=self._clock())
 
     def _urgency(self, manifest: PartitionManifest, seen: Observation) -> Urgency:
         return Urgency(

@@ -42,6 +42,9 @@ from tieringd.storage.background import background
 
 log = structlog.get_logger(__name__)
 
+EXPECTED_EDIT_MS = 5_000
+"""How soon the bucket is asked for an edit that something else has announced."""
+
 
 class Claim:
     """
@@ -145,8 +148,8 @@ class Claim:
         except RivalWriter as rival:
             self._take_over(rival)
             raise StorageUnavailable(
-                f"a commit of another process (writer {rival.writer_id}) came first, perhaps the last one of "
-                f"a process that has ended; reading the manifest of {self._leadership.partition} again"
+                f"another process (writer {rival.writer_id}) committed first; this may be the last commit "
+                f"of a process that has ended. The manifest of {self._leadership.partition} is read again"
             ) from rival
         self._metrics.manifest_commits.labels(self._leadership.partition.topic).inc()
         return self._hold(committed)
@@ -190,6 +193,11 @@ class Claim:
         elif not 0 <= now_ms - self._edits_checked_at_ms < pace.edits_interval_ms:
             await self.is_current()
             self._edits_checked_at_ms = now_ms
+
+    def expect_edit(self, pace: RetentionPace, *, now_ms: int) -> None:
+        """Let `check_for_edits` ask the bucket soon, and not only an interval after the last time."""
+        due_ms = now_ms - pace.edits_interval_ms + EXPECTED_EDIT_MS
+        self._edits_checked_at_ms = min(self._edits_checked_at_ms, due_ms)
 
     def edits_due_ms(self, pace: RetentionPace) -> int:
         """Return the time from which `check_for_edits` asks the bucket again."""

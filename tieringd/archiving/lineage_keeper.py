@@ -182,15 +182,16 @@ class LineageKeeper:
         if new_holes:
             base_offset, next_offset = min(new_holes)
             return stored, (
-                f"{plan.reason}; offsets {base_offset} to {next_offset - 1} are missing on disk, and the "
-                "next look has to find so as well"
+                f"{plan.reason}; offsets {base_offset} to {next_offset - 1} are missing on disk; nothing is "
+                "replaced until the next scan finds them missing as well"
             )
         if replacement.only_archived is not None:
             # A cut would lose offsets that were promised to be durable, so an operator decides.
             kept = replacement.only_archived
             return stored, (
-                f"{plan.reason}; offsets {kept.base_offset} to {kept.last_offset} are good and only in the "
-                f"archive, in the segment that has to be replaced"
+                f"{plan.reason}; the segment that has to be replaced holds offsets {kept.base_offset} to "
+                f"{kept.last_offset}, which are valid and exist only in the archive; an operator has to "
+                "decide"
             )
         self._log.warning(
             "archive's tail is off the leader's lineage; replacing it",

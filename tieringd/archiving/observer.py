@@ -51,7 +51,10 @@ from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 
-_NOT_ON_RECORD = "no topic manifest in the bucket counts it yet, and a restore finds partitions by that"
+_NOT_ON_RECORD = (
+    "no topic manifest in the bucket includes this partition yet, and a restore finds partitions by the "
+    "topic manifest"
+)
 """Why nothing of a topic is trimmed yet."""
 
 
@@ -400,10 +403,10 @@ class Observer:
         assert manifest is not None, "it is known to be closed"
         if manifest.moved_to:
             return (
-                f"its archive was moved to {manifest.moved_to}: name that in the configuration, and restart "
-                "tieringd"
+                f"the archive was moved to {manifest.moved_to}: set that bucket in the configuration, and "
+                "restart tieringd"
             )
-        return f"its archive is {manifest.lifecycle.value}, so nothing is added to it"
+        return f"the archive is {manifest.lifecycle.value}, so nothing is added to it"
 
     def _observed_under(
         self, name: TopicPartition, cluster: str, replica: Replica
@@ -522,8 +525,8 @@ def _why_overtaken(log: LocalLog, leader_epoch: int) -> str:
     """Return why the files of *log* are newer than *leader_epoch*; empty where they are not."""
     if log.epochs and log.epochs[-1][0] > leader_epoch:
         return (
-            f"its files are of leader epoch {log.epochs[-1][0]}, and this broker was seen to lead it under "
-            f"epoch {leader_epoch}: this look is thrown away"
+            f"the files of the partition have leader epoch {log.epochs[-1][0]}, but this broker was last "
+            f"seen leading it under epoch {leader_epoch}: this scan is discarded"
         )
     return ""
 

@@ -180,7 +180,7 @@ class Reconciler:
         if self.rounds == 0:
             starting = "the first round of reconciliation has not ended yet"
         elif not upkeep.knows_topics:
-            starting = "the object store has not told of the archive's topics yet"
+            starting = "the topics of the archive could not be read from the object store yet"
         return {
             "round": self._fault,
             "store": upkeep.store_fault or unready,

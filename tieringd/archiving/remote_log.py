@@ -248,12 +248,15 @@ class RemoteLog:
                         local = await asyncio.to_thread(file.read_at, position, len(batch.data))
                         if local != batch.data:
                             return (
-                                f"the batch at offset {batch.header.base_offset}, byte {position}, is not "
-                                f"the one that {key} holds at byte {batch.position}"
+                                f"the batch at offset {batch.header.base_offset}, byte {position}, differs "
+                                f"from the batch in {key} at byte {batch.position}"
                             )
                         position += len(batch.data)
             if position != file.segment.size_bytes:
-                return f"it has {file.segment.size_bytes - position} bytes that the archive does not hold"
+                return (
+                    f"the local segment has {file.segment.size_bytes - position} bytes that the archive "
+                    "does not have"
+                )
             return ""
         finally:
             file.close()

@@ -250,8 +250,9 @@ def _require_epochs(request: CopyRequest, scan: SegmentScan) -> None:
     newest = max((epoch for epoch, _ in scan.epochs), default=leader_epoch)
     if request.local_log.epochs and newest > leader_epoch:
         raise LeadershipChanged(
-            f"{request.part.segment.path} holds a batch of leader epoch {newest}, and this broker was seen "
-            f"to lead {request.leadership.partition} under epoch {leader_epoch}: it is looked at again first"
+            f"{request.part.segment.path} holds a batch of leader epoch {newest}, but this broker was last "
+            f"seen leading {request.leadership.partition} under epoch {leader_epoch}: the partition is "
+            "scanned again first"
         )
 
 
@@ -307,8 +308,8 @@ def _ended_in(
         if not search.awaited:
             return tuple(aborted), search.found
     raise LocalFileError(
-        f"{part.segment.path}: a transaction that is open at offset {part.next_offset} has no marker in the "
-        f"local log yet",
+        f"{part.segment.path}: the transaction that is open at offset {part.next_offset} has no marker in "
+        "the local log yet",
         path=part.segment.path,
     )
 
@@ -327,7 +328,7 @@ def _after(
 def _index_of(part: SegmentSlice, found: _Examined) -> SegmentIndex:
     scan = found.scan
     if scan.last_offset_found is None and scan.size_bytes:
-        raise CorruptDataError("the segment has bytes and no batch", source=part.segment.path, position=0)
+        raise CorruptDataError("the segment has bytes but no batch", source=part.segment.path, position=0)
     if part.is_open and not part.keeps_end:
         assert scan.last_offset_found is not None, "an open slice without a batch is not copied"
         last_offset = scan.last_offset_found

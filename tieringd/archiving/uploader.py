@@ -167,6 +167,6 @@ class Uploader:
         """
         if not self.is_confirmed:
             raise BrokerUnavailable(
-                f"it is too long ago that this broker was seen to lead {self._leadership.partition}; "
-                f"looking again first"
+                f"this broker's leadership of {self._leadership.partition} was confirmed too long ago; it "
+                "is checked again first"
             )

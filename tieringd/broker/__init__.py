@@ -11,7 +11,8 @@ Read in this order:
   run.
 * `layout`: the seam of files on disk. `log_dir` and `segment_file` for Kafka; `redpanda_log_dir` and
   `redpanda_segment_file` for Redpanda.
-* `pins`, `watch`: closed segments that are held, and hints of changes. * `disk_use`, `ballast_file`,
-`host_load`: the disks and the machine. * `kafka_tail`, `kafka_target`, `restored_log`, `stopped_broker`:
-reads and restores of commands.
+* `pins`, `watch`: closed segments that are held, and hints of changes.
+* `disk_use`, `ballast_file`, `host_load`: the disks and the machine.
+* `kafka_tail`, `kafka_deletion`, `kafka_target`, `restored_log`, `stopped_broker`: reads, deletions and
+  restores of commands.
 """

@@ -110,8 +110,8 @@ class BallastFile:
         is_ours = stat.S_ISREG(found.st_mode) and not any(os.pread(descriptor, _PROOF_BYTES, 0))
         if not is_ours:
             raise ConfigError(
-                f"{self.path} is not a ballast file: it holds something else",
-                hint="Set ballast_file_path to a path where nothing is",
+                f"{self.path} is not a ballast file: it has other contents",
+                hint="Set ballast_file_path to a path where no file exists",
             )
         return found.st_size
 
@@ -136,7 +136,7 @@ class BallastFile:
         return LocalFileError(
             f"the ballast file {self.path} cannot be {what}: {error.strerror}",
             path=self.path,
-            hint="Make room, or set ballast_file_path or ballast_file_size to something else",
+            hint="Free some disk space, or change ballast_file_path or ballast_file_size",
         )
 
 
@@ -152,7 +152,7 @@ def find_ballast_path(candidates: Sequence[str], log_dirs: Sequence[str]) -> str
         devices = {os.stat(path).st_dev for path in log_dirs}  # noqa: PTH116 - paths are text throughout this layer
     except OSError as error:
         raise LocalFileError(
-            f"{error.filename} cannot be looked at: {error.strerror}", path=f"{error.filename}"
+            f"{error.filename} cannot be inspected: {error.strerror}", path=f"{error.filename}"
         ) from error
     reasons: list[str] = []
     for candidate in candidates:
@@ -161,8 +161,9 @@ def find_ballast_path(candidates: Sequence[str], log_dirs: Sequence[str]) -> str
             return candidate
         reasons.append(f"{candidate} {reason}")
     raise ConfigError(
-        f"there is no place for the ballast file: {'; '.join(reasons)}",
-        hint="Set ballast_file_path to a path on a log directory's filesystem, outside all of them",
+        f"no place was found for the ballast file: {'; '.join(reasons)}",
+        hint="Set ballast_file_path to a path on the filesystem of a log directory, but outside all log "
+        "directories",
     )
 
 
@@ -176,5 +177,5 @@ def _fault(candidate: str, log_dirs: Sequence[str], devices: set[int]) -> str | 
         nearest = next(parent for parent in real.parents if parent.is_dir())
         device = nearest.stat().st_dev
     except OSError as error:
-        return f"cannot be looked at: {error.strerror}"
+        return f"cannot be inspected: {error.strerror}"
     return None if device in devices else "is on another filesystem than the log directories"

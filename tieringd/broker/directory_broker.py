@@ -88,8 +88,8 @@ class DirectoryBroker:
         scan = await asyncio.to_thread(scan_log_dirs, self._log_dirs)
         if scan.cluster_id is None:
             raise BrokerDenied(
-                f"no log directory of {', '.join(self._log_dirs)} says which cluster it belongs to",
-                hint="Set cluster_id to a name of your own; it is part of every object's key",
+                f"no log directory of {', '.join(self._log_dirs)} names its cluster",
+                hint="Set cluster_id to a name of your choice; it becomes part of every object key",
             )
         return scan.cluster_id
 
@@ -130,7 +130,7 @@ class DirectoryBroker:
             BrokerDenied: Always: without a broker there are no topic settings.
         """
         del send_by
-        raise BrokerDenied(f"{', '.join(changes)} of topic {topic} cannot be set: there is no broker")
+        raise BrokerDenied(f"{', '.join(changes)} of topic {topic} cannot be set: broker.kind is none")
 
     async def node_id(self) -> int:
         """
@@ -139,7 +139,7 @@ class DirectoryBroker:
         Raises:
             BrokerDenied: Always: without a broker there is no broker id.
         """
-        raise BrokerDenied("the broker has no id: there is no broker")
+        raise BrokerDenied("the broker has no id: broker.kind is none")
 
     async def client_quotas(self) -> Mapping[QuotaEntity, Mapping[str, float]]:
         """
@@ -148,7 +148,7 @@ class DirectoryBroker:
         Raises:
             BrokerDenied: Always: without a broker there are no clients.
         """
-        raise BrokerDenied("client quotas cannot be looked at: there is no broker")
+        raise BrokerDenied("client quotas cannot be read: broker.kind is none")
 
     async def alter_client_quotas(
         self, changes: Mapping[QuotaEntity, Mapping[str, float | None]], *, send_by: float = math.inf
@@ -161,7 +161,7 @@ class DirectoryBroker:
         """
         del send_by
         names = "; ".join(str(entity) for entity in changes)
-        raise BrokerDenied(f"client quotas of {names} cannot be set: there is no broker")
+        raise BrokerDenied(f"client quotas of {names} cannot be set: broker.kind is none")
 
     async def trim(
         self, leadership: Leadership, log: LocalLog, *, before_offset: int, needs_every_replica: bool = False
@@ -333,9 +333,7 @@ def _require_epoch(local: LocalLog, epochs: Sequence[EpochStart], leader_epoch: 
     """
     newest = _newest(epochs)
     if newest != leader_epoch:
-        raise LeadershipChanged(
-            f"{local.partition.path} has leader epoch {newest} now, and not {leader_epoch} any more"
-        )
+        raise LeadershipChanged(f"{local.partition.path} has leader epoch {newest} now, not {leader_epoch}")
 
 
 def _trim(local: LocalLog, before_offset: int, leader_epoch: int) -> int:
@@ -352,7 +350,7 @@ def _trim(local: LocalLog, before_offset: int, leader_epoch: int) -> int:
         current = log.segments
         seen = [(segment.base_offset, segment.next_offset, segment.identity) for segment in doomed]
         if seen != [(each.base_offset, each.next_offset, each.identity) for each in current[: len(doomed)]]:
-            raise BrokerUnavailable(f"the segments of {path} changed since they were looked at")
+            raise BrokerUnavailable(f"the segments of {path} changed since the last scan")
         directory = _open(stack, path, os.O_RDONLY | os.O_DIRECTORY)
         for segment in doomed:
             _unlink_segment(segment, directory)
@@ -377,7 +375,7 @@ def _unlink_segment(segment: LocalSegment, directory: int) -> None:
         except PermissionError as error:
             raise BrokerDenied(
                 f"{file_path} may not be deleted: {error.strerror}",
-                hint="Let the daemon's user write in the log directories",
+                hint="Allow the daemon's user to write in the log directories",
             ) from error
         except OSError as error:
             raise LocalFileError(
@@ -400,6 +398,6 @@ def _hold_broker_lock(stack: ExitStack, log_dir: str) -> None:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise BrokerDenied(
-            f"a broker is running on {log_dir}, so its files are not ours to delete",
-            hint="Set broker.kind to kafka, and trimming goes through the broker",
+            f"a broker is running on {log_dir}, so tieringd does not delete files there",
+            hint="Set broker.kind to kafka; segments are then trimmed through the broker",
         ) from error

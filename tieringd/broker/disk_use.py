@@ -91,7 +91,7 @@ def measure_filesystems(paths: Sequence[str]) -> FilesystemMeasurement:
             found = os.statvfs(path)
         except OSError as error:
             problems[path] = LocalFileError(
-                f"{path}: its filesystem cannot be looked at: {error.strerror}", path=path
+                f"the filesystem of {path} cannot be inspected: {error.strerror}", path=path
             )
             continue
         by_device.setdefault(device, []).append(path)

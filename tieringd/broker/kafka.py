@@ -364,8 +364,7 @@ class KafkaBroker:
         replica = await self._require_leadership(leadership, log.partition)
         if needs_every_replica and not replica.has_all_in_sync:
             raise BrokerUnavailable(
-                f"{partition} is not trimmed now: not all of its replicas are in sync, and one of those that "
-                "are not may be elected"
+                f"{partition} is not trimmed now: a replica is not in sync, and could be elected leader"
             )
         build = self._deletion(partition.topic_partition, before_offset)
         response: DeleteRecordsResponse = await self._ask(
@@ -380,12 +379,12 @@ class KafkaBroker:
                     raise BrokerUnavailable(
                         f"{partition} cannot be trimmed to offset {before_offset}: the broker holds no "
                         "committed record there",
-                        hint="Its high watermark may be behind; the next attempt uses fresh bounds",
+                        hint="Its high watermark may lag behind; the next attempt uses new bounds",
                     )
                 if result.error_code is not ErrorCode.none:
                     raise refusal(f"to trim {partition}", result.error_code)
                 return result.low_watermark
-        raise BrokerUnavailable(f"the broker's answer says nothing of trimming {partition}")
+        raise BrokerUnavailable(f"the broker's response has no result for trimming {partition}")
 
     async def close(self) -> None:
         """Release connections."""
@@ -411,8 +410,8 @@ class KafkaBroker:
             )
         if replica.leader_epoch != leadership.leader_epoch:
             raise LeadershipChanged(
-                f"this broker leads {partition} under leader epoch {replica.leader_epoch} now, and not "
-                f"under {leadership.leader_epoch}"
+                f"this broker leads {partition} under leader epoch {replica.leader_epoch} now, not "
+                f"{leadership.leader_epoch}"
             )
         return replica
 
@@ -448,9 +447,9 @@ class KafkaBroker:
     def _require_node_id(self) -> int:
         if self._node_id is None:
             raise BrokerDenied(
-                "which broker of the cluster is beside this daemon is not known: not exactly one "
-                "advertises an address of broker.bootstrap",
-                hint="Set broker.node_id to the node.id of the broker's own configuration",
+                "the broker beside this daemon cannot be identified: none, or more than one, of the "
+                "cluster's brokers advertises an address of broker.bootstrap",
+                hint="Set broker.node_id to the node.id in the broker's own configuration",
             )
         return self._node_id
 
@@ -539,7 +538,7 @@ def _bounds(
         if isinstance(offset, TieringError):
             return offset
         if offset is None or offset < 0:
-            return BrokerUnavailable(f"the broker's answer has no offset of {partition}")
+            return BrokerUnavailable(f"the broker's response has no offset of {partition}")
         offsets.append(offset)
     start, stable, end = offsets
     # A new leader's high watermark may be behind the old one's: the offset that both had is stable.

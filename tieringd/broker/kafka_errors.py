@@ -26,6 +26,6 @@ def refusal(subject: str, code: ErrorCode) -> TieringError:
         return BrokerDenied(f"the broker refuses {subject}: {code.name.upper()}", hint=hint)
     if code in _OTHER_EPOCH:
         return LeadershipChanged(
-            f"the broker does not give {subject}: it leads under another leader epoch ({code.name.upper()})"
+            f"the broker refuses {subject}: it leads under another leader epoch ({code.name.upper()})"
         )
-    return BrokerUnavailable(f"the broker cannot give {subject} now: {code.name.upper()}")
+    return BrokerUnavailable(f"the broker refuses {subject} for now: {code.name.upper()}")

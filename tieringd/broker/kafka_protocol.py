@@ -137,15 +137,17 @@ class KafkaRequest:
         late_seconds = asyncio.get_running_loop().time() - self._send_by
         if late_seconds > 0:
             raise BrokerUnavailable(
-                f"{api.name} was not sent: its last check is {late_seconds:.1f} s too long ago"
+                f"{api.name} was not sent: the last check of the leadership was {late_seconds:.1f} s too "
+                "long ago"
             )
         low, high = versions.get(api.key, (0, -1))
         version = min(high, api.max_version)
         if version < max(low, api.min_version):
             offered = f"offers versions {low} to {high}" if high >= 0 else "does not offer it"
             raise BrokerDenied(
-                f"the broker {offered} of {api.name}; {api.min_version} to {api.max_version} are needed",
-                hint="Apache Kafka 2.8 or newer is needed",
+                f"the broker {offered} of {api.name}; tieringd needs one of versions {api.min_version} to "
+                f"{api.max_version}",
+                hint="Use Apache Kafka 2.8 or newer",
             )
         module = load_payload_module(api.key, version, EntityType.request)
         self._payload = self._build(module)
@@ -239,7 +241,7 @@ class KafkaConnections:
             try:
                 return request.decoded(answer)
             except (SerialError, ValueError, TypeError) as error:
-                raise BrokerUnavailable(f"an answer of {host}:{port} cannot be read: {error!r}") from error
+                raise BrokerUnavailable(f"a response of {host}:{port} cannot be read: {error!r}") from error
 
     async def _connection(self, address: tuple[str, int]) -> AIOKafkaConnection:
         # Two concurrent calls must not open two connections, one of which would be lost.

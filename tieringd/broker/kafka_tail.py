@@ -113,11 +113,11 @@ class KafkaTail:
         name = f"{self._partition.topic}-{self._partition.partition}"
         if isinstance(error, _DENIED):
             return BrokerDenied(
-                f"the cluster at {self._bootstrap} does not let us read {name}",
-                hint="Grant Read on the topic, or read the archive alone with --archive-only",
+                f"the cluster at {self._bootstrap} does not allow tieringd to read {name}",
+                hint="Grant READ on the topic, or read the archive alone with --archive-only",
             )
         if isinstance(error, OffsetOutOfRangeError):
-            return BrokerUnavailable(f"the cluster has let go of offsets of {name} while they were read")
+            return BrokerUnavailable(f"the cluster deleted offsets of {name} while they were read")
         if isinstance(error, UnknownTopicOrPartitionError):
             return BrokerUnavailable(f"the cluster at {self._bootstrap} has no partition {name}")
         reason = str(error) or type(error).__name__

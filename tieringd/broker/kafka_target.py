@@ -144,7 +144,7 @@ class TargetCluster:
             if found is not None and found.partition_count == partitions:
                 return found
             await asyncio.sleep(_BACKOFF_SECONDS)
-        raise BrokerUnavailable(f"topic {name} was created, and the cluster does not show it yet")
+        raise BrokerUnavailable(f"topic {name} was created, but the cluster does not list it yet")
 
     async def marks(self, group: str, topic: TargetTopic) -> dict[int, RecoveryMark]:
         """
@@ -224,26 +224,26 @@ class TargetCluster:
             yield
         except ProducerFenced as error:
             raise FencedError(
-                f"the cluster at {self._bootstrap} does not let us {what}: another recovery of the same "
-                "partition runs",
-                hint="Let one of them end; it goes on where both of them are",
+                f"the cluster at {self._bootstrap} refused to {what}: another recovery of the same "
+                "partition is running",
+                hint="Let only one of them run; it continues from the progress of both",
             ) from error
         except _DENIED as error:
             raise BrokerDenied(
-                f"the cluster at {self._bootstrap} does not let us {what}: {type(error).__name__}",
+                f"the cluster at {self._bootstrap} refused to {what}: {type(error).__name__}",
                 hint="Grant Create, Describe, DescribeConfigs and Write on the topic, Read on the group "
                 "tieringd-recover-*, and Write on the transactional id tieringd-recover-*",
             ) from error
         except (MessageSizeTooLargeError, RecordListTooLargeError) as error:
             raise BrokerDenied(
                 f"the cluster at {self._bootstrap} cannot {what}: a record is larger than max.message.bytes",
-                hint="Raise max.message.bytes of the topic, and come again: it goes on there",
+                hint="Raise max.message.bytes of the topic, and run the command again: it continues there",
             ) from error
         except InvalidTimestampError as error:
             raise BrokerDenied(
-                f"the cluster at {self._bootstrap} cannot {what}: it does not take a record's time",
-                hint="Raise message.timestamp.before.max.ms and message.timestamp.after.max.ms of the topic, "
-                "and come again: it goes on there",
+                f"the cluster at {self._bootstrap} cannot {what}: it refuses the timestamp of a record",
+                hint="Raise message.timestamp.before.max.ms and message.timestamp.after.max.ms of the "
+                "topic, and run the command again: it continues there",
             ) from error
         except (KafkaError, OSError) as error:
             reason = str(error) or type(error).__name__
@@ -261,7 +261,7 @@ class TargetWriter:
 
     async def set_marks(self, marks: Mapping[int, RecoveryMark]) -> None:
         """Set marks of partitions without writing records."""
-        with self._translated(f"set the marks of {self._topic.name}"):
+        with self._translated(f"store the progress of {self._topic.name}"):
             async with self._producer.transaction():
                 await self._commit_marks(marks)
 

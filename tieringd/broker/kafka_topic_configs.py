@@ -97,7 +97,7 @@ def overrides(topic: str, response: DescribeConfigsResponse) -> Mapping[str, str
             for config in result.configs
             if config.config_source == _SET_ON_TOPIC and config.value is not None
         }
-    raise BrokerUnavailable(f"the broker's answer says nothing of topic {topic}")
+    raise BrokerUnavailable(f"the broker's response has no result for topic {topic}")
 
 
 def alter_request(

@@ -338,7 +338,7 @@ def _parsed(file_path: str, data: bytes, parse: Callable[[bytes], _T]) -> _T:
         return parse(data)
     except CorruptDataError as error:
         # The broker replaces these files whole, but after a crash one may be empty.
-        raise LocalFileError(f"{file_path} cannot be understood: {error.message}", path=file_path) from error
+        raise LocalFileError(f"{file_path} cannot be parsed: {error.message}", path=file_path) from error
 
 
 def _small_file(file_path: str, directory: int | None = None) -> bytes | None:

@@ -38,7 +38,9 @@ _NAME: Final = re.compile(r"(?P<base>\d{20})-(?P<next>\d{20})(?:\.log|-\d+\.stra
 _STRAY: Final = ".stray"
 _ANCHOR: Final = "anchor"
 _NEW: Final = ".new"
-_HINT: Final = "Run tieringd as the broker's user: only who owns a file, or may write it, may link it"
+_HINT: Final = (
+    "Run tieringd as the broker's user: a hard link needs ownership of the file, or permission to write it"
+)
 _SIDE_KINDS: Final = (LogFileKind.OFFSET_INDEX, LogFileKind.TIME_INDEX, LogFileKind.TRANSACTION_INDEX)
 
 
@@ -100,7 +102,7 @@ class PinDirectory:
                 # An older note may be about another log than that of the next pins.
                 _unlink(directory, [checkpoint, f"{checkpoint}{_NEW}", anchor])
             raise LocalFileError(
-                f"what {log.partition.path} is like cannot be noted in {directory}: {error.strerror}",
+                f"the state of {log.partition.path} cannot be recorded in {directory}: {error.strerror}",
                 path=directory,
                 hint=_HINT,
             ) from error
@@ -236,9 +238,9 @@ def pin_root(log_dir: str, candidates: Sequence[str]) -> str:
                 return candidate
     raise ConfigError(
         f"none of {', '.join(candidates)} is a directory on the filesystem of {log_dir}, so segments there "
-        f"cannot be pinned",
-        hint="Set broker.pin_directory to a directory on that filesystem, outside the log directory, "
-        "or pin_segments: false",
+        "cannot be pinned",
+        hint="Set broker.pin_directory to a directory on that filesystem, outside the log directory, or set "
+        "pin_segments: false",
     )
 
 

@@ -140,7 +140,7 @@ def last_raw_offset(segment: LocalSegment) -> int:
         if name is not None and name.kind is RawFileKind.LOG and name.raw_base_offset > base
     ]
     if not later:
-        raise LocalFileError(f"{segment.path} was closed, and no segment is behind it", path=segment.path)
+        raise LocalFileError(f"{segment.path} was closed, but no segment follows it", path=segment.path)
     return min(later) - 1
 
 
@@ -212,7 +212,7 @@ class _Bases:
         if self._raw.segments and not self.deltas:
             path, first = self._raw.partition.path, self._raw.segments[0].raw_base_offset
             raise UnknownTranslationError(
-                f"{path} begins at Redpanda's own offset {first}; which Kafka offset that is, is not known",
+                f"{path} begins at Redpanda's own offset {first}, and the Kafka offset of that is unknown",
                 path=path,
             )
 
@@ -256,8 +256,8 @@ class _Bases:
 
     def _contradiction(self, segment: RawSegment, delta: int, other: int) -> CorruptDataError:
         return CorruptDataError(
-            f"raw offset {segment.raw_base_offset} cannot be translated: {delta} and {other} offsets before "
-            "it are not Kafka's, it is said",
+            f"raw offset {segment.raw_base_offset} cannot be translated: one source has {delta} offsets "
+            f"before it that are not Kafka's, and another has {other}",
             source=segment.path,
         )
 
@@ -314,7 +314,7 @@ def _read_unchanged(partition: LocalPartition) -> RawLog:
                     raise LocalFileError(
                         f"{file_path} is a segment of version {name.version}, which is not supported",
                         path=file_path,
-                        hint="Update this daemon: a newer Redpanda may have written the log",
+                        hint="Update tieringd: a newer Redpanda may have written the log",
                     )
                 found.append((name.raw_base_offset, name.leader_epoch, file_path, _status(entry, file_path)))
             if os.fstat(directory).st_mtime_ns != before:

@@ -83,7 +83,7 @@ def uncounted_offsets(segment: RawSegment, *, before: int | None = None) -> int:
         _require_whole(segment.path, walk.next_raw_offset, segment.next_raw_offset, walk.ended_by)
     elif before is not None and before > walk.next_raw_offset:
         raise _not_whole(
-            segment.path, f"ends before {walk.next_raw_offset}, and raw offset {before} is known"
+            segment.path, f"ends before {walk.next_raw_offset}, although raw offset {before} exists"
         )
     return counted
 
@@ -123,7 +123,7 @@ def reframe_segment_file(fd: int, segment: LocalSegment, spool_fd: int) -> Local
             raise LocalFileError(
                 f"{segment.path} cannot be spooled: {error.strerror}",
                 path=segment.path,
-                hint="Make room on the disk of the spool directory, a segment's size for each upload",
+                hint="Free space on the disk of the spool directory: each upload needs the size of a segment",
             ) from error
 
     done = _reframe(fd, segment, write)
@@ -194,7 +194,7 @@ def read_broker_timestamp_ms(segment: LocalSegment, *, last_raw_offset: int) -> 
     if (index.base_offset, index.max_offset) != (base, last_raw_offset):
         # Redpanda rewrites the index some time after the segment was closed.
         raise LocalFileError(
-            f"{path} is stale: it is of raw offsets {index.base_offset} to {index.max_offset}, and the "
+            f"{path} is stale: it covers raw offsets {index.base_offset} to {index.max_offset}, but the "
             f"segment has {base} to {last_raw_offset}",
             path=path,
         )
@@ -246,7 +246,7 @@ def _require_whole(path: str, end: int, next_base: int, ended_by: EndedBy) -> No
     if end == next_base:
         return
     if end > next_base:
-        raise _not_whole(path, f"reaches to {end}, over the next segment's base {next_base}")
+        raise _not_whole(path, f"reaches to {end}, beyond the next segment's base {next_base}")
     if ended_by is not EndedBy.END_OF_FILE or not _has_compaction_index(path):
         raise _not_whole(path, f"ends before {end}, and the next segment begins at {next_base}")
 
@@ -266,7 +266,8 @@ def _not_whole(path: str, fault: str) -> LocalFileError:
     return LocalFileError(
         f"{path} {fault}",
         path=path,
-        hint="Redpanda may still be writing or replacing it. If this stays, a part of the log is missing",
+        hint="Redpanda may still be writing or replacing it. If this message persists, a part of the log is "
+        "missing",
     )
 
 
@@ -279,7 +280,7 @@ def _waiting_for_the_rest(fd: int, segment: RawSegment | LocalSegment) -> Iterat
         size_bytes = min(_ALLOCATED_TAIL_BYTES, segment.size_bytes)
         tail = _read_at(fd, segment.size_bytes - size_bytes, size_bytes, segment)
         if type(error) is CorruptDataError and not tail.strip(b"\0"):
-            raise _not_whole(segment.path, f"has allocated room, and {error.message}") from error
+            raise _not_whole(segment.path, f"has preallocated space, and {error.message}") from error
         raise
 
 
@@ -322,7 +323,7 @@ def _read_at(fd: int, position: int, size_bytes: int, segment: RawSegment | Loca
 
 def _changed(segment: RawSegment | LocalSegment, size_bytes: int) -> LocalFileError:
     return LocalFileError(
-        f"{segment.path} changed while it was read: of {segment.size_bytes} bytes {size_bytes} are left",
+        f"{segment.path} changed while it was read: {size_bytes} of {segment.size_bytes} bytes are left",
         path=segment.path,
     )
 
@@ -345,5 +346,5 @@ def _reading(path: str) -> Iterator[None]:
     except OSError as error:
         hint = None
         if isinstance(error, PermissionError):
-            hint = "Let the daemon's user read Redpanda's data directory, for example by its group"
+            hint = "Allow the daemon's user to read Redpanda's data directory, for example through its group"
         raise LocalFileError(f"{path} cannot be read: {error.strerror}", path=path, hint=hint) from error

@@ -96,9 +96,9 @@ class RestoredLog:
         """
         if not self.target.is_dir() and not self._aside.is_dir():
             raise ConfigError(
-                f"{self.target} is not there: the broker knows of no partition {self.name}",
-                hint="Start the broker, create the topic with as many partitions as the archive has, "
-                "stop it, and come again",
+                f"{self.target} does not exist: the broker has no partition {self.name}",
+                hint="Start the broker, create the topic with as many partitions as the archive has, stop "
+                "the broker, and run this again",
             )
         with _translated(self.target):
             self._require_free()
@@ -123,10 +123,10 @@ class RestoredLog:
                     raise
                 raise ConfigError(
                     f"{self._staging} and {log_dir} are on different file systems: a restored partition "
-                    "could not be moved into its place",
-                    hint="Name a directory with --staging that is on the log directory's file system. Where "
-                    f"the log directory is itself a mount point, name {log_dir}/.restore: a restore that "
-                    "succeeds removes it, and no Kafka broker starts while it is there",
+                    "could not be moved to its place",
+                    hint="Give --staging a directory on the log directory's file system. If the log "
+                    f"directory is a mount point, use {log_dir}/.restore: a successful restore removes "
+                    "it, and no Kafka broker starts while it exists",
                 ) from error
             finally:
                 source.unlink(missing_ok=True)
@@ -363,8 +363,8 @@ class SegmentWriter:
             size_bytes = self._file.tell()
         if (size_bytes, self._checksum) != (expected.size_bytes, expected.crc32c):
             raise CorruptDataError(
-                f"{size_bytes} bytes with checksum {self._checksum:08x} were read, and the manifest says "
-                f"{expected.size_bytes} with {expected.crc32c:08x}",
+                f"{size_bytes} bytes with checksum {self._checksum:08x} were read, but the manifest has "
+                f"{expected.size_bytes} bytes with {expected.crc32c:08x}",
                 source=source,
             )
         with _translated(self._path):

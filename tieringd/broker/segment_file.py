@@ -167,17 +167,38 @@ def positions_of(fd: int, segment: LocalSegment, offsets: Sequence[int]) -> tupl
             offset = offsets[len(found)]
             if header.base_offset < offset:
                 raise CorruptDataError(
-                    f"offset {offset}, where the archive goes on, is inside the batch from "
+                    f"offset {offset}, the next one to archive, is inside the batch from "
                     f"{header.base_offset} to {header.last_offset}",
                     source=segment.path,
                     position=position,
                     offset=header.base_offset,
-                    hint="The local log is not the one that was archived",
+                    hint="The local log is not the log that was archived",
                 )
             found.append(position)
         if len(found) == len(offsets):
             break
     return (*found, *(walk.position for _ in offsets[len(found) :]))
+
+
+def is_inside_batch(segment: LocalSegment, offset: int) -> bool:
+    """
+    Say whether *offset* is inside a batch of a segment's `.log`, and not its first offset.
+
+    Raises:
+        CorruptDataError: A header before *offset* is impossible.
+        LocalFileError: The file cannot be read, or is shorter than before.
+    """
+    file = OpenSegment.open(segment)
+    try:
+        walk = HeaderWalk(
+            file.read_at, size_bytes=segment.size_bytes, base_offset=segment.base_offset, source=segment.path
+        )
+        for _position, header in walk.batches():
+            if header.last_offset >= offset:
+                return header.base_offset < offset
+    finally:
+        file.close()
+    return False
 
 
 def scan_segment_file(
@@ -326,7 +347,7 @@ def _offset_index_fault(scan: SegmentScan, segment: LocalSegment, data: bytes) -
         nearest = bisect_left(positions, own.position)
         if nearest < len(positions) and offsets[nearest] < own.offset:
             # A reader that searches this offset would start after it.
-            return f"offset {offsets[nearest]} is at byte {positions[nearest]}, behind offset {own.offset}"
+            return f"offset {offsets[nearest]} is at byte {positions[nearest]}, after offset {own.offset}"
     return None
 
 
@@ -356,10 +377,11 @@ def _transaction_index_fault(scan: SegmentScan, segment: LocalSegment, data: byt
         (one.producer_id, one.last_offset) for one in scan.aborted if one.first_offset > segment.base_offset
     }
     if wrong := sorted(listed - found):
-        return f"producer {wrong[0][0]} aborts no transaction at offset {wrong[0][1]}"
+        return f"producer {wrong[0][0]} aborted no transaction at offset {wrong[0][1]}"
     if missing := sorted(begun_here - listed):
         return (
-            f"it lacks the transaction of producer {missing[0][0]} that is aborted at offset {missing[0][1]}"
+            f"the index lacks the transaction of producer {missing[0][0]} that was aborted at offset "
+            f"{missing[0][1]}"
         )
     return None
 
@@ -385,7 +407,7 @@ def _read_at(fd: int, position: int, size_bytes: int, segment: LocalSegment) -> 
 
 def _changed(segment: LocalSegment, size_bytes: int) -> LocalFileError:
     return LocalFileError(
-        f"{segment.path} changed while it was read: of {segment.size_bytes} bytes {size_bytes} are left",
+        f"{segment.path} changed while it was read: {size_bytes} of {segment.size_bytes} bytes are left",
         path=segment.path,
     )
 
@@ -414,5 +436,5 @@ def _reading(path: str) -> Iterator[None]:
 def _unreadable(path: str, error: OSError) -> LocalFileError:
     hint = None
     if isinstance(error, PermissionError):
-        hint = "Let the daemon's user read the broker's log directories, for example by its group"
+        hint = "Allow the daemon's user to read the broker's log directories, for example through its group"
     return LocalFileError(f"{path} cannot be read: {error.strerror}", path=path, hint=hint)

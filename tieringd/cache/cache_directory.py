@@ -78,7 +78,7 @@ class Tree:
             fd = os.open(last, flags, dir_fd=directory)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise FileNotFoundError(2, "it is no ordinary file", name)
+            raise FileNotFoundError(2, "not an ordinary file", name)
         return fd
 
     def create(self, name: str) -> int:
@@ -96,7 +96,7 @@ class Tree:
             with suppress(FileNotFoundError):
                 found = os.stat(new_last, dir_fd=target, follow_symlinks=False)
                 if not stat.S_ISREG(found.st_mode):
-                    raise FileExistsError(17, "something else is there", new_name)
+                    raise FileExistsError(17, "another file is there", new_name)
             os.rename(last, new_last, src_dir_fd=source, dst_dir_fd=target)
 
     def unlink(self, name: str) -> None:
@@ -105,7 +105,7 @@ class Tree:
         with self._directory(parts[:-1]) as directory:
             found = os.stat(parts[-1], dir_fd=directory, follow_symlinks=False)
             if not stat.S_ISREG(found.st_mode):
-                raise FileNotFoundError(2, "it is no ordinary file", name)
+                raise FileNotFoundError(2, "not an ordinary file", name)
             os.unlink(parts[-1], dir_fd=directory)
         with suppress(OSError):  # Stop at the first directory that is not empty, or is gone.
             for depth in range(len(parts) - 1, 0, -1):
@@ -374,7 +374,7 @@ class CacheDirectory:
         Raises:
             LocalFileError: The filesystem cannot be inspected.
         """
-        with translated(self.path, "be looked at"):
+        with translated(self.path, "be inspected"):
             return self._tree.free_bytes()
 
     def open(self, name: str, size_bytes: int) -> OpenFile | None:

@@ -16,7 +16,7 @@ _HINTS = {
     errno.EROFS: "its filesystem is mounted read-only",
     errno.EACCES: "let the daemon's user read and write it",
     errno.EPERM: "let the daemon's user read and write it",
-    errno.ELOOP: "a symbolic link stands in its way: nothing below cloud_storage_cache_directory may be one",
+    errno.ELOOP: "it is a symbolic link, which is not allowed below cloud_storage_cache_directory",
 }
 
 

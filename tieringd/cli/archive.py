@@ -41,35 +41,38 @@ from tieringd.policies.topic_lifecycle import ordered_to_go, taken_back
 
 Topic = Annotated[str, typer.Argument(help="The topic's name.")]
 TopicId = Annotated[
-    str, typer.Option("--id", help="The topic's id, as `archive topics` shows it: a name can have several.")
+    str,
+    typer.Option(
+        "--id", help="The topic's id, as `archive topics` shows it. Several topics can have the same name."
+    ),
 ]
 
 archive_app = typer.Typer(
-    help="Look at what the bucket holds, delete and move it. Needs only the bucket.", no_args_is_help=True
+    help="Show what the bucket holds, delete it, and move it. Needs only the bucket.", no_args_is_help=True
 )
 
 
 def init(config: ConfigFile) -> None:
     """
-    Begin an archive in the file store's directory, or accept the one that is there.
+    Begin an archive in the file store's directory, or accept the archive that is already there.
 
-    See first that the right disk is mounted. A daemon begins its archive itself, at its first start; this is
-    for every other new directory: another disk, the target of a copy, or jobs without a daemon. A daemon that
-    runs on this directory is to be restarted afterwards.
+    Check first that the right disk is mounted. A daemon begins its archive itself at its first start.
+    Use this command for every other new directory: another disk, the target of a copy, or jobs without a
+    daemon. Restart a daemon that runs on this directory afterwards.
     """
     settings = loaded(config, needs_broker=False)
     root_id, before = init_file_root(settings)
     typer.echo(f"{settings.cloud_storage_file_root} is the archive {root_id}")
     if before not in {None, root_id}:
-        typer.echo(f"It takes the place of {before}, which {settings.state_directory} has named so far.")
+        typer.echo(f"It replaces {before}, which {settings.state_directory} has named so far.")
 
 
 def delete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
     """
-    Delete the archive of a topic that is gone, after the grace.
+    Delete the archive of a topic that was deleted in its cluster, after the grace period.
 
-    A daemon of the topic's cluster does it. It finds out first whether the cluster has the topic: then
-    nothing is deleted.
+    A daemon of the topic's cluster deletes it. The daemon first checks whether the cluster still has the
+    topic; if so, it deletes nothing.
     """
     settings = loaded(config)
     run_async(_change(settings, topic, topic_id, ordered_to_go))
@@ -81,9 +84,9 @@ def delete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
 
 
 def undelete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
-    """Keep the archive of a deleted topic after all, while its grace runs."""
+    """Take back the deletion of a topic's archive, during the grace period."""
     run_async(_change(loaded(config), topic, topic_id, taken_back))
-    typer.echo(f"the archive of {topic} ({topic_id}) is kept until `tieringd archive delete`")
+    typer.echo(f"the archive of {topic} ({topic_id}) is kept; `tieringd archive delete` deletes it")
 
 
 def lifecycle_remark(topic: TopicManifest) -> str | None:
@@ -141,10 +144,10 @@ def topics(config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
 @archive_app.command()
 def describe(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
     """
-    Show each partition of a topic: offsets, sizes, last commit, gaps; and what it waits for.
+    Show each partition of a topic: offsets, sizes, last commit, gaps, and what it waits for.
 
-    The last is asked of the daemon that runs with this configuration, if it answers: an open
-    transaction, for example, or a fault.
+    The command asks the daemon that runs with this configuration what a partition waits for, if the
+    daemon answers: for example an open transaction, or a fault.
     """
     rows = run_async(_describe(loaded(config), topic))
     if output is OutputFormat.JSON:

@@ -32,14 +32,15 @@ from tieringd.metrics import Metrics
 from tieringd.policies.scrub import Finding, Orphan
 
 quarantine_app = typer.Typer(
-    help="Look at the objects that a scrub took out of the way, and put them back.", no_args_is_help=True
+    help="List the objects that a scrub moved into quarantine, put them back, or delete them.",
+    no_args_is_help=True,
 )
 
 _PROGRESS_SEGMENTS = 1000
 """Segments of a partition between two lines of progress."""
 
 Json = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
-Keys = Annotated[list[str] | None, typer.Argument(help="Keys, as `list` prints them.")]
+Keys = Annotated[list[str] | None, typer.Argument(help="Object keys, as `list` prints them.")]
 
 
 def scrub(
@@ -52,16 +53,18 @@ def scrub(
         bool,
         typer.Option(
             "--fix",
-            help="Mend what can be mended, put orphans into quarantine, delete what was there long enough.",
+            help="Repair what can be repaired, move orphans into quarantine, and delete objects whose time "
+            "in quarantine is over.",
         ),
     ] = False,
     output: Format = OutputFormat.TEXT,
     json: Json = False,
 ) -> None:
     """
-    Compare the manifests with the bucket, while daemons work on it; exit 1 when a fault is left.
+    Compare the manifests with the bucket while daemons work on it; exit 1 when a fault remains.
 
-    Faults are what is missing or wrong. Orphans, which no manifest names, are no fault: a crash leaves some.
+    Faults are missing or wrong objects. Orphans are objects that no manifest names. They are not faults:
+    a crash leaves some.
     """
     report = run_async(_scrub(loaded(config, needs_broker=False), topic, deep=deep, fix=fix))
     if json or output is OutputFormat.JSON:
@@ -74,7 +77,7 @@ def scrub(
 
 @quarantine_app.command(name="list")
 def list_objects(config: ConfigFile, output: Format = OutputFormat.TEXT, json: Json = False) -> None:
-    """List what is in quarantine."""
+    """List the objects in quarantine."""
     rows = [
         {"key": one.key, "size_bytes": one.size_bytes, "quarantined_at": time_text(one.quarantined_at_ms)}
         for one in run_async(_quarantined(loaded(config, needs_broker=False)))
@@ -90,26 +93,30 @@ def list_objects(config: ConfigFile, output: Format = OutputFormat.TEXT, json: J
 def restore(
     config: ConfigFile,
     keys: Keys = None,
-    everything: Annotated[bool, typer.Option("--all", help="All that is in quarantine.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All objects in quarantine.")] = False,
 ) -> None:
-    """Put objects back where they were. A later scrub moves them again, unless a manifest names them."""
+    """
+    Put objects back in their original places.
+
+    A later scrub moves them into quarantine again unless a manifest names them.
+    """
     restored = run_async(_restore(loaded(config, needs_broker=False), _wanted(keys, everything=everything)))
-    typer.echo(f"{len(restored)} objects are back where they were")
+    typer.echo(f"{len(restored)} objects were put back in their original places")
 
 
 @quarantine_app.command()
 def purge(
     config: ConfigFile,
     keys: Keys = None,
-    everything: Annotated[bool, typer.Option("--all", help="All that is in quarantine.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All objects in quarantine.")] = False,
 ) -> None:
-    """Delete objects from quarantine for good. What a manifest names is put back instead."""
+    """Delete objects in quarantine permanently. An object that a manifest names is put back instead."""
     expired = run_async(_purge(loaded(config, needs_broker=False), _wanted(keys, everything=everything)))
-    typer.echo(f"{len(expired.deleted)} objects are deleted for good")
+    typer.echo(f"{len(expired.deleted)} objects were deleted permanently")
     for key in expired.put_back:
-        typer.echo(f"put back, a manifest names it: {key}")
+        typer.echo(f"put back, because a manifest names it: {key}")
     for key, reason in expired.left:
-        typer.echo(f"left: {key}: {reason}")
+        typer.echo(f"not deleted: {key}: {reason}")
     if expired.left:
         raise typer.Exit(1)
 
@@ -182,7 +189,7 @@ def _wanted(keys: list[str] | None, *, everything: bool) -> list[str] | None:
         ConfigError: Neither keys nor --all were given, or both.
     """
     if bool(keys) == everything:
-        raise ConfigError("name the keys that are meant, or say --all")
+        raise ConfigError("no keys are given: name the keys, or give --all")
     return None if everything else keys
 
 
@@ -216,13 +223,13 @@ def _print(report: ScrubReport) -> None:
         typer.echo(f"{'mended' if finding in report.mended else 'fault'}: {finding.kind}: {finding}")
         typer.echo(f"  {report.mended.get(finding, finding.action)}")
     for partition, why in report.uncertain.items():
-        typer.echo(f"not judged: objects of {partition}: {why}")
+        typer.echo(f"orphans of {partition} cannot be identified: {why}")
     moved = set(report.moved)
     for orphan in report.orphans:
         where = "in quarantine" if orphan in moved else "orphan"
         typer.echo(f"{where}: {orphan.stored.key} ({orphan.stored.size_bytes} bytes): {orphan.detail}")
     for key, reason in report.left:
-        typer.echo(f"left: {key}: {reason}")
+        typer.echo(f"unchanged: {key}: {reason}")
     typer.echo(
         f"{len(report.faults)} faults, {len(report.mended)} mended, {len(report.orphans)} orphans, "
         f"{len(moved)} of them put into quarantine, {len(report.expired.deleted)} deleted from there"

@@ -71,17 +71,17 @@ def describe_storage(
         bool, typer.Option("--print-size", "-z", help="Print the sizes and segment counts.")
     ] = False,
     print_sync: Annotated[
-        bool, typer.Option("--print-sync", "-y", help="Print when anything was uploaded last.")
+        bool, typer.Option("--print-sync", "-y", help="Print the times of the last uploads.")
     ] = False,
     human_readable: Annotated[
-        bool, typer.Option("--human-readable", "-H", help="Print times and sizes for people.")
+        bool, typer.Option("--human-readable", "-H", help="Print times and sizes in readable units.")
     ] = False,
     output: Format = OutputFormat.TEXT,
 ) -> None:
     """
-    Show what a topic has on this broker and in the bucket; without options the summary and the sizes.
+    Show what this broker and the bucket hold of a topic. Without options: the summary and the sizes.
 
-    Local values are those of the replicas on this host. JSON always has everything.
+    Local values are those of the replicas on this host. JSON output always has all sections.
     """
     snapshot = run_async(take_topic_snapshot(loaded(config), topic))
     rows = [storage_row(one, now_ms=wall_clock_ms()) for one in snapshot.partitions]

@@ -48,9 +48,10 @@ def explain_partition(
     output: Format = OutputFormat.TEXT,
 ) -> None:
     """
-    Say of each segment where it is, why, and what would have it uploaded, trimmed or deleted.
+    Show for each segment where it is, why, and what would upload, trim or delete it.
 
-    Ask it beside the broker that leads the partition: only that broker's daemon moves anything.
+    Run this on the host of the broker that leads the partition: only that broker's daemon moves
+    segments.
     """
     document = run_async(_explained(loaded(config), topic, partition))
     if output is OutputFormat.JSON:

@@ -17,22 +17,25 @@ from tieringd.errors import ConfigError
 def gateway(
     config: ConfigFile,
     archive_only: Annotated[
-        bool, typer.Option("--archive-only", help="Serve the bucket alone, with no broker behind it.")
+        bool, typer.Option("--archive-only", help="Serve the bucket alone, without a broker.")
     ] = False,
     from_cluster: Annotated[
         str | None,
-        typer.Option("--from-cluster", help="Serve this cluster only, where the bucket has several."),
+        typer.Option(
+            "--from-cluster", help="Serve the topics of this cluster only, if the bucket has several."
+        ),
     ] = None,
 ) -> None:
     """
     Serve archived topics to ordinary Kafka clients, read-only; ends on SIGTERM.
 
-    It needs the bucket and an address to listen on, and asks nobody for a password.
+    The command needs the bucket and an address to listen on. Clients do not authenticate.
     """
     if not archive_only:
         raise ConfigError(
-            "the gateway beside a broker is a part of `tieringd run`",
-            hint="Set gateway.enabled: true for that, or give --archive-only to serve the bucket alone",
+            "the gateway beside a broker is part of `tieringd run`",
+            hint="Set gateway.enabled: true in its configuration, or give --archive-only to serve the "
+            "bucket alone",
         )
     loaded_config = loaded(config, needs_broker=False)
     configure_logging(loaded_config.log)

@@ -14,7 +14,7 @@ import tieringd
 from tieringd.errors import ConfigError
 
 generate_app = typer.Typer(
-    help="Print files for the systems that watch tieringd: alert rules, scrape configuration, dashboards.",
+    help="Print files for monitoring systems: alert rules, scrape configuration, dashboards.",
     no_args_is_help=True,
 )
 
@@ -38,10 +38,11 @@ def _group() -> None:
 @generate_app.command("prometheus-rules")
 def prometheus_rules(
     runbook: Annotated[
-        str, typer.Option("--runbook", help="Where the runbook is; each alert links to its section.")
+        str, typer.Option("--runbook", help="The URL of the runbook; each alert links to its section there.")
     ] = RUNBOOK,
     as_resource: Annotated[
-        bool, typer.Option("--as-resource", help="Print a PrometheusRule, for the Prometheus Operator.")
+        bool,
+        typer.Option("--as-resource", help="Print a PrometheusRule resource for the Prometheus Operator."),
     ] = False,
 ) -> None:
     """Print the alert rules, for a file that `rule_files` of Prometheus names."""
@@ -53,7 +54,7 @@ def prometheus_rules(
 def scrape_config(
     target: Annotated[
         list[str] | None,
-        typer.Option("--target", help="host:port of a daemon's admin address; may be given again."),
+        typer.Option("--target", help="host:port of a daemon's admin address; may be given several times."),
     ] = None,
 ) -> None:
     """Print a job for `scrape_configs` of Prometheus. The rules and dashboards ask for its name."""
@@ -64,7 +65,7 @@ def scrape_config(
 @generate_app.command("grafana-dashboard")
 def grafana_dashboard(
     name: Annotated[
-        str | None, typer.Argument(help="Which dashboard; without a name they are listed.")
+        str | None, typer.Argument(help="The dashboard's name; without it, the names are listed.")
     ] = None,
 ) -> None:
     """

@@ -35,7 +35,7 @@ from tieringd.model.partition import TopicPartition
 from tieringd.storage.store_opening import bucket_name
 
 logdirs_app = typer.Typer(
-    help="Look at the log directories of all brokers, and at the bucket as one of them.", no_args_is_help=True
+    help="Show the log directories of all brokers, with the bucket as one of them.", no_args_is_help=True
 )
 
 
@@ -73,23 +73,24 @@ def describe(
     config: ConfigFile,
     broker: Annotated[int | None, typer.Option("--broker", "-b", help="Only this broker.", min=0)] = None,
     topics: Annotated[
-        list[str] | None, typer.Option(help="Only these topics: repeat it, or separate them by commas.")
+        list[str] | None,
+        typer.Option(help="Only these topics: repeat the option, or separate names by commas."),
     ] = None,
     aggregate_into: Annotated[
         Aggregate | None, typer.Option(help="Sum up the rows of each broker, directory or topic.")
     ] = None,
     human_readable: Annotated[
-        bool, typer.Option("--human-readable", "-H", help="Print sizes for people.")
+        bool, typer.Option("--human-readable", "-H", help="Print sizes in readable units.")
     ] = False,
     sort_by_size: Annotated[bool, typer.Option("--sort-by-size", help="Print the smallest first.")] = False,
     output: Format = OutputFormat.TEXT,
 ) -> None:
     """
-    List what each broker has of each partition, on its disks and in the bucket.
+    List what each broker holds of each partition, on its disks and in the bucket.
 
-    A broker that cannot tell has a row with the error. Archived topics that no broker has any more
-    are listed without a broker. Where kafka_enable_describe_log_dirs_remote_storage is false, only what is
-    on the brokers' disks is listed.
+    A broker that cannot answer has a row with the error. Archived topics that no broker has any more are
+    listed without a broker. If kafka_enable_describe_log_dirs_remote_storage is false, only data on the
+    brokers' disks is listed.
     """
     rows = run_async(_rows(loaded(config)))
     wanted = frozenset(name for names in topics or () for name in names.split(",") if name)

@@ -31,11 +31,13 @@ class CommandPlace(NamedTuple):
 
 
 COMMANDS: Final = {
-    "run": CommandPlace("tieringd.cli.run", "run", "Archive the partitions that the broker beside us leads."),
+    "run": CommandPlace(
+        "tieringd.cli.run", "run", "Archive the partitions that the broker on this host leads."
+    ),
     "read": CommandPlace(
         "tieringd.cli.read",
         "read",
-        "Print a partition's records, one a line, from the first archived offset or where told to begin.",
+        "Print a partition's records, one per line, from the first archived or the given offset.",
     ),
     "demo": CommandPlace(
         "tieringd.cli.demo.demo_command",
@@ -50,31 +52,31 @@ COMMANDS: Final = {
     "explain": CommandPlace(
         "tieringd.cli.explain",
         "explain_partition",
-        "Say of each segment where it is, why, and what would have it uploaded, trimmed or deleted.",
+        "Show for each segment where it is, why, and what would upload, trim or delete it.",
     ),
     "archive": CommandPlace(
         "tieringd.cli.archive",
         "archive_app",
-        "Look at what the bucket holds, delete and move it. Needs only the bucket.",
+        "Show what the bucket holds, delete it, and move it. Needs only the bucket.",
     ),
     "config": CommandPlace("tieringd.cli.config", "config_app", "Check and explain a configuration file."),
     "generate": CommandPlace(
         "tieringd.cli.generate",
         "generate_app",
-        "Print files for the systems that watch tieringd: alert rules, scrape configuration, dashboards.",
+        "Print files for monitoring systems: alert rules, scrape configuration, dashboards.",
     ),
     "logdirs": CommandPlace(
         "tieringd.cli.logdirs",
         "logdirs_app",
-        "Look at the log directories of all brokers, and at the bucket as one of them.",
+        "Show the log directories of all brokers, with the bucket as one of them.",
     ),
     "recover": CommandPlace(
         "tieringd.cli.recover.commands",
         "recover_app",
-        "Bring topics back from the bucket: into a cluster, or the log directory of a stopped broker.",
+        "Restore topics from the bucket, into a cluster or into the log directory of a stopped broker.",
     ),
     "space": CommandPlace(
-        "tieringd.cli.space", "space_app", "Disk space: what takes it, and the ballast file."
+        "tieringd.cli.space", "space_app", "Show the use of disk space, and handle the ballast file."
     ),
     "spark": CommandPlace(
         "tieringd.cli.spark",
@@ -85,7 +87,7 @@ COMMANDS: Final = {
     "topic": CommandPlace(
         "tieringd.cli.topic",
         "topic_app",
-        "Look at a topic, pause and resume it, and give its retention back.",
+        "Show a topic, pause and resume its archiving, delete its records, and release its retention.",
     ),
 }
 

@@ -46,17 +46,23 @@ _COLUMNS = (
     "fault",
 )
 
-To = Annotated[Path, typer.Option("--to", help="A configuration file that names the other bucket.")]
+To = Annotated[Path, typer.Option("--to", help="The configuration file of the target bucket.")]
 Topics = Annotated[
-    list[str] | None, typer.Argument(help="Topics by name; all that the bucket holds when there is none.")
+    list[str] | None, typer.Argument(help="Names of topics; without any, all topics in the bucket.")
 ]
 Verify = Annotated[
-    bool, typer.Option("--verify", help="Look at the end whether each object is there, by size and checksum.")
+    bool,
+    typer.Option(
+        "--verify", help="Check at the end that each object is in the target, by size and checksum."
+    ),
 ]
 Deep = Annotated[bool, typer.Option("--deep", help="Verify by reading every byte of the target.")]
 DeleteSource = Annotated[
     bool,
-    typer.Option("--delete-source", help="Delete in the source what was moved, after it was verified."),
+    typer.Option(
+        "--delete-source",
+        help="Delete the moved objects in the source, after they were verified in the target.",
+    ),
 ]
 
 
@@ -191,8 +197,8 @@ async def _purge(
         user = next((key for key in users.get(one.key, ()) if key not in going), None)
         if user is not None:
             raise ConfigError(
-                f"topic {user.topic} ({user.topic_id}) in the source goes on from the archive of "
-                f"{one.key.topic} ({one.key.topic_id}), and is not moved with it: nothing was deleted",
+                f"topic {user.topic} ({user.topic_id}) in the source continues the archive of "
+                f"{one.key.topic} ({one.key.topic_id}) and is not moved with it: nothing was deleted",
                 hint=f"Move {user.topic} as well, or leave out --delete-source",
             )
     purger = TopicObjectDeleter(source.store, source.manifests, metrics=Metrics().purge)

@@ -44,7 +44,7 @@ def amount(quantity: Quantity) -> Callable[[str], int]:
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
         if value < 0:
-            raise typer.BadParameter(f"{text} is less than nothing")
+            raise typer.BadParameter(f"{text} is negative")
         return value
 
     return parse

@@ -67,7 +67,9 @@ class PartitionReading:
         """
         manifest = (await self._archive.manifests.load(self._partition)).existing
         self.end_offset = manifest.next_offset
-        parts = await self._archive.history.parts(self._partition, start_offset=manifest.start_offset)
+        parts = await self._archive.history.parts(
+            self._partition, start_offset=manifest.start_offset, deleted_before=manifest.deleted_before
+        )
         is_later = False
         if timestamp_ms is not None:
             offset = await self._offset_for_time((*parts, manifest), timestamp_ms)
@@ -116,8 +118,8 @@ class PartitionReading:
         try:
             if await self._is_another_topic():
                 typer.echo(
-                    f"the archive ends at offset {from_offset}: it is of an earlier topic {name.topic}, "
-                    "which was deleted; the one that the cluster has now is another",
+                    f"the archive ends at offset {from_offset}: it belongs to an earlier topic "
+                    f"{name.topic}, which was deleted, and not to the topic that the cluster has now",
                     err=True,
                 )
                 return

@@ -107,25 +107,26 @@ def read(
     ] = None,
     count: Annotated[int | None, typer.Option(help="Print at most this many records.", min=0)] = None,
     isolation: Annotated[
-        Isolation, typer.Option(help="Leave out aborted transactions, or not.")
+        Isolation, typer.Option(help="read_committed leaves out aborted transactions.")
     ] = Isolation.READ_UNCOMMITTED,
     output: Annotated[
-        RecordFormat, typer.Option("--format", "-f", help="JSON: keys and values in base64.")
+        RecordFormat, typer.Option("--format", "-f", help="json prints keys and values in base64.")
     ] = RecordFormat.JSON,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with what comes, until interrupted.")
+        bool, typer.Option("--follow", help="Continue with new records until interrupted.")
     ] = False,
     archive_only: Annotated[
-        bool, typer.Option("--archive-only", help="Leave the broker alone, and end with the archive.")
+        bool,
+        typer.Option("--archive-only", help="Do not use the broker, and stop at the end of the archive."),
     ] = False,
     progress: Annotated[
-        bool | None, typer.Option(help="Tell on standard error how far it is; a terminal gets that anyway.")
+        bool | None, typer.Option(help="Show the progress on standard error; the default on a terminal.")
     ] = None,
 ) -> None:
     """
-    Print a partition's records, one a line, from the first archived offset or where told to begin.
+    Print a partition's records, one per line, from the first archived or the given offset.
 
-    Where the archive ends, the broker goes on.
+    After the end of the archive, the records are read from the broker.
     """
     if offset is not None and timestamp is not None:
         raise typer.BadParameter("give --offset or --timestamp, not both")

@@ -19,10 +19,13 @@ def run(
     config: ConfigFile,
     once: Annotated[
         bool,
-        typer.Option("--once", help="Upload all that is eligible, trim, and exit; 0 when nothing is left."),
+        typer.Option(
+            "--once",
+            help="Upload all eligible segments, trim, and exit; the exit code is 0 when nothing remains.",
+        ),
     ] = False,
 ) -> None:
-    """Archive the partitions that the broker beside us leads."""
+    """Archive the partitions that the broker on this host leads."""
     loaded_config = loaded(config)
     configure_logging(loaded_config.log)
     if not once:
@@ -46,8 +49,8 @@ def _report(result: PassResult) -> bool:
     uploaded = sum(status.uploaded for status in statuses.values())
     trimmed = sum(status.trimmed for status in statuses.values())
     typer.echo(
-        f"{len(statuses)} partitions: {uploaded} segments uploaded, {trimmed} trimmed, "
-        f"{len(failed)} partitions with something left, {len(result.problems)} left out",
+        f"{len(statuses)} partitions: {uploaded} segments uploaded, {trimmed} trimmed, {len(failed)} "
+        f"partitions unfinished, {len(result.problems)} not archived",
         err=True,
     )
     for leadership, status in sorted(failed.items(), key=lambda item: item[0].partition):

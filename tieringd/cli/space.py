@@ -29,8 +29,11 @@ from tieringd.metrics import Metrics
 from tieringd.space.ballast import Ballast, BallastStatus
 from tieringd.space.space_manager import SpaceReport
 
-space_app = typer.Typer(help="Disk space: what takes it, and the ballast file.", no_args_is_help=True)
-ballast_app = typer.Typer(help="The file that can be deleted when the disk is full.", no_args_is_help=True)
+space_app = typer.Typer(help="Show the use of disk space, and handle the ballast file.", no_args_is_help=True)
+ballast_app = typer.Typer(
+    help="Show, create or delete the ballast file, which can be deleted when the disk is full.",
+    no_args_is_help=True,
+)
 
 
 def plan(config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
@@ -94,26 +97,31 @@ def _document(report: SpaceReport) -> dict[str, Any]:
 
 def _print(document: dict[str, Any]) -> None:
     typer.echo(
-        f"{', '.join(document['log_dirs'])}: the logs take {format_size(document['log_used_bytes'])}, "
-        f"and {format_size(document['log_area_bytes'])} of the disk's {format_size(document['disk_bytes'])} "
-        "are theirs"
+        f"{', '.join(document['log_dirs'])}: the logs use {format_size(document['log_used_bytes'])} of "
+        f"their area of {format_size(document['log_area_bytes'])}, on a disk of "
+        f"{format_size(document['disk_bytes'])}"
     )
     if document["cache_directory"] is not None:
         typer.echo(
-            f"{document['cache_directory']}: the cache takes {format_size(document['cache_used_bytes'])}, "
-            f"and may hold {format_size(document['cache_limit_bytes'])} now"
+            f"{document['cache_directory']}: the cache uses {format_size(document['cache_used_bytes'])} of "
+            f"at most {format_size(document['cache_limit_bytes'])}"
         )
     if document["cache_excess_bytes"]:
-        typer.echo(f"the cache gives up {format_size(document['cache_excess_bytes'])} before any log")
+        typer.echo(
+            f"the cache gives up {format_size(document['cache_excess_bytes'])} before any log is trimmed"
+        )
     if not document["wanted_bytes"]:
-        typer.echo("nothing has to go for space")
+        typer.echo("no log has to be trimmed for space")
     for phase in document["phases"]:
         if phase["removals"]:
             typer.echo(f"\nphase {phase['phase']}: {phase['title']} ({format_size(phase['size_bytes'])})")
             columns = list(phase["removals"][0])
             print_table(columns, [[row[column] for column in columns] for row in phase["removals"]])
     if document["short_by_bytes"]:
-        typer.echo(f"\n{format_size(document['short_by_bytes'])} more would have to go, and nothing more may")
+        typer.echo(
+            f"\n{format_size(document['short_by_bytes'])} more are needed, and no other segment may be "
+            "trimmed"
+        )
     if document["kept"]:
         typer.echo("\nwhat stays")
         columns = list(document["kept"][0])
@@ -126,7 +134,7 @@ space_app.add_typer(ballast_app, name="ballast")
 
 @ballast_app.command()
 def show(config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
-    """Show where the ballast file is or would be, and how much of it there is."""
+    """Show the path of the ballast file and its size."""
     loaded_config = loaded(config)
     status = run_async(_show(loaded_config))
     document = {
@@ -144,16 +152,16 @@ def show(config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
 
 @ballast_app.command()
 def create(config: ConfigFile) -> None:
-    """Make the ballast file now, if its disk has room for it."""
+    """Create the ballast file now, if its disk has room for it."""
     status = run_async(_create(loaded(config)))
     typer.echo(f"{status.path} holds {format_size(status.held_bytes)}")
 
 
 @ballast_app.command()
 def release(config: ConfigFile) -> None:
-    """Delete the ballast file now. A daemon that keeps one makes it again when there is room."""
+    """Delete the ballast file now. A daemon that keeps one creates it again when there is room."""
     freed_bytes = run_async(_release(loaded(config)))
-    typer.echo(f"{format_size(freed_bytes)} are free again" if freed_bytes else "there is no ballast file")
+    typer.echo(f"{format_size(freed_bytes)} were freed" if freed_bytes else "there is no ballast file")
 
 
 async def _show(config: Config) -> BallastStatus:

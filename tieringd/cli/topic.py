@@ -10,6 +10,7 @@ import typer
 
 from tieringd.archive.catalog import ArchivedTopic
 from tieringd.broker.log_dir import read_local_log, scan_log_dirs
+from tieringd.cli.delete_records import delete_records
 from tieringd.cli.describe_storage import describe_storage
 from tieringd.cli.options import (
     ConfigFile,
@@ -30,9 +31,11 @@ from tieringd.metrics import Metrics
 from tieringd.topics.retention_manager import release as release_retention
 
 topic_app = typer.Typer(
-    help="Look at a topic, pause and resume it, and give its retention back.", no_args_is_help=True
+    help="Show a topic, pause and resume its archiving, delete its records, and release its retention.",
+    no_args_is_help=True,
 )
 topic_app.command()(describe_storage)
+topic_app.command()(delete_records)
 
 Topic = Annotated[str, typer.Argument(help="The topic's name.")]
 _COVERAGE = ("partition", "archive_next_offset", "local_first_offset", "missing_offsets")
@@ -40,7 +43,7 @@ _COVERAGE = ("partition", "archive_next_offset", "local_first_offset", "missing_
 
 @topic_app.command()
 def show(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
-    """Show what the bucket says of a topic: its state, and the retention it had."""
+    """Show what the bucket records about a topic: its state, and its original retention."""
     found = run_async(_found(loaded(config), topic)).topic
     original = found.original_retention
     document = {
@@ -60,17 +63,17 @@ def show(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEXT) -
 
 @topic_app.command()
 def pause(topic: Topic, config: ConfigFile) -> None:
-    """Stop uploading a topic, and with that trimming it, on every broker, until it is resumed."""
+    """Stop uploading and trimming a topic on every broker, until it is resumed."""
     run_async(_change(loaded(config), topic, lambda found: replace(found, archiving=Archiving.PAUSED)))
     typer.echo(
-        f"{topic} is paused: every daemon stops within a round. "
-        f"The broker's own retention goes on; what it deletes meanwhile will be a gap."
+        f"{topic} is paused: every daemon stops archiving it within a round. The broker's own retention "
+        "continues; what it deletes before `tieringd topic resume` becomes a gap in the archive."
     )
 
 
 @topic_app.command()
 def resume(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
-    """Go on uploading a paused topic, and show how archive and local log lie to each other here."""
+    """Resume uploading a paused topic, and compare the archive with the local log on this host."""
     loaded_config = loaded(config)
     found = run_async(_change(loaded_config, topic, lambda known: replace(known, archiving=Archiving.ON)))
     rows = _coverage(loaded_config, found)
@@ -80,7 +83,8 @@ def resume(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEXT)
     print_table(_COVERAGE, [[row[column] for column in _COVERAGE] for row in rows])
     missing = sum(row["missing_offsets"] or 0 for row in rows)
     typer.echo(
-        f"{topic} is resumed: {missing} offsets were deleted while it was paused, and become gaps"
+        f"{topic} is resumed: {missing} offsets were deleted while it was paused, and become gaps in the "
+        "archive"
         if missing
         else f"{topic} is resumed: the partitions on this broker's disk have no gap"
     )
@@ -90,14 +94,14 @@ def resume(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEXT)
 def release(topic: Topic, config: ConfigFile) -> None:
     """Give a topic's retention back to the broker, as it was before tieringd managed it."""
     run_async(_release(loaded(config), topic))
-    typer.echo(f"{topic}: its original retention is the broker's again")
+    typer.echo(f"{topic}: the broker has its original retention again")
 
 
 @topic_app.command()
 def manage(topic: Topic, config: ConfigFile) -> None:
-    """Let daemons manage a topic's retention again after a release, where the configuration says so."""
+    """Let daemons manage a topic's retention again after a release, if the configuration says so."""
     run_async(_change(loaded(config), topic, lambda found: replace(found, retention_released=False)))
-    typer.echo(f"{topic}: its retention is managed again where tieringd.managed.retention is set")
+    typer.echo(f"{topic}: daemons manage its retention again if tieringd.managed.retention is set")
 
 
 async def _found(config: Config, topic: str) -> ArchivedTopic:
@@ -118,7 +122,9 @@ async def _release(config: Config, topic: str) -> None:
     async with opened_archive(config, Metrics()) as archive, opened_broker(config) as broker:
         found = (await archive.catalog.topic(topic)).topic
         if found.original_retention is None:
-            raise ConfigError(f"the retention of topic {topic} is not managed: there is nothing to release")
+            raise ConfigError(
+                f"the retention of topic {topic} is not managed by tieringd: there is nothing to release"
+            )
         # The order lets a call that is interrupted be repeated. First no daemon may manage the retention
         # again; then the broker gets it back; then the original values are removed from the manifest.
         await archive.manifests.change_topic(found.key, lambda known: replace(known, retention_released=True))

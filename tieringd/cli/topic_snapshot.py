@@ -78,7 +78,7 @@ async def topic_snapshot_with(
     numbers = _numbers(held, view, topic, known)
     if number is not None:
         if number not in numbers:
-            raise ObjectNotFound(f"topic {topic} has {len(numbers)} partitions, and none is number {number}")
+            raise ObjectNotFound(f"topic {topic} has {len(numbers)} partitions, and no partition {number}")
         numbers = range(number, number + 1)
     partitions = await _partition_snapshots(archive, broker, key, {n: held.get(n) for n in numbers}, view)
     if number is not None:

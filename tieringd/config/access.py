@@ -42,7 +42,7 @@ _AZURE_BLOB_DOMAIN = "blob.core.windows.net"
 _MIB, _GIB = 2**20, 2**30
 
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9])"
-_HOST_RULE = "must be a bare host name; the port and TLS have properties of their own"
+_HOST_RULE = "must be a bare host name; the port and TLS have their own properties"
 _PREFIX_PART = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9!_.*'()=-]+"
 _PREFIX = rf"(?:{_PREFIX_PART}(?:/{_PREFIX_PART})*)?"
 _CONTAINER = r"\$root|[a-z0-9](?:-?[a-z0-9]){2,62}"
@@ -54,33 +54,37 @@ class StoreAccess(BaseModel):
     model_config = STRICT
 
     cloud_storage_backend: Annotated[Annotated[Backend, Choice()] | None, NEVER_CLEARED] = None
-    """The object store. Not set, it follows from the endpoint, the account or the credentials' source."""
+    """The kind of object store. Not set: inferred from the endpoint, account or credentials source."""
     cloud_storage_plugin: Annotated[
         Annotated[str, Text("text", r"[A-Za-z0-9._-]{1,64}", "must be the name of an entry point")] | None,
         NEVER_CLEARED,
     ] = None
-    """An installed package's store, by its name in the entry point group `tieringd.object_stores`."""
+    """The store of an installed package, by its name in the entry point group `tieringd.object_stores`."""
     cloud_storage_file_root: Annotated[Annotated[Path, AbsolutePath()] | None, NEVER_CLEARED] = None
-    """Directory that stands in for a bucket; required for the file backend."""
+    """Directory that is used as the bucket; required for the file backend."""
     cloud_storage_bucket: Annotated[
         Annotated[
             str,
-            Text("text", r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]", "must be a bucket's bare name"),
+            Text(
+                "text",
+                r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]",
+                "must be a bucket's bare name",
+            ),
         ]
         | None,
         NEVER_CLEARED,
     ] = None
     """The bucket; required for the aws and google backends."""
     cloud_storage_region: Annotated[
-        Annotated[str, Text("text", r"[A-Za-z0-9_-]+", "must be a region's name, such as eu-central-1")]
+        Annotated[str, Text("text", r"[A-Za-z0-9_-]+", "must be the name of a region, such as eu-central-1")]
         | None,
         NEVER_CLEARED,
     ] = None
     """The bucket's region; required for AWS and GCS themselves, optional with another endpoint."""
     cloud_storage_credentials_source: Annotated[CredentialsSource, Choice(), NEVER_CLEARED] = "config_file"
-    """Where the credentials come from: this file, or the cloud's own service for identities."""
+    """Where the credentials come from: this file, or the cloud's identity service."""
     cloud_storage_access_key: Annotated[Annotated[str, Text()] | None, NEVER_CLEARED] = None
-    """The access key's id, or a GCS HMAC key's; required for the aws backend with config_file."""
+    """The id of the access key or of a GCS HMAC key; required for the aws backend with config_file."""
     cloud_storage_secret_key: Annotated[Annotated[SecretStr, SecretText()] | None, NEVER_CLEARED] = None
     """The access key's secret. Take it from the environment: `${NAME}`."""
     cloud_storage_gcs_credentials_file: Annotated[Annotated[Path, AbsolutePath()] | None, NEVER_CLEARED] = (
@@ -105,45 +109,51 @@ class StoreAccess(BaseModel):
     cloud_storage_azure_shared_key: Annotated[Annotated[SecretStr, SecretText()] | None, NEVER_CLEARED] = None
     """The account's key; required for the azure backend with config_file. Take it from the environment."""
     cloud_storage_azure_managed_identity_id: Annotated[Annotated[str, Text()] | None, NEVER_CLEARED] = None
-    """Client id of a user-assigned managed identity; not set, the machine's own identity."""
+    """Client id of a user-assigned managed identity; not set: the machine's own identity."""
     cloud_storage_azure_adls_endpoint: Annotated[
         Annotated[str, Text("host", _HOST, _HOST_RULE)] | None, NEVER_CLEARED
     ] = None
-    """Host for accounts with a hierarchical namespace (ADLS Gen2), where it is not Azure's own."""
+    """Host for accounts with a hierarchical namespace (ADLS Gen2), if it is not Azure's own."""
     cloud_storage_azure_adls_port: Annotated[Annotated[int, Number(1, 65535)] | None, NEVER_CLEARED] = None
-    """Port of `cloud_storage_azure_adls_endpoint`; not set, 443."""
+    """Port of `cloud_storage_azure_adls_endpoint`; not set: 443."""
     cloud_storage_api_endpoint: Annotated[
         Annotated[str, Text("host", _HOST, _HOST_RULE)] | None, NEVER_CLEARED
     ] = None
-    """The store's host; not set, the cloud's own for the region or the account."""
+    """The store's host; not set: the cloud's own host for the region or account."""
     cloud_storage_api_endpoint_port: Annotated[Annotated[int, Number(1, 65535)], NEVER_CLEARED] = HTTPS_PORT
     """Port of the store's host."""
     cloud_storage_disable_tls: Annotated[Annotated[bool, Flag()], NEVER_CLEARED] = False
-    """Speak plain HTTP to the store, as when a proxy terminates TLS."""
+    """Use plain HTTP to the store, for example when a proxy terminates TLS."""
     cloud_storage_trust_file: Annotated[Annotated[Path, AbsolutePath()] | None, NEVER_CLEARED] = None
-    """PEM file with the authorities to trust; not set, the system's."""
+    """PEM file with the authorities to trust; not set: the system's authorities."""
     cloud_storage_url_style: Annotated[Literal["virtual_host", "path"], Choice()] | None = None
-    """Where a request names the bucket or account; null is the host for a cloud itself, else the path."""
+    """
+    Where a request names the bucket or account; null: in the host for the clouds themselves, else in the
+    path.
+    """
     cloud_storage_prefix: Annotated[
         str,
         Text("text", _PREFIX, "must be letters, digits and !_.*'()=- in parts with one slash between them"),
     ] = ""
-    """Put before every object's key, with a slash after it."""
+    """Prefix of every object key; a slash is put after it."""
 
     cloud_storage_sse: Annotated[Literal["managed", "kms"], Choice()] | None = None
-    """Encryption at rest to ask for: S3's own keys, or a KMS key (S3, GCS); null is the bucket's default."""
+    """Encryption at rest: by S3's own keys, or by a KMS key (S3, GCS); null: the bucket's default."""
     cloud_storage_sse_kms_key_id: Annotated[str, Text()] | None = None
-    """The KMS key, by its full name for GCS; null, with S3 only, is the account's default key."""
+    """The KMS key, by its full name for GCS; null, with S3 only: the account's default key."""
     cloud_storage_storage_class: (
         Annotated[str, Text("text", r"[A-Za-z0-9_]{1,64}", "must be one word")] | None
     ) = None
-    """Storage class or access tier of new segments, such as STANDARD_IA or Cool; null is the bucket's."""
+    """Storage class or access tier of new segments, such as STANDARD_IA or Cool; null: the bucket's."""
     cloud_storage_multipart_threshold_bytes: Annotated[int, size(5 * _MIB, 5 * _GIB)] = 4 * _GIB
-    """A larger object is uploaded in parts; GCS by its own API takes every object in one piece."""
+    """Larger objects are uploaded in parts, except by GCS's own API."""
     cloud_storage_multipart_part_size_bytes: Annotated[int, size(5 * _MIB, 5 * _GIB)] = 64 * _MIB
-    """The size of such a part."""
+    """The size of the parts of an object that is uploaded in parts."""
     cloud_storage_single_writer: Annotated[bool, Flag()] = False
-    """Accept a store without conditional writes, or a network file system. Two writers then lose data."""
+    """
+    Accept a store without conditional writes, or a network file system. Two writers would then lose
+    data.
+    """
 
     @property
     def backend(self) -> Backend | None:

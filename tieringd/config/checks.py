@@ -42,13 +42,14 @@ def find_cache_contradictions(config: Config) -> Iterator[RuleViolation]:
             if other is not None and realpath(directory) == realpath(other):
                 yield RuleViolation(
                     (("cloud_storage_cache_directory",), place),
-                    f"{directory} is {'.'.join(place)} as well; give the cache a directory of its own",
+                    f"{directory} is {'.'.join(place)} as well; give the cache its own directory",
                 )
     limit, chunk = config.cloud_storage_cache_size, config.cloud_storage_cache_chunk_size
     if limit and chunk > limit and not config.cloud_storage_disable_chunk_reads:
         yield RuleViolation(
             (_SIZE, _CHUNK),
-            f"is {limit} bytes: no room for one chunk of cloud_storage_cache_chunk_size, {chunk}",
+            f"is {limit} bytes, which is too small for one chunk of cloud_storage_cache_chunk_size, {chunk} "
+            "bytes",
         )
 
 
@@ -65,7 +66,7 @@ def find_cache_doubts(config: Config) -> Iterator[RuleViolation]:
     if not (config.cloud_storage_cache_size or config.cloud_storage_cache_size_percent):
         yield RuleViolation(
             (_PERCENT, _SIZE),
-            "is 0 as cloud_storage_cache_size is: nothing is cached, every read is a download",
+            "is 0, and cloud_storage_cache_size is 0: nothing is cached, every read is a download",
         )
     strategy: Place = ("cloud_storage_chunk_eviction_strategy",)
     if config.cloud_storage_chunk_eviction_strategy == "eager":
@@ -86,8 +87,8 @@ def _areas(config: Config) -> Iterator[RuleViolation]:
     if log and left < wanted and config.cloud_storage_cache_directory is None:
         yield RuleViolation(
             (_PERCENT, log_place, ("disk_reservation_percent",)),
-            f"is {wanted:g}, and on a disk with logs {log_place[0]} {log:g} and disk_reservation_percent "
-            f"{reserved:g} leave {left:g}",
+            f"is {wanted:g}, but on a disk with logs, {log_place[0]} {log:g} and disk_reservation_percent "
+            f"{reserved:g} leave only {left:g}",
         )
 
 
@@ -108,19 +109,19 @@ def find_gateway_contradictions(config: Config) -> Iterator[RuleViolation]:
     if config.broker.kind == "none":
         yield RuleViolation(
             (_ENABLED, ("broker", "kind")),
-            "needs a broker behind it, and broker.kind is none; set false, and serve the bucket alone with "
+            "needs a broker, but broker.kind is none; set it to false, and serve the bucket alone with "
             "`tieringd gateway --archive-only`",
         )
     if not config.cloud_storage_enabled:
         yield RuleViolation(
             (_ENABLED, ("cloud_storage_enabled",)),
-            "has no archive to read while cloud_storage_enabled is false; set that, or false here",
+            "has no archive to read while cloud_storage_enabled is false; set that to true, or this to false",
         )
     if gateway.broker in config.broker.bootstrap:
         yield RuleViolation(
             (("gateway", "broker"), ("broker", "bootstrap")),
             "is in broker.bootstrap as well: the gateway needs the broker's second listener, which "
-            "advertises the gateway, and the daemon one that does not",
+            "advertises the gateway; the daemon needs a listener that does not",
         )
 
 
@@ -129,7 +130,8 @@ def _certificate(gateway: GatewayConfig) -> Iterator[RuleViolation]:
         names = ("tls_cert_file", "tls_key_file")
         missing, given = names if gateway.tls_cert_file is None else names[::-1]
         yield RuleViolation(
-            (("gateway", given), ("gateway", missing)), f"needs gateway.{missing} as well: set both or none"
+            (("gateway", given), ("gateway", missing)),
+            f"needs gateway.{missing} as well: set both or neither",
         )
 
 
@@ -152,8 +154,8 @@ def find_gateway_doubts(config: Config) -> Iterator[RuleViolation]:
     if gateway.enabled and gateway.advertised is not None:
         yield RuleViolation(
             (("gateway", "advertised"), _ENABLED),
-            "has no effect beside a broker, whose listener advertises the gateway; it is for "
-            "`tieringd gateway --archive-only`",
+            "has no effect beside a broker, because the broker's listener advertises the gateway; it is "
+            "for `tieringd gateway --archive-only`",
         )
 
 
@@ -175,8 +177,8 @@ def _unlimited(config: Config) -> Iterator[RuleViolation]:
         name = next(name for name, value in _cluster_ms(config) if value is not None)
         yield RuleViolation(
             ((name,), ("cloud_storage_enabled",), ("cloud_storage_enable_remote_write",)),
-            "keeps records without limit, and without remote write that fills the local disks: "
-            "set cloud_storage_enable_remote_write, or a limit in the broker",
+            "keeps records without limit, and without remote write this fills the local disks: set "
+            "cloud_storage_enable_remote_write, or a limit in the broker",
         )
 
 
@@ -188,8 +190,8 @@ def _said_by_the_broker(config: Config, names: Sequence[tuple[str, int | None]])
         if value not in {None, UNLIMITED}:
             yield RuleViolation(
                 ((name,), ("broker", "kind")),
-                f"has no effect with broker.kind {config.broker.kind}: the broker has a value for every "
-                "topic; set it there, or under topics",
+                f"has no effect with broker.kind {config.broker.kind}, because the broker has a value for "
+                "every topic; set it there, or under topics",
             )
 
 
@@ -199,7 +201,7 @@ def _shadowed(section: Place, names: Sequence[tuple[str, int | None]]) -> Iterat
     for name in known[1:]:
         yield RuleViolation(
             ((*section, name), (*section, known[0])),
-            f"has no effect beside {known[0]}, which holds; remove one",
+            f"has no effect, because {known[0]} takes precedence; remove one of them",
         )
 
 
@@ -246,7 +248,8 @@ def find_space_contradictions(config: Config) -> Iterator[RuleViolation]:
     if reserved + log > _WHOLE_PERCENT:
         yield RuleViolation(
             (("retention_local_target_capacity_percent",), ("disk_reservation_percent",)),
-            f"is {log:g}, and with disk_reservation_percent {reserved:g} that is more than the disk",
+            f"is {log:g}; together with disk_reservation_percent {reserved:g} that is more than the whole "
+            "disk",
         )
 
 
@@ -261,7 +264,9 @@ def find_space_doubts(config: Config) -> Iterator[RuleViolation]:
     rate, action = "storage_degraded_producer_byte_rate", "storage_degraded_action"
     for name in (action, rate):
         if config.broker.kind != "kafka" and _is_space_changed(config, name):
-            reason = "there are no producers" if config.broker.kind == "none" else "it refuses writes itself"
+            reason = (
+                "there are no producers" if config.broker.kind == "none" else "Redpanda itself refuses writes"
+            )
             yield RuleViolation(
                 ((name,), kind), f"has no effect with broker.kind {config.broker.kind}: {reason}"
             )
@@ -341,7 +346,7 @@ def _broker(config: Config) -> Iterator[RuleViolation]:
             )
         if "cluster_id" in config.model_fields_set:
             yield RuleViolation(
-                (("cluster_id",), kind), "remove the line: the broker knows its cluster's id itself"
+                (("cluster_id",), kind), "remove this line: the broker knows its cluster's id"
             )
         if (
             config.broker.kind == "redpanda"
@@ -349,14 +354,15 @@ def _broker(config: Config) -> Iterator[RuleViolation]:
         ):
             yield RuleViolation(
                 (("cloud_storage_segment_max_upload_interval_sec",), kind),
-                "remove it: a Redpanda log is uploaded in whole segments; to bound how long a record waits, "
-                "set segment.ms on the topic, or log_segment_ms in the cluster",
+                "remove this line: a Redpanda log is uploaded in whole segments; to limit how long a "
+                "record waits, set segment.ms on the topic, or log_segment_ms in the cluster",
             )
         return
     for name in ("bootstrap", "node_id", "security"):
         if getattr(config.broker, name) != type(config.broker).model_fields[name].default:
             yield RuleViolation(
-                (("broker", name), kind), "remove it: with broker.kind none there is no broker to reach"
+                (("broker", name), kind),
+                "remove this line: with broker.kind none there is no broker to connect to",
             )
 
 
@@ -382,7 +388,7 @@ def _security(config: Config) -> Iterator[RuleViolation]:
     certificate: Place = ("broker", "security", "ssl_cert_file")
     key: Place = ("broker", "security", "ssl_key_file")
     if security.ssl_key_file is not None and security.ssl_cert_file is None:
-        yield RuleViolation((key, certificate), "needs ssl_cert_file beside it")
+        yield RuleViolation((key, certificate), "needs ssl_cert_file as well")
 
 
 def _directories(config: Config) -> Iterator[RuleViolation]:
@@ -412,8 +418,8 @@ def _directories(config: Config) -> Iterator[RuleViolation]:
             if own is not None and _holds(path, own):
                 yield RuleViolation(
                     (own_place, place),
-                    f"{own} is inside the log directory {path}: Kafka does not start when it finds "
-                    "anything there that it does not know",
+                    f"{own} is inside the log directory {path}: Kafka does not start if it finds an unknown "
+                    "file there",
                 )
     file_root = config.cloud_storage_file_root
     if file_root is None:
@@ -483,7 +489,8 @@ def _deletes(config: Config) -> Iterator[RuleViolation]:
             reason = f"{' and '.join(off)} set to false" if off else "a read replica"
             yield RuleViolation(
                 (place, ("topics", topic)),
-                f"has no effect with {reason}: it takes write, read and no read replica",
+                f"has no effect with {reason}: it needs redpanda.remote.write and redpanda.remote.read, and "
+                "no read replica",
             )
 
 

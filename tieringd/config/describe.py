@@ -44,8 +44,8 @@ class Property:
 
     @property
     def meaning(self) -> str:
-        """Return its purpose, in words."""
-        return f"{self.field.description}"
+        """Return its purpose, in words on one line."""
+        return " ".join(f"{self.field.description}".split())
 
     @property
     def is_live(self) -> bool:

@@ -86,17 +86,17 @@ class Security(BaseModel):
     model_config = STRICT
 
     protocol: Annotated[Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"], Choice()] = "PLAINTEXT"
-    """The listener's security protocol."""
+    """The security protocol of the listener."""
     sasl_mechanism: Annotated[Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"], Choice()] = "PLAIN"
-    """How to log in; read with a SASL protocol only."""
+    """How to log in; used with a SASL protocol only."""
     sasl_username: Annotated[str, Text()] | None = None
     """Required with a SASL protocol."""
     sasl_password: Annotated[SecretStr, SecretText()] | None = None
     """Required with a SASL protocol. Take it from the environment: `${NAME}`."""
     ssl_ca_file: Annotated[Path, AbsolutePath()] | None = None
-    """PEM file with the authorities to trust; null trusts the system's."""
+    """PEM file with the authorities to trust; null: the system's authorities."""
     ssl_cert_file: Annotated[Path, AbsolutePath()] | None = None
-    """PEM file with our certificate, where the broker asks for one."""
+    """PEM file with the client certificate, if the broker requires one."""
     ssl_key_file: Annotated[Path, AbsolutePath()] | None = None
     """PEM file with the certificate's private key."""
 
@@ -107,9 +107,9 @@ class BrokerConfig(BaseModel):
     model_config = STRICT
 
     kind: Annotated[Literal["none", "kafka", "redpanda"], Choice()]
-    """`none` when the log directory is all there is: segments are trimmed by unlinking them."""
+    """The kind of broker. `none`: only a log directory, whose segments are trimmed by unlinking them."""
     log_dirs: Annotated[tuple[Annotated[Path, AbsolutePath()], ...], AfterValidator(_at_least_one)]
-    """The broker's log directories (Kafka's `log.dirs`), all of them."""
+    """All log directories of the broker (Kafka's `log.dirs`)."""
     bootstrap: tuple[
         Annotated[
             str, Text("host:port", f"{_HOST}:{_PORT}", "must be host:port with a port from 1 to 65535")
@@ -120,9 +120,9 @@ class BrokerConfig(BaseModel):
     node_id: Annotated[int, Number(0, 2**31 - 1)] | None = None
     """The broker's `node.id`; null finds the broker by its advertised address among `bootstrap`."""
     pin_directory: Annotated[Path, AbsolutePath()] | None = None
-    """Where segments are pinned: on the log directories' filesystem; null tries `state_directory`."""
+    """Where segments are pinned, on the log directories' filesystem; null tries `state_directory`."""
     security: Annotated[Security, BeforeValidator(_empty_section)] = Security()
-    """How to reach the broker's listener, and as whom."""
+    """The security settings and credentials for the broker's listener."""
 
 
 WITHOUT_BROKER = BrokerConfig.model_construct(kind="none", log_dirs=())
@@ -142,7 +142,7 @@ class AdminConfig(BaseModel):
     )
     """Address to listen on."""
     port: Annotated[int, Number(0, 65535)] = 9640
-    """Port to listen on; 0 lets the system pick one."""
+    """Port to listen on; 0 lets the system choose one."""
 
 
 class LogConfig(BaseModel):
@@ -153,7 +153,7 @@ class LogConfig(BaseModel):
     format: Annotated[Literal["json", "console"], Choice()] = "json"
     """`console` is for a person at a terminal."""
     level: Annotated[Literal["debug", "info", "warning", "error"], Choice(), LIVE] = "info"
-    """The least important events that are written."""
+    """The lowest level of the events that are written."""
 
 
 class Daemon(BaseModel):
@@ -167,18 +167,18 @@ class Daemon(BaseModel):
         str,
         Text("text", r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", "must be 1 to 100 letters, digits, . _ or -"),
     ] = "local"
-    """Names the cluster in the archive where there is no broker to ask; only with kind none."""
+    """The cluster's name in the archive; only with kind none, where no broker can tell it."""
     state_directory: Annotated[Path, AbsolutePath()]
-    """The daemon's own directory. Never inside a log directory: Kafka does not start then."""
+    """The daemon's own directory. Must not be inside a log directory: Kafka would not start."""
     shutdown_timeout_ms: Annotated[int, duration(1, _HOUR_MS), LIVE] = 30 * _SECOND_MS
-    """How long a stopping daemon may take to finish the uploads it is in."""
+    """How long a stopping daemon may take to finish the uploads in progress."""
 
     cloud_storage_enabled: Annotated[bool, Flag()] = False
     """Turns tiering on."""
     cloud_storage_enable_remote_write: Annotated[bool, Flag(), LIVE] = False
-    """Upload the topics that do not say otherwise."""
+    """Upload topics that have no setting of their own."""
     cloud_storage_enable_remote_read: Annotated[bool, Flag(), LIVE] = False
-    """Serve reads from the archive for the topics that do not say otherwise."""
+    """Serve reads from the archive for topics that have no setting of their own."""
 
 
 # The properties of the last base class come first, and those of this class last.
@@ -205,11 +205,14 @@ class Config(
     retention_local_target_ms_default: Annotated[
         Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None, AfterValidator(_limit), LIVE
     ] = _DAY_MS
-    """Keep this much time on the broker, where a topic does not say; null or -1 is without limit."""
+    """How long to keep data on the broker if a topic does not set it; null or -1: no limit."""
     retention_local_target_bytes_default: Annotated[
         Annotated[int, size(1, MAX_INT64, UNLIMITED)] | None, AfterValidator(_limit), LIVE
     ] = None
-    """Keep this many bytes of each partition on the broker, where a topic does not say."""
+    """
+    How many bytes of each partition to keep on the broker if a topic does not set it; null or -1: no
+    limit.
+    """
 
     admin: Annotated[AdminConfig, BeforeValidator(_empty_section)] = AdminConfig()
     """The admin page: health, metrics and status over HTTP."""

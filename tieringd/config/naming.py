@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 
-_ROLLING = "the broker rolls its segments; set it there"
-_COMPACTION = "the broker compacts its logs; set it there"
-_REPLICAS = "the broker decides how much of a partition it copies to a new replica; set it there"
-_RECOVERY = "it acts when a topic is created, and here a command does that: `tieringd recover`"
-_GROUPS = "the broker keeps the offsets of consumer groups, and they are not tiered; set it there"
+_ROLLING = "the broker rolls its segments; set it in the broker"
+_COMPACTION = "the broker compacts its logs; set it in the broker"
+_REPLICAS = "the broker decides how much of a partition it copies to a new replica; set it in the broker"
+_RECOVERY = "the broker applies it when a topic is created; use the command `tieringd recover` instead"
+_GROUPS = "the broker keeps the offsets of consumer groups, which are not tiered; set it in the broker"
 
 NOT_APPLICABLE: Mapping[str, str] = MappingProxyType(
     {
@@ -55,9 +55,11 @@ NOT_APPLICABLE_TO_TOPICS: Mapping[str, str] = MappingProxyType(
 
 SECTIONS_OF_OTHERS: Mapping[str, str] = MappingProxyType(
     {
-        "redpanda": "redpanda.yaml's section is not read here; write its cluster properties at the top level",
+        "redpanda": (
+            "the section of redpanda.yaml is not read here; write its cluster properties at the top level"
+        ),
         "rpk": (
-            "rpk's section is not read here; write tune_ballast_file, ballast_file_path and "
+            "the section of rpk is not read here; write tune_ballast_file, ballast_file_path and "
             "ballast_file_size at the top level"
         ),
     }
@@ -101,13 +103,13 @@ def explain_unknown(place: Place) -> str:
     accepted = NOT_APPLICABLE_TO_TOPICS if section == _TOPIC else NOT_APPLICABLE if not section else ()
     for other, model in SECTIONS.items():
         if name in property_names(model) and other != section:
-            return f"unknown property here; it belongs {_where(other)}"
+            return f"unknown property in this section; it belongs {_where(other)}"
     names = property_names(SECTIONS[section])
     for near in get_close_matches(name, [*names, *accepted], n=1):
         return f"unknown property; did you mean {near}?"
     if len(names) <= _FEW_NAMES:
-        return f"unknown property; the names here are {', '.join(names)}"
-    return "unknown property, and no name is near it; docs/configuration.md lists them all"
+        return f"unknown property; this section has {', '.join(names)}"
+    return "unknown property; docs/configuration.md lists all properties"
 
 
 def nearest_place(place: Place) -> Place:

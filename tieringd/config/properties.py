@@ -75,13 +75,13 @@ class TopicProperties(BaseModel):
     remote_read: Annotated[bool, Flag()] | None = Field(default=None, alias="redpanda.remote.read")
     """Serve reads of this topic from the archive."""
     remote_storage_enable: Annotated[bool, Flag()] | None = Field(default=None, alias="remote.storage.enable")
-    """Kafka's name: both of the above."""
+    """Kafka's name for both redpanda.remote.write and redpanda.remote.read."""
     remote_delete: Annotated[bool, Flag()] | None = Field(default=None, alias="redpanda.remote.delete")
-    """Whether deleting the topic is to delete its objects. It takes write and read, and is true with both."""
+    """Delete the topic's objects when the topic is deleted. Needs write and read; true if both are."""
     read_replica: Annotated[str, Text("text", _BUCKET, "must be a bucket's bare name")] | None = Field(
         default=None, alias="redpanda.remote.readreplica"
     )
-    """The bucket that this topic is a read replica of: it is never uploaded, nor its objects deleted."""
+    """The bucket that this topic is a read replica of. It is never uploaded, its objects never deleted."""
     local_target_ms: Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None = Field(
         default=None, alias="retention.local.target.ms"
     )
@@ -93,11 +93,11 @@ class TopicProperties(BaseModel):
     local_retention_ms: Annotated[int, duration(0, MAX_INT64, UNLIMITED, AS_TOTAL)] | None = Field(
         default=None, alias="local.retention.ms"
     )
-    """Kafka's name, which wins. -1 is without limit, -2 as long as total retention: no local limit."""
+    """Kafka's name, which takes precedence. -1: no limit. -2: as long as total retention, no local limit."""
     storage_mode: Annotated[Literal["tiered_cloud", "cloud"], Choice()] | None = Field(
         default=None, alias="storage.mode"
     )
-    """`tiered_cloud` keeps on the broker what local retention says; `cloud` only what is not durable yet."""
+    """`tiered_cloud` keeps on the broker what local retention says; `cloud` only segments not yet durable."""
     managed_retention: Annotated[bool, Flag()] | None = Field(
         default=None, alias="tieringd.managed.retention"
     )
@@ -105,7 +105,7 @@ class TopicProperties(BaseModel):
     local_retention_bytes: Annotated[int, size(0, MAX_INT64, UNLIMITED, AS_TOTAL)] | None = Field(
         default=None, alias="local.retention.bytes"
     )
-    """Kafka's name, which wins. -1 is without limit, -2 as much as total retention: no local limit."""
+    """Kafka's name, which takes precedence. -1: no limit. -2: as much as total retention, no local limit."""
     retention_ms: Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None = Field(
         default=None, alias="retention.ms"
     )
@@ -113,7 +113,7 @@ class TopicProperties(BaseModel):
     retention_bytes: Annotated[int, size(1, MAX_INT64, UNLIMITED)] | None = Field(
         default=None, alias="retention.bytes"
     )
-    """Keep this many bytes of each partition in all; -1 is without limit."""
+    """Total bytes to keep of each partition if neither topic nor broker sets it; null or -1: no limit."""
     remote_log_retention_minutes: Annotated[int, Number(1, _MAX_MINUTES)] | None = Field(
         default=None, alias="remote.log.retention.minutes"
     )
@@ -125,7 +125,7 @@ class TopicProperties(BaseModel):
     cleanup_policy: (
         Annotated[Literal["delete", "compact", "compact,delete", "delete,compact"], Choice()] | None
     ) = Field(default=None, alias="cleanup.policy")
-    """Without `delete` total retention takes nothing. A broker's own setting need not be repeated."""
+    """Without `delete`, total retention deletes nothing. Not needed if the broker has the setting."""
 
 
 class Space(BaseModel):
@@ -138,33 +138,38 @@ class Space(BaseModel):
     space_management_enable: Annotated[bool, Flag(), LIVE] = True
     """Trim durable segments when the logs are over their area of the disk."""
     retention_local_trim_interval: Annotated[int, duration(1, _DAY_MS), LIVE] = 30 * _SECOND_MS
-    """How often the disks' areas are looked at; a bare number is in milliseconds."""
+    """How often the use of the disks' areas is checked; a bare number is in milliseconds."""
     disk_reservation_percent: Annotated[float, Decimal(0, 100), LIVE] = 20.0
     """Part of each disk that neither the log nor the cache may use."""
     retention_local_target_capacity_percent: Annotated[Annotated[float, Decimal(0, 100)] | None, LIVE] = None
-    """Part of each disk that is the log's area; null or 0 is what the reservation and the cache leave."""
+    """Part of each disk for the log's area; null or 0: what the reservation and the cache leave."""
     retention_local_target_capacity_bytes: Annotated[Annotated[int, size(0, MAX_INT64)] | None, LIVE] = None
-    """The log's area of each disk in bytes; of this and the percentage the smaller one counts."""
+    """The log's area of each disk in bytes; the smaller of this and the percentage applies."""
 
     storage_space_alert_free_threshold_percent: Annotated[float, Decimal(0, 100), LIVE] = 5.0
-    """A disk is low on space when no more of it than this is free; 0 leaves it to the bytes."""
+    """A disk is low on space when at most this much of it is free; 0: only the bytes apply."""
     storage_space_alert_free_threshold_bytes: Annotated[int, size(0, MAX_INT64), LIVE] = 0
-    """The same in bytes; of this and the percentage the larger one counts."""
+    """The same in bytes; the larger of this and the percentage applies."""
     storage_min_free_bytes: Annotated[int, size(0, MAX_INT64), LIVE] = 5 * _GIB
-    """When no more than this is free a disk is degraded, and `storage_degraded_action` is taken."""
+    """A disk with at most this much free is degraded; see `storage_degraded_action`."""
     storage_degraded_action: Annotated[DegradedAction, Choice(), LIVE] = "refuse_writes"
-    """What a degraded disk of any broker does to all of them; `alert` changes nothing."""
+    """What all brokers do when a disk of any broker is degraded; `alert` changes nothing."""
     storage_degraded_producer_byte_rate: Annotated[int, size(1, MAX_INT64), LIVE] = 64 * _KIB
-    """Bytes a second that each producer may then write on each broker, until the disk has room again."""
+    """With `throttle_producers`: bytes per second of each producer on each broker."""
 
     tune_ballast_file: Annotated[bool, Flag()] = False
     """Keep a file that can be deleted when the disk is full."""
     ballast_file_path: Annotated[Path, AbsolutePath()] | None = None
-    """Where: on a log directory's filesystem, not inside one; null looks for a place beside the first."""
+    """
+    Path of the ballast file, on a log directory's filesystem but not inside a log directory; null looks
+    for a place beside the first log directory.
+    """
     ballast_file_size: Annotated[int, size(1, MAX_INT64)] = _GIB
-    """How large it is."""
+    """Size of the ballast file."""
     ballast_release_when_degraded: Annotated[bool, Flag(), LIVE] = False
-    """Delete it when its disk is degraded; false leaves that to `tieringd space ballast release`."""
+    """
+    Delete the ballast file when its disk is degraded; false: only `tieringd space ballast release` does.
+    """
 
     @property
     def disk_alerts(self) -> AlertSettings:
@@ -182,31 +187,38 @@ class Retention(BaseModel):
     model_config = STRICT
 
     log_retention_ms: Annotated[Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None, LIVE] = None
-    """Keep records this long in all, where neither topic nor broker says; null or -1 is without limit."""
+    """Total time to keep records if neither topic nor broker sets it; null or -1: no limit."""
     delete_retention_ms: Annotated[Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None, LIVE] = None
-    """Another name of `log_retention_ms`."""
+    """Another name for `log_retention_ms`."""
     kafka_log_retention_ms: Annotated[Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None, LIVE] = Field(
         default=None, alias="log.retention.ms"
     )
-    """Kafka's name of `log_retention_ms`."""
+    """Kafka's name for `log_retention_ms`."""
     retention_bytes: Annotated[Annotated[int, size(1, MAX_INT64, UNLIMITED)] | None, LIVE] = None
     """Keep this many bytes of each partition in all, where neither a topic nor its broker says."""
     kafka_log_retention_bytes: Annotated[Annotated[int, size(1, MAX_INT64, UNLIMITED)] | None, LIVE] = Field(
         default=None, alias="log.retention.bytes"
     )
-    """Kafka's name of `retention_bytes`."""
+    """Kafka's name for `retention_bytes`."""
     cloud_storage_housekeeping_interval_ms: Annotated[int, duration(1, _DAY_MS), LIVE] = 300 * _SECOND_MS
-    """How often total retention looks, and two looks have to agree; other housekeeping waits no longer."""
+    """
+    How often total retention is evaluated; two evaluations in a row must agree before anything is
+    deleted. Also the longest that other housekeeping waits for an idle object store.
+    """
     archive_delete_delay_ms: Annotated[int, duration(0, 365 * _DAY_MS), LIVE] = _HOUR_MS
-    """Objects go this long after their segment left the manifest: longer than the longest reader takes."""
+    """
+    How long objects are kept after their segment left the manifest; set it longer than any reader takes.
+    """
     cloud_storage_topic_purge_grace_period_ms: Annotated[int, duration(0, 365 * _DAY_MS), LIVE] = (
         30 * _SECOND_MS
     )
-    """The archive of a deleted topic goes this long after the deletion was noted, where it goes."""
+    """
+    How long the archive of a deleted topic is kept after the deletion was noted, if it is to be deleted.
+    """
     cloud_storage_target_manifest_size_bytes: Annotated[int, size(4 * _KIB, 64 * _KIB * _KIB), LIVE] = (
         64 * _KIB
     )
-    """A partition's manifest that is larger gives its oldest segments to spillover manifests."""
+    """A partition manifest larger than this moves its oldest segments to spillover manifests."""
 
     @property
     def total_ms(self) -> int | None:
@@ -229,39 +241,39 @@ class Transfers(BaseModel):
     cloud_storage_max_connections: Annotated[int, Number(1, 1024)] = 20
     """Connections to the object store for each processor that tieringd may use, by affinity and quota."""
     cloud_storage_initial_backoff_ms: Annotated[int, duration(1, 60 * _SECOND_MS), LIVE] = 100
-    """The first pause before a request is tried again; it doubles from there."""
+    """The pause before the first retry of a request; it doubles with each retry."""
     cloud_storage_segment_upload_timeout_ms: Annotated[int, duration(1, _DAY_MS), LIVE] = 30 * _SECOND_MS
-    """The longest that uploading one segment may take, retries included."""
+    """Time limit for uploading one segment, retries included."""
     cloud_storage_manifest_upload_timeout_ms: Annotated[int, duration(1, _DAY_MS), LIVE] = 10 * _SECOND_MS
-    """The longest that storing one manifest may take, retries included."""
+    """Time limit for storing one manifest, retries included."""
     cloud_storage_max_connection_idle_time_ms: Annotated[int, duration(1, _DAY_MS)] = 5 * _SECOND_MS
     """An unused connection is closed after this long."""
     cloud_storage_reconciliation_interval_ms: Annotated[int, duration(1, _DAY_MS), LIVE] = 10 * _SECOND_MS
-    """How often the log directories and the cluster are looked at without being asked to."""
+    """How often the log directories and the cluster are scanned if no change was noticed earlier."""
     cloud_storage_segment_max_upload_interval_sec: Annotated[
         Annotated[int, seconds(1, _DAY_SEC * 365)] | None, LIVE
     ] = None
-    """No record waits longer than this for its segment to close: its stable part is uploaded. 10m or more."""
+    """The stable part of an open segment is uploaded when a record has waited this long; at least 10m."""
 
     cloud_storage_upload_ctrl_update_interval_ms: Annotated[int, duration(1, _DAY_MS)] = 60 * _SECOND_MS
-    """How often the shares of uploads are set by the backlog."""
+    """How often the shares of uploads are computed from the backlog."""
     cloud_storage_upload_ctrl_p_coeff: Annotated[float, Decimal(-1_000_000, 0)] = -2.0
-    """Shares for each thousandth of the disk that waits to be uploaded; negative, as the error is."""
+    """Shares for each thousandth of the disk that waits to be uploaded; negative, because the error is."""
     cloud_storage_upload_ctrl_d_coeff: Annotated[float, Decimal(0, 1_000_000)] = 0.0
-    """How much a growing backlog counts on top of its size."""
+    """Weight of the backlog's growth, in addition to its size."""
     cloud_storage_upload_ctrl_min_shares: Annotated[int, Number(1, 1000)] = 100
-    """The part, in thousandths, that catching up takes of a machine that others want, when little waits."""
+    """Part of a busy machine, in thousandths, that uploads may use while the backlog is small."""
     cloud_storage_upload_ctrl_max_shares: Annotated[int, Number(1, 1000)] = 1000
-    """The same when half of the free disk waits: from here on uploads have no brake at all."""
+    """The same for a backlog of half of the free disk or more; with 1000, uploads are not slowed then."""
     cloud_storage_upload_bytes_per_second: Annotated[
         Annotated[int, size(_RATE_MIN, MAX_INT64)] | None, LIVE
     ] = None
-    """The most that uploads send in a second at any time, for a link that costs; null is without limit."""
+    """Limit of all uploads together, for example for a metered link; null: no limit."""
 
     pin_segments: Annotated[bool, Flag()] = True
-    """Hold closed segments by hard links until they are durable, against the broker's own retention."""
+    """Keep closed segments by hard links until they are durable, even if the broker deletes them."""
     pin_max_bytes: Annotated[int, size(0, MAX_INT64)] = 10 * 2**30
-    """How many bytes pins may hold that the broker has deleted, for each log directory."""
+    """How many bytes that the broker has deleted the pins of each log directory may keep."""
 
 
 class HousekeepingTimes(BaseModel):
@@ -270,9 +282,9 @@ class HousekeepingTimes(BaseModel):
     model_config = STRICT
 
     cloud_storage_idle_timeout_ms: Annotated[int, duration(100, _HOUR_MS), LIVE] = 10 * _SECOND_MS
-    """Whether the object store is idle is told from its requests over this time."""
+    """The period over which requests are counted to find out whether the object store is idle."""
     cloud_storage_idle_threshold_rps: Annotated[int, Number(0, 1_000_000), LIVE] = 1
-    """Idle is a store with at most so many requests a second over that time, housekeeping's own left out."""
+    """The object store is idle with at most this many requests per second, without those of housekeeping."""
 
 
 class Merging(BaseModel):
@@ -285,7 +297,10 @@ class Merging(BaseModel):
     cloud_storage_segment_size_target: Annotated[Annotated[int, size(1, FILE_BYTES_MAX)] | None, LIVE] = None
     """Merge up to this size; null is the size at which the broker closes the topic's segments."""
     cloud_storage_segment_size_min: Annotated[Annotated[int, size(0, FILE_BYTES_MAX)] | None, LIVE] = None
-    """At the end of the archive wait for more than this; null is half of a segment, below the target."""
+    """
+    The last segments of the archive wait until they are larger than this; null: half of a segment, and
+    below the target.
+    """
 
     @property
     def merge_settings(self) -> MergeSettings:
@@ -312,19 +327,19 @@ class Scrubbing(BaseModel):
     model_config = STRICT
 
     cloud_storage_enable_scrubbing: Annotated[bool, Flag(), LIVE] = False
-    """Compare the manifests of the partitions that this broker leads with the bucket, again and again."""
+    """Regularly compare the manifests of the partitions that this broker leads with the bucket."""
     cloud_storage_partial_scrub_interval_ms: Annotated[int, duration(1, 365 * _DAY_MS), LIVE] = _HOUR_MS
-    """How long after a look at a partition that was cut short the next one goes on."""
+    """Time after an unfinished scrub of a partition until the scrub continues."""
     cloud_storage_full_scrub_interval_ms: Annotated[int, duration(1, 365 * _DAY_MS), LIVE] = 12 * _HOUR_MS
-    """How long after a whole look at a partition, and at the whole bucket, the next one begins."""
+    """Time after a complete scrub of a partition, or of the whole bucket, until the next one begins."""
     cloud_storage_scrubbing_interval_jitter_ms: Annotated[int, duration(0, 365 * _DAY_MS), LIVE] = (
         10 * _MINUTE_MS
     )
-    """Up to this much is added to each of these intervals, and comes before the first look."""
+    """Largest random delay that is added to each of these intervals, and before the first scrub."""
     archive_orphan_grace_ms: Annotated[int, duration(_SECOND_MS, 365 * _DAY_MS), LIVE] = _DAY_MS
-    """An object that no manifest names is left alone for this long: longer than any upload takes."""
+    """An object that no manifest names is left alone for this long; set it longer than any upload takes."""
     archive_quarantine_ms: Annotated[int, duration(_SECOND_MS, 3650 * _DAY_MS), LIVE] = 7 * _DAY_MS
-    """After that it lies in quarantine for this long, and is deleted then."""
+    """How long such an object then stays in quarantine before it is deleted."""
 
     @property
     def scrub_pace(self) -> ScrubPace:
@@ -345,39 +360,42 @@ class GatewayConfig(BaseModel):
     model_config = STRICT
 
     enabled: Annotated[bool, Flag()] = False
-    """Serve clients the archived offsets of the topics with remote read, beside those of the broker."""
+    """Serve clients the archived offsets of topics with remote read, together with the broker's offsets."""
     host: Annotated[str, Text("host", r"[A-Za-z0-9:._-]{1,253}", "must be a host name or an address")] = (
         "0.0.0.0"  # noqa: S104 clients are on other hosts
     )
-    """Address to listen on; an archive without a broker listens on 127.0.0.1 unless this is set."""
+    """Address to listen on. `tieringd gateway --archive-only` listens on 127.0.0.1 unless this is set."""
     port: Annotated[int, Number(0, 65535)] = 9095
-    """Port to listen on: what the broker's second listener advertises. 0 lets the system pick one."""
+    """Port to listen on; the broker's second listener advertises it. 0 lets the system choose one."""
     broker: Annotated[
         str, Text("host:port", _HOST_PORT, "must be host:port of the broker's second listener")
     ] = "localhost:9094"
-    """The broker's second listener, whose advertised address is this gateway's."""
+    """Address of the broker's second listener, which advertises this gateway's address."""
     advertised: (
         Annotated[str, Text("host:port", _HOST_PORT, "must be host:port, as clients reach it")] | None
     ) = None
-    """Where clients of `tieringd gateway --archive-only` are sent; null is where it listens."""
+    """Address that `tieringd gateway --archive-only` advertises to clients; null: its listening address."""
     tls_cert_file: Annotated[Path, AbsolutePath()] | None = None
-    """PEM file with the certificate that clients meet; null serves them in plain text."""
+    """PEM file with the certificate for clients; null serves clients in plain text."""
     tls_key_file: Annotated[Path, AbsolutePath()] | None = None
-    """PEM file with its private key."""
+    """PEM file with the private key of this certificate."""
     broker_tls: Annotated[bool, Flag()] = False
     """Whether the broker's second listener is encrypted."""
     broker_tls_ca_file: Annotated[Path, AbsolutePath()] | None = None
-    """PEM file with the authorities to trust for it; null trusts the system's."""
+    """PEM file with the authorities to trust for the broker's listener; null: the system's authorities."""
     max_connections: Annotated[int, Number(1, 1_000_000)] = 10_000
     """How many clients may be connected at once."""
     max_request_bytes: Annotated[int, size(1024, MAX_INT64)] = 100 * _MIB
-    """The largest request that is passed on, as the broker's socket.request.max.bytes."""
+    """The largest request that is passed on, like the broker's socket.request.max.bytes."""
     buffer_bytes: Annotated[int, size(_MIB, MAX_INT64)] = 256 * _MIB
-    """What all connections together may hold in memory."""
+    """How much memory all connections together may use for messages."""
     archive_bytes_per_second: Annotated[int, size(_RATE_MIN, MAX_INT64)] | None = None
-    """Archived records sent to all clients together in a second; null is without limit."""
+    """Limit of archived records sent to all clients together; null: no limit."""
     client_archive_bytes_per_second: Annotated[int, size(_RATE_MIN, MAX_INT64)] | None = None
-    """The same to one host, so that one reader of old records leaves room for the others."""
+    """
+    Limit of archived records sent to each client host, so that one reader leaves room for others; null:
+    no limit.
+    """
 
 
 class Cache(BaseModel):
@@ -386,42 +404,47 @@ class Cache(BaseModel):
     model_config = STRICT
 
     cloud_storage_cache_directory: Annotated[Path, AbsolutePath()] | None = None
-    """Where archived chunks are cached; null is `cloud_storage_cache` in `state_directory`."""
+    """Directory of cached archive chunks; null: `cloud_storage_cache` in `state_directory`."""
     cloud_storage_cache_size: Annotated[int, size(0, MAX_INT64), LIVE] = 0
-    """How many bytes the cache may hold; 0 leaves it to the percentage, else the smaller one counts."""
+    """Size limit of the cache; 0: only the percentage applies, otherwise the smaller of the two."""
     cloud_storage_cache_size_percent: Annotated[float, Decimal(0, 100), LIVE] = 20.0
-    """Part of its disk that the cache may take; 0 leaves it to the bytes. Both 0: nothing is cached."""
+    """Part of its disk that the cache may use; 0: only the size applies. Both 0: nothing is cached."""
     cloud_storage_cache_max_objects: Annotated[int, Number(1, 100_000_000), LIVE] = 100_000
     """How many files the cache may hold."""
     cloud_storage_cache_num_buckets: Annotated[int, Number(0, MAX_BUCKETS)] = 0
-    """Into so many directories the cache's files are put; 0 names them as the objects are named."""
+    """Number of directories to spread the cache's files over; 0: directories by object names."""
     cloud_storage_cache_check_interval_ms: Annotated[int, duration(1, _DAY_MS), LIVE] = 30 * _SECOND_MS
-    """How often the cache is looked at for what is too much."""
+    """How often the cache is checked against its limits."""
     cloud_storage_cache_trim_carryover_bytes: Annotated[int, size(0, MAX_INT64), LIVE] = 0
-    """So many bytes of candidates are kept from a trim, for one that cannot wait."""
+    """How many bytes of eviction candidates a trim keeps for the next urgent trim."""
     cloud_storage_cache_trim_threshold_percent_size: Annotated[
         Annotated[float, Decimal(1, 100)] | None, LIVE
     ] = None
-    """Trim when the cache is fuller than this, of the bytes it may hold; null waits until it is full."""
+    """Trim when the cache is fuller than this part of its size limit; null: when it is full."""
     cloud_storage_cache_trim_threshold_percent_objects: Annotated[
         Annotated[float, Decimal(1, 100)] | None, LIVE
     ] = None
-    """The same of the files it may hold; 70 of either leaves room for what comes during the trim."""
+    """The same for its limit of files; 70 for both leaves room for files that arrive during the trim."""
     cloud_storage_cache_trim_walk_concurrency: Annotated[int, Number(1, 1000), LIVE] = 1
-    """How many directories of the cache are read at once, at the start and hourly."""
+    """How many directories of the cache are read at once, at the start and every hour."""
     cloud_storage_cache_chunk_size: Annotated[int, size(4 * _KIB, _GIB), LIVE] = 16 * _MIB
-    """About how many bytes of a segment are fetched at once; chunks end where batches end."""
+    """
+    Approximate size of a chunk, the part of a segment that is fetched at once; chunks end at batch ends.
+    """
     cloud_storage_disable_chunk_reads: Annotated[bool, Flag(), LIVE] = False
-    """Fetch whole segments; for readers that read everything."""
+    """Fetch whole segments, for readers that read everything."""
     cloud_storage_chunk_eviction_strategy: Annotated[StrategyName, Choice(), LIVE] = "eager"
-    """Which chunks stay open when nobody reads them: none, some of each segment, or those needed next."""
+    """Which chunks without readers stay open: none, some of each segment, or those needed next."""
     cloud_storage_hydrated_chunks_per_segment_ratio: Annotated[float, Decimal(0, 1), LIVE] = 0.7
     """Part of a segment's chunks that may stay open, with `capped` and `predictive`."""
     cloud_storage_min_chunks_per_segment_threshold: Annotated[int, Number(0, 2**31 - 1), LIVE] = 5
-    """Of a segment with no more chunks than this all of them may."""
+    """All chunks of a segment with at most this many chunks may stay open."""
 
     cloud_storage_readreplica_manifest_sync_timeout_ms: Annotated[int, duration(1, _DAY_MS)] = 30 * _SECOND_MS
-    """How old an archive may be known that another cluster writes, to `tieringd gateway --archive-only`."""
+    """
+    With `gateway --archive-only`: how old the known state of an archive that another cluster writes may
+    be.
+    """
 
     kafka_enable_describe_log_dirs_remote_storage: Annotated[bool, Flag()] = True
     """Whether the gateway and `logdirs describe` show the bucket as a log directory, `remote://...`."""

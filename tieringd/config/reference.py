@@ -37,29 +37,29 @@ _TOPIC_NAME = r"^[A-Za-z0-9._*?\[\]!-]+$"
 _INTRODUCTION = """\
 # Configuration reference
 
-Made by `tieringd.config.reference` from the classes that read the file; do not edit this page.
-`tieringd config check FILE` finds what is wrong with a file, `config show FILE` prints what is in effect and
-where each value came from, and `config schema` prints a JSON schema for editors.
+`tieringd.config.reference` generates this page from the classes that read the file; do not edit it.
+`tieringd config check FILE` reports the faults of a file, `config show FILE` prints each value in effect and
+its origin, and `config schema` prints a JSON schema for editors.
 
-The file is YAML. Every fault in it is reported at once, with its line, and nothing starts before
-all are gone. A property that is not listed here is refused.
+The file is YAML. All its faults are reported together, each with its line, and tieringd starts only with a
+file without faults. A property that is not listed here is a fault.
 
 * **Sizes and durations** are numbers with a unit: `10GiB`, `512MiB`, `1GB`, `30s`, `7d`, `1h30m`. Sizes
-  know `B`, `KB` to `PB` (powers of 1000) and `KiB` to `PiB` (powers of 1024); durations `ms`, `s`, `m`, `h`,
+  have `B`, `KB` to `PB` (powers of 1000) and `KiB` to `PiB` (powers of 1024); durations `ms`, `s`, `m`, `h`,
   `d` and `w`. A bare number is in the unit that the property's name ends in.
 * **`${NAME}`** in a value is replaced by the environment variable NAME; a variable that is not set is
   a fault. Write `$${` for the two characters themselves. Inside `[ ]`, put it in quotes.
 * **null** is accepted where the default is null. A property whose default is "not set" cannot be reset with
   null or an empty text: remove its line.
-* **reload** says what a changed value needs: `live` properties are taken over by a running daemon that is
-  sent SIGHUP, all others need a `restart`. A new file with a fault changes nothing.
+* **reload** says how a changed value takes effect: a running daemon applies `live` properties when it
+  receives SIGHUP; all others need a `restart`. If the new file has a fault, the daemon keeps its settings.
 * **Words** are `true` and `false` only; `yes`, `no`, `on` and `off` are text. Anchors, aliases and tags are
   not supported.
 """
 _TOPICS = """\
 
 `NAME` is a topic's name, or a pattern with `*`, `?` or `[...]`; put a pattern that begins with `*` in quotes.
-For each topic every setting is looked up by itself, and the first of these that sets it decides:
+For each topic every setting is looked up separately, and the first of these places that sets it decides:
 
 1. the topic's own name in this file;
 2. the patterns in this file that match it, the longest first, equally long ones in the order of the file;
@@ -70,12 +70,12 @@ For each topic every setting is looked up by itself, and the first of these that
 
 So a topic's own value overrides the cluster's both ways. `cloud_storage_enabled: false` turns everything off.
 
-At one place, Kafka's names go before Redpanda's: `local.retention.*` before `retention.local.target.*`, and
-`remote.storage.enable`, which stands for write and read, before `redpanda.remote.*`. Kafka's `-2` says that
-local data stays as long as total retention keeps it. That is no local limit of that kind, and the cluster's
-default does not take its place.
+Within one place, Kafka's names take precedence over Redpanda's: `local.retention.*` over
+`retention.local.target.*`, and `remote.storage.enable`, which sets both write and read, over
+`redpanda.remote.*`. Kafka's `-2` keeps local data as long as total retention keeps it: there is no local
+limit of that kind, and the cluster's default does not apply.
 
-A value of the broker that cannot be read is ignored, and reported in the log.
+A value of the broker that is not valid is ignored, and reported in the log.
 """
 
 
@@ -83,8 +83,8 @@ _NOT_APPLICABLE = """\
 
 ## Not applicable
 
-These are accepted, have no effect, and are reported with the reason, so that a cluster's properties can be
-kept in one file.
+These properties are accepted and have no effect, so that a cluster's properties can be kept in one file.
+`tieringd config check` reports them with the reason.
 
 | property | reason |
 |---|---|

@@ -87,8 +87,8 @@ def find_store_contradictions(config: Config) -> Iterator[RuleViolation]:
     if backend is None:
         yield RuleViolation(
             (_BACKEND, _ON, *_INFERRED_FROM),
-            "is required: set file, aws, google, azure or plugin (a bucket with its region, an endpoint or a "
-            "storage account would say it as well)",
+            "is required: set file, aws, google, azure or plugin, or let it be inferred from a bucket with "
+            "its region, an endpoint, or a storage account",
         )
         return
     # A source of another cloud is reported alone: it explains more than the properties that are missing.
@@ -134,12 +134,13 @@ def find_store_doubts(config: Config) -> Iterator[RuleViolation]:
     ):
         yield RuleViolation(
             (("cloud_storage_disable_tls",), ("cloud_storage_api_endpoint_port",)),
-            "plain HTTP goes to port 443; set cloud_storage_api_endpoint_port if that is not meant",
+            "plain HTTP uses port 443 here; if that is not intended, set cloud_storage_api_endpoint_port",
         )
     if config.cloud_storage_single_writer:
         yield RuleViolation(
             (("cloud_storage_single_writer",),),
-            "a store that ignores conditional writes is accepted; nothing but you keeps a second daemon out",
+            "a store that ignores conditional writes is accepted; make sure yourself that no second daemon "
+            "writes to it",
         )
 
 
@@ -153,7 +154,7 @@ def _idle_transfer_settings(config: Config, backend: Backend) -> Iterator[RuleVi
         for name in _MULTIPART:
             if name in config.model_fields_set:
                 yield RuleViolation(
-                    ((name,), _BACKEND), "has no effect: GCS by its own API takes every object in one piece"
+                    ((name,), _BACKEND), "has no effect: GCS's own API takes every object in one piece"
                 )
 
 
@@ -162,7 +163,9 @@ def _idle_adls_settings(config: Config) -> Iterator[RuleViolation]:
     if config.cloud_storage_azure_adls_endpoint is None and config.cloud_storage_azure_adls_port is not None:
         yield RuleViolation(((port,), (host,)), f"has no effect without {host}")
     if config.cloud_storage_azure_adls_endpoint is not None and config.cloud_storage_api_endpoint is not None:
-        yield RuleViolation(((host,), _ENDPOINT), "has no effect beside cloud_storage_api_endpoint")
+        yield RuleViolation(
+            ((host,), _ENDPOINT), "has no effect, because cloud_storage_api_endpoint takes precedence"
+        )
 
 
 def _required(config: Config, backend: Backend) -> Iterator[tuple[str, str]]:
@@ -204,7 +207,7 @@ def _google_credentials(config: Config) -> Iterator[RuleViolation]:
         if getattr(config, name) is not None:
             yield RuleViolation(
                 ((name,), (_GOOGLE_FILE,), _SOURCE),
-                f"contradicts {_GOOGLE_FILE}, which is another way in; remove one of them",
+                f"contradicts {_GOOGLE_FILE}, which also gives credentials; remove one of them",
             )
 
 
@@ -212,13 +215,13 @@ def _encryption(config: Config) -> Iterator[RuleViolation]:
     how: Place = ("cloud_storage_sse",)
     key: Place = ("cloud_storage_sse_kms_key_id",)
     if config.cloud_storage_sse_kms_key_id is not None and config.cloud_storage_sse != "kms":
-        yield RuleViolation((key, how), "needs cloud_storage_sse: kms beside it")
+        yield RuleViolation((key, how), "needs cloud_storage_sse: kms as well")
     if config.cloud_storage_sse != "kms":
         return
     if config.backend == "azure":
         yield RuleViolation(
             (how, _BACKEND, *_INFERRED_FROM),
-            "Azure takes no key with a request; make an encryption scope the container's default",
+            "Azure takes no key with a request; make an encryption scope the default of the container",
         )
     if config.backend == "google" and config.cloud_storage_sse_kms_key_id is None:
         yield RuleViolation(
@@ -246,7 +249,8 @@ def _storage_class(config: Config, backend: Backend) -> Iterator[RuleViolation]:
     elif backend == "aws" and found in _UNREADABLE_CLASSES:
         yield RuleViolation(
             (place, _BACKEND, *_INFERRED_FROM),
-            f"{found} needs a restore of hours before an object can be read; use GLACIER_IR or STANDARD_IA",
+            f"objects of class {found} cannot be read until they are restored, which takes hours; use "
+            "GLACIER_IR or STANDARD_IA",
         )
 
 

@@ -224,8 +224,8 @@ def _refused_write(topic: str, replica_of: str | None) -> tuple[str, ...]:
     if replica_of is None:
         return ()
     problem = (
-        f"topic {topic}: redpanda.remote.readreplica={replica_of} refuses redpanda.remote.write, "
-        "as a read replica is never uploaded; remove one of them"
+        f"topic {topic}: redpanda.remote.readreplica={replica_of} refuses redpanda.remote.write, because a "
+        "read replica is never uploaded; remove one of them"
     )
     return (problem,)
 
@@ -302,8 +302,8 @@ def _broker_settings(
 
     if flag("redpanda.remote.recovery"):
         problems.append(
-            f"topic {topic}: the broker has redpanda.remote.recovery=true, which acts only when a topic "
-            "is created, and has no effect on this one; `tieringd recover` brings topics back"
+            f"topic {topic}: the broker has redpanda.remote.recovery=true, which only has an effect when a "
+            "topic is created; use `tieringd recover` to restore topics"
         )
     kafka = flag("remote.storage.enable")
     original_ms, original_bytes = (

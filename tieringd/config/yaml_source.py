@@ -192,7 +192,8 @@ class _NodeReader:
                 return "${"
             if match[1] is None:
                 message = (
-                    "after ${ comes a variable's name and }; write $${ for the two characters themselves"
+                    "a variable is written ${ followed by its name and }; write $${ for the two characters "
+                    "themselves"
                 )
             elif match[1] in self.environ:
                 self.variables[place] = (*self.variables.get(place, ()), match[1])

@@ -134,7 +134,7 @@ async def serving(
         except OSError as error:
             raise ConfigError(
                 f"the admin page cannot listen on {config.host}:{config.port}: {error.strerror}",
-                hint="Choose another admin.port, or 0 to let the system pick one",
+                hint="Choose another admin.port, or 0 to let the system choose one",
             ) from error
         host, port = runner.addresses[0][:2]
         log.info("admin page listens", host=host, port=port)

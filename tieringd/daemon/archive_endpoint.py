@@ -101,8 +101,8 @@ async def archive_endpoint_of(
     """Build the endpoint and start listening; close it at the end."""
     if not config.cloud_storage_enabled:
         raise ConfigError(
-            "there is no archive to serve while cloud_storage_enabled is false",
-            hint="Set cloud_storage_enabled: true, and where the bucket is",
+            "cloud_storage_enabled is false, so there is no archive to serve",
+            hint="Set cloud_storage_enabled: true, and the properties that name the bucket",
         )
     settings = _listener_settings(config)
     host, port = _advertised(config)
@@ -166,7 +166,8 @@ def _advertised(config: Config) -> tuple[str, int]:
     if advertised is None:
         if host in _EVERYWHERE:
             raise ConfigError(
-                f"gateway.host {host} stands for every address, so clients cannot be told where to go",
+                f"gateway.host {host} means all addresses of this host, which cannot be advertised to "
+                "clients",
                 hint="Set gateway.advertised to the host:port by which clients reach this host",
             )
         return host, config.gateway.port

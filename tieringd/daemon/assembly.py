@@ -235,7 +235,7 @@ def _opened_load() -> Iterator[HostLoadReader]:
             log.info(
                 "the kernel gives no pressure stall information: of what others want of this machine only "
                 "the processors' time is seen",
-                hint="Boot with psi=1 to have the disks' and the memory's as well",
+                hint="Boot with psi=1 to measure waits for disks and memory as well",
             )
         yield load
 
@@ -314,7 +314,7 @@ def sole_owner(config: Config) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(
             f"state_directory {config.state_directory} cannot be used: {error.strerror}",
-            hint="Let the daemon's user create and write it",
+            hint="Allow the daemon's user to create it and write in it",
         ) from error
     with file:
         try:
@@ -322,6 +322,6 @@ def sole_owner(config: Config) -> Iterator[None]:
         except BlockingIOError as error:
             raise ConfigError(
                 f"another tieringd runs with state_directory {config.state_directory}",
-                hint="Stop it first, or give this one a state_directory and log directories of its own",
+                hint="Stop that daemon first, or give this one its own state_directory and log directories",
             ) from error
         yield

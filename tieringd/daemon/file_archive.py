@@ -97,7 +97,8 @@ def init_file_root(config: Config) -> tuple[str, str | None]:
     root = config.cloud_storage_file_root
     if config.backend != "file" or root is None:
         raise ConfigError(
-            f"cloud_storage_backend is {config.backend}: only the file store's directory is begun this way",
+            f"cloud_storage_backend is {config.backend}: this command is only for the directory of a file "
+            "store",
             hint="Create the bucket with the tools of its provider",
         )
     create_root(root)
@@ -122,9 +123,10 @@ def _adopted(config: Config, root: Path) -> str:
     """
     if not _holds_our_manifests(config, root):
         raise BucketNotFound(
-            f"{root} carries no marker, and no manifest there is of this daemon's cluster; "
+            f"{root} has no archive marker, and no manifest there belongs to this daemon's cluster; but "
             f"{config.state_directory} shows that a daemon ran here before",
-            hint="Mount the archive's disk; to begin an archive there: tieringd archive init --config FILE",
+            hint="Mount the disk of the archive. To begin a new archive there: tieringd archive init "
+            "--config FILE",
         )
     return make_marker(root)
 

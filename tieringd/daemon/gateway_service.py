@@ -128,7 +128,7 @@ async def gateway_of(
         return
 
     answers = RemoteAnswers(
-        ReadablePartitions(reconciler, archive.manifests, now=time.monotonic),
+        ReadablePartitions(reconciler, archive.manifests, now=time.monotonic, now_ms=archive.clock),
         PartitionReader(cache.hydrator, archive.manifests.spillovers),
         records=archive.records,
         history=archive.history,
@@ -186,7 +186,7 @@ def client_tls(config: Config) -> ssl.SSLContext | None:
     except OSError as error:
         raise ConfigError(
             f"gateway.tls_cert_file {gateway.tls_cert_file} cannot be used: {error}",
-            hint="Set gateway.tls_cert_file and gateway.tls_key_file to PEM files that belong together",
+            hint="Set gateway.tls_cert_file and gateway.tls_key_file to the PEM files of one certificate",
         ) from error
     return context
 

@@ -56,7 +56,7 @@ async def plan_space_once(config: Config) -> tuple[SpaceReport, ...]:
         cache = await asyncio.to_thread(measured_cache, config)
     except OSError as error:
         path = str(error.filename)
-        raise LocalFileError(f"{path}: it cannot be measured: {error.strerror}", path=path) from error
+        raise LocalFileError(f"the use of {path} cannot be measured: {error.strerror}", path=path) from error
     return tuple(
         SpaceReport(
             space,

@@ -115,7 +115,9 @@ class ClusterAnswers:
             module.DescribeClusterResponse,
             throttle_time=NO_DELAY,
             error_code=ErrorCode.none if is_meant else ErrorCode.mismatched_endpoint_type,
-            error_message=None if is_meant else "There is no controller: this serves an archive",
+            error_message=None
+            if is_meant
+            else "There is no controller: this endpoint serves an archive without a broker",
             endpoint_type=_BROKERS,
             cluster_id=self._topics.cluster_id,
             controller_id=NODE_ID,
@@ -342,7 +344,7 @@ class DescriptionAnswers:
         elif asked.resource_type == _TOPIC:
             error, message = ErrorCode.unknown_topic_or_partition, "The archive has no such topic"
         elif asked.resource_type != _BROKER or asked.resource_name not in {"", str(NODE_ID)}:
-            error, message = ErrorCode.invalid_request, "An archive has the settings of its topics only"
+            error, message = ErrorCode.invalid_request, "The archive has only topic configurations"
         keys = asked.configuration_keys
         return module.DescribeConfigsResult(
             error_code=error,

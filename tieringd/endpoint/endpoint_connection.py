@@ -52,7 +52,7 @@ class RequestBuffer:
             ProtocolViolation: There is no room for them.
         """
         if self._budget.is_spent and len(self._bytes) > _ALWAYS_HELD_BYTES:
-            raise ProtocolViolation(f"there is no room for a request of more than {len(self._bytes)} bytes")
+            raise ProtocolViolation(f"there is no memory for a request of more than {len(self._bytes)} bytes")
         self._bytes += data
         self._budget.add(len(data))
 
@@ -68,8 +68,8 @@ class RequestBuffer:
         head = RequestHead.read(memoryview(bytes(self._bytes[: HEAD.size])))
         if not _MIN_REQUEST_BYTES <= head.size <= self._max_request_bytes:
             raise ProtocolViolation(
-                f"a request announces {head.size} bytes",
-                hint=f"Requests may have up to {self._max_request_bytes} bytes",
+                f"a client sent a request of {head.size} bytes",
+                hint=f"Requests may have at most {self._max_request_bytes} bytes",
             )
         size = SIZE_BYTES + head.size
         if len(self._bytes) < size:

@@ -143,7 +143,10 @@ class PartitionReads:
                 return manifest
         else:
             parts = await self._history.parts(
-                manifest.partition, start_offset=manifest.start_offset, is_fresh=is_fresh
+                manifest.partition,
+                start_offset=manifest.start_offset,
+                deleted_before=manifest.deleted_before,
+                is_fresh=is_fresh,
             )
             read.is_history = True
             read.start_offset = parts[0].start_offset if parts else manifest.start_offset
@@ -159,7 +162,11 @@ class PartitionReads:
             return 0
         try:
             async with asyncio.timeout(_HISTORY_SECONDS):
-                parts = await self._history.parts(manifest.partition, start_offset=manifest.start_offset)
+                parts = await self._history.parts(
+                    manifest.partition,
+                    start_offset=manifest.start_offset,
+                    deleted_before=manifest.deleted_before,
+                )
         except (TieringError, TimeoutError):
             return -1
         return parts[0].start_offset if parts else manifest.start_offset
@@ -367,7 +374,7 @@ def _not_now(reading: _Reading, read: PartitionRead, error: TieringError | None)
         "archived records cannot be read now",
         partition=str(read.partition),
         offset=read.offset,
-        error="they did not come in time" if error is None else str(error),
+        error="they did not arrive in time" if error is None else str(error),
     )
     return _failed(reading, TRY_AGAIN)
 

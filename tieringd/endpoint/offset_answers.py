@@ -152,7 +152,10 @@ class OffsetAnswers:
                 last_offset = manifest.last_offset
                 return _NOTHING if last_offset is None else _at(manifest, last_offset)
         parts = await self._history.parts(
-            manifest.partition, start_offset=manifest.start_offset, is_fresh=is_fresh
+            manifest.partition,
+            start_offset=manifest.start_offset,
+            deleted_before=manifest.deleted_before,
+            is_fresh=is_fresh,
         )
         archives = (*parts, manifest)
         if timestamp == EARLIEST:

@@ -18,7 +18,7 @@ from tieringd.endpoint.endpoint_settings import NODE_ID, ApiKey, EndpointSetting
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.messages import made, response_module
 
-READ_ONLY: Final = "This endpoint serves an archive without a broker: nobody can write to it"
+READ_ONLY: Final = "This endpoint serves an archive without a broker: it is read-only"
 _GROUP: Final = 0
 """The coordinator type of groups. The other type is for transactions."""
 
@@ -37,7 +37,9 @@ class Refusals:
             ProtocolViolation: The client wants no response, so only closing its connection can tell it.
         """
         if request.acks == 0:
-            raise ProtocolViolation("a client writes without acknowledgement to an archive without a broker")
+            raise ProtocolViolation(
+                "a client wrote without acknowledgement, but an archive without a broker is read-only"
+            )
         module: Any = response_module(ApiKey.PRODUCE, version)
         topics = tuple(
             made(

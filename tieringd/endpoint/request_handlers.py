@@ -76,8 +76,8 @@ class RequestHandlers:
             if head.api_key == ApiKey.API_VERSIONS:
                 return EndpointResponse((request_header.unsupported(head.correlation_id),))
             raise ProtocolViolation(
-                f"a client asks version {head.version} of API {head.api_key}, which an archive without a "
-                "broker does not have"
+                f"a client requested version {head.version} of API {head.api_key}, which an archive without "
+                "a broker does not support"
             )
         if head.api_key == ApiKey.FETCH:
             response, release = await self._fetch.fetch(head, frame)

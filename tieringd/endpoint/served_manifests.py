@@ -81,7 +81,7 @@ class ServedTopics:
         self._from_cluster = from_cluster
         self._interval_seconds = interval_seconds
         self._listings: SingleFlight[Literal["topics"], None] = SingleFlight(
-            lambda key: f"listing the {key} was ended: the endpoint is closed"
+            lambda key: f"listing the {key} was cancelled: the endpoint is closed"
         )
         self._listed_at: float | None = None
         self._by_name: dict[str, ServedTopic] = {}
@@ -109,8 +109,8 @@ class ServedTopics:
                 f"{topic} of {' and '.join(owners)}" for topic, owners in chosen.contested.items()
             )
             raise ConfigError(
-                f"the bucket holds topics of the same name of several clusters: {names}",
-                hint="Choose a cluster with --from-cluster, and serve others from endpoints of their own",
+                f"the bucket has topics of the same name from several clusters: {names}",
+                hint="Choose a cluster with --from-cluster, and serve each of the others by its own endpoint",
             )
         self._take(chosen)
 
@@ -228,7 +228,7 @@ class ServedPartitions:
         self._interval_seconds = interval_seconds
         self._known: dict[TopicIdPartition, _ServedPartition] = {}
         self._flights: SingleFlight[TopicIdPartition, StoredManifest] = SingleFlight(
-            lambda _: "reading a manifest was ended: the endpoint is closed"
+            lambda _: "reading a manifest was cancelled: the endpoint is closed"
         )
         self._reading = asyncio.Semaphore(at_once)
         self.is_ending = False

@@ -46,7 +46,7 @@ def _inflated(body: bytes) -> bytes:
     inflate = zlib.decompressobj()
     data = inflate.decompress(body, _MAX_BYTES)
     if not inflate.eof:
-        raise ValueError("it is not whole")
+        raise ValueError("the file is incomplete")
     return data
 
 

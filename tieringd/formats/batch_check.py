@@ -100,8 +100,8 @@ def _fault(view: memoryview, at: int, expected: int, next_offset: int) -> Corrup
     except CorruptDataError as error:
         return error
     return CorruptDataError(
-        f"the batch has offsets {header.base_offset} to {header.last_offset}, and {expected} to "
-        f"{next_offset - 1} belong here",
+        f"the batch has offsets {header.base_offset} to {header.last_offset}, but offsets {expected} to "
+        f"{next_offset - 1} are expected here",
         position=at,
         offset=header.base_offset,
     )

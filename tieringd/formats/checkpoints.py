@@ -72,7 +72,7 @@ def parse_offset_checkpoint(data: bytes) -> dict[TopicPartition, int]:
         if not is_topic_name(topic) or name.partition < 0:
             _fail(line, f"{topic!r} {partition} is not a partition")
         if name in offsets:
-            _fail(line, f"{name} is there twice")
+            _fail(line, f"{name} appears twice")
         offsets[name] = _integer(offset, line)
         if offsets[name] < 0:
             _fail(line, f"{name} has offset {offset}")

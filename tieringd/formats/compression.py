@@ -152,7 +152,7 @@ def _gunzip(data: memoryview, limit_bytes: int) -> bytes:
         # Either more output follows, or the input ends early. One more byte of output distinguishes them.
         _check_limit(limit_bytes + len(stream.decompress(stream.unconsumed_tail, 1)), limit_bytes)
     if not stream.eof or stream.unused_data:
-        raise CorruptDataError("the gzip stream is cut short, or something follows it")
+        raise CorruptDataError("the gzip stream is cut short, or bytes follow it")
     return unpacked
 
 

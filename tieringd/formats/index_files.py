@@ -180,7 +180,7 @@ def _unpacked(entry: struct.Struct, data: bytes) -> Iterable[tuple[int, tuple[in
     """Return the raw entries of *data*, each with its position; none if all of it is free space."""
     if len(data) % entry.size:
         raise CorruptDataError(
-            f"an index of {len(data)} bytes is no whole number of {entry.size}-byte entries",
+            f"an index of {len(data)} bytes is not a whole number of {entry.size}-byte entries",
             position=len(data) - len(data) % entry.size,
         )
     if _is_zero_from(data, 0):

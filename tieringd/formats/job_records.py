@@ -8,8 +8,11 @@ objects alone do not show whether a job was killed half way or the manifest name
 An erasure has two records: the request, stored before anything else, and the outcome, stored at the end.
 So nothing is erased without a trace. If the outcome is missing, it is unknown how far the job came. A
 job that was stopped in the middle and could still store its outcome lists that in its faults: the
-erasure must be repeated for what they name. The records hold no key, only the SHA-256 of each. The
-holder of a key can tell that it was erased, and keys that can be guessed can be found out from the hash.
+erasure must be repeated for what they name. The records of an erasure hold no key, only the SHA-256 of
+each. The holder of a key can tell that it was erased, and keys that can be guessed can be found out from
+the hash.
+
+A deletion by offset (`tieringd topic delete-records`) has two records as well: the request and the outcome.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ ERASURE_VERSION = 2
 """Version 1 had no `gone_over`, `objects_left` and `kept_by_store`."""
 
 REWRITING_VERSION = 1
+DELETION_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +96,63 @@ class ErasureOutcome:
     """How the store keeps the bytes of deleted objects, as far as it reports that."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeletionRequest:
+    """The request to delete the records of a topic before an offset, and its author."""
+
+    job_id: str
+    begun_at_ms: int
+    requested_by: str
+    cluster: str
+    topic: str
+    topic_id: str
+    partitions: tuple[int, ...]
+    before_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedPartition:
+    """What a deletion by offset has reached in one partition."""
+
+    partition: int
+    log_start_offset: int | None
+    """Where the broker's log begins now; None if the broker did not delete."""
+    archive_start_offset: int | None
+    """Where the archive begins now; None if the bucket does not have the deletion."""
+    fault: str
+    """Why the deletion is unfinished; empty if it is finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionOutcome:
+    """The outcome of a deletion by offset."""
+
+    finished_at_ms: int
+    results: tuple[DeletedPartition, ...]
+
+
+def encode_deletion_request(request: DeletionRequest) -> bytes:
+    """Return the record that is stored before anything is deleted."""
+    return _encoded(asdict(request), DELETION_VERSION)
+
+
+def encode_deletion_outcome(request: DeletionRequest, outcome: DeletionOutcome) -> bytes:
+    """Return the record that is stored at the end. It includes the fields of the first record."""
+    return _encoded(asdict(request) | asdict(outcome), DELETION_VERSION)
+
+
 def encode_erasure_request(request: ErasureRequest) -> bytes:
     """Return the record that is stored at the beginning."""
-    return _encoded(asdict(request))
+    return _encoded(asdict(request), ERASURE_VERSION)
 
 
 def encode_erasure_outcome(request: ErasureRequest, outcome: ErasureOutcome) -> bytes:
     """Return the record that is stored at the end. It includes the fields of the first record."""
-    return _encoded(asdict(request) | asdict(outcome))
+    return _encoded(asdict(request) | asdict(outcome), ERASURE_VERSION)
 
 
-def _encoded(document: dict[str, Any]) -> bytes:
-    return json.dumps({"version": ERASURE_VERSION, **document}, indent=2, sort_keys=True).encode() + b"\n"
+def _encoded(document: dict[str, Any], version: int) -> bytes:
+    return json.dumps({"version": version, **document}, indent=2, sort_keys=True).encode() + b"\n"
 
 
 def encode_rewriting(partition: TopicIdPartition, rewriting: Rewriting) -> bytes:
@@ -132,10 +181,10 @@ def decode_rewriting(data: bytes, *, source: str) -> tuple[TopicIdPartition, Rew
         document = json.loads(data)
         version = document["version"]
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptDataError(f"this is no record of a rewriting: {error}", source=source) from error
+        raise CorruptDataError(f"this is not a rewriting record: {error}", source=source) from error
     if version != REWRITING_VERSION:
         raise CorruptDataError(
-            f"this record of a rewriting is of version {version}; version {REWRITING_VERSION} can be read",
+            f"this rewriting record has version {version}; this release reads version {REWRITING_VERSION}",
             source=source,
         )
     try:
@@ -148,9 +197,9 @@ def decode_rewriting(data: bytes, *, source: str) -> tuple[TopicIdPartition, Rew
             _identities(document["stored"]),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptDataError(f"this record of a rewriting is damaged: {error}", source=source) from error
+        raise CorruptDataError(f"this rewriting record is damaged: {error}", source=source) from error
     if not rewriting.stored:
-        raise CorruptDataError("this record of a rewriting names no segment", source=source)
+        raise CorruptDataError("this rewriting record names no segment", source=source)
     return partition, rewriting
 
 

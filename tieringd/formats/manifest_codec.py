@@ -36,7 +36,7 @@ from crc32c import crc32c
 from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.manifest_parts import Gap, Replacement, Retired, Unsettled
+from tieringd.model.manifest_parts import Gap, RecordDeletion, Replacement, Retired, Unsettled
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import NO_CRC, NO_TIMESTAMP, CrossingTransaction
@@ -58,7 +58,7 @@ SPILLOVER_VERSION = 1
 _SPILLOVER_KIND = "spillover manifest"
 
 MAGIC = b"TRDM"
-VERSION = 5
+VERSION = 6
 _SINCE_REPLACEMENTS = 2
 """The version that brought `began_at_ms`, `replacements` and `translation`."""
 _SINCE_RETENTION = 3
@@ -67,6 +67,8 @@ _SINCE_SPILLOVER = 4
 """The version that brought `spillover` and `trimmed_offset`."""
 _SINCE_WINNERS = 5
 """The version that brought `unsettled`, and `winners_end` of each retired batch."""
+_SINCE_DELETION = 6
+"""The version that brought `deletion`."""
 _NEW_IN_RETENTION: dict[str, Any] = {
     "allowed_local_start_offset": None,
     "expired_at_ms": None,
@@ -97,7 +99,7 @@ def unpack_body(packed: bytes) -> tuple[dict[str, Any], bytes]:
     (head_bytes,) = _LENGTH.unpack_from(body)
     head = json.loads(body[_LENGTH.size : _LENGTH.size + head_bytes])
     if not isinstance(head, dict):
-        raise TypeError("the head is no object")
+        raise TypeError("the head is not an object")
     return head, body[_LENGTH.size + head_bytes :]
 
 
@@ -112,7 +114,7 @@ def unpack_table(
     """
     width = rows * _VALUE_BYTES
     if len(columns) != width * (len(names) + 1):
-        raise ValueError(f"{rows} rows do not take {len(columns)} bytes")
+        raise ValueError(f"{rows} rows do not have {len(columns)} bytes")
     values = [_sums(columns[number * width :][:width]) for number in range(len(names) + 1)]
     known: dict[str, Sequence[int]] = dict(zip(names, values[:-1], strict=True))
     for name, nothing in _NEW_COLUMNS.items():
@@ -211,7 +213,7 @@ def read_name(fields: Any) -> SpilloverName:
     """
     name = SpilloverName(*fields)
     if not all(isinstance(one, int) for one in fields):
-        raise TypeError(f"{fields!r} is no name of a spillover manifest")
+        raise TypeError(f"{fields!r} is not the name of a spillover manifest")
     return name
 
 
@@ -262,6 +264,8 @@ def decode_manifest(data: bytes) -> PartitionManifest:
             head = {**head, "spillover": None, "trimmed_offset": head["next_offset"]}
         if version < _SINCE_WINNERS:
             head = {**head, "retired": [[*fields, 0] for fields in head["retired"]], "unsettled": None}
+        if version < _SINCE_DELETION:
+            head = {**head, "deletion": None}
         names = COLUMNS if version >= _SINCE_RETENTION else FIRST_COLUMNS
         manifest = _manifest(head, columns, names)
         faults = manifest.faults()
@@ -309,6 +313,9 @@ def _head(manifest: PartitionManifest, writers: tuple[str, ...]) -> dict[str, An
         "unsettled": (
             [manifest.unsettled.base_offset, manifest.unsettled.winners_end] if manifest.unsettled else None
         ),
+        "deletion": (
+            [manifest.deletion.before_offset, manifest.deletion.leader_epoch] if manifest.deletion else None
+        ),
     }
 
 
@@ -343,6 +350,7 @@ def _manifest(head: dict[str, Any], columns: bytes, names: Sequence[str]) -> Par
         spillover=_spillover(head["spillover"]),
         trimmed_offset=int(head["trimmed_offset"]),
         unsettled=None if head["unsettled"] is None else Unsettled(*map(int, head["unsettled"])),
+        deletion=None if head["deletion"] is None else RecordDeletion(*map(int, head["deletion"])),
     )
 
 

@@ -15,6 +15,7 @@ Names of objects in the bucket: built here, parsed here, and nowhere else.
     quarantine/reports/{milliseconds}-{crc}.json
     quarantine/damaged/{key of a manifest}-{crc}
     audit/erasures/{milliseconds}-{job}-{begun or done}.json
+    audit/deletions/{milliseconds}-{job}-{begun or done}.json
 
 A `writer` is a process: sixteen hex digits or more for a daemon, the same after `spark-` for a job. A job
 that removes records has them after `rewritten-`, and so has a writer that merges what such a job has stored.
@@ -58,6 +59,8 @@ QUARANTINED_PREFIX = "quarantine/objects/"
 QUARANTINE_REPORTS_PREFIX = "quarantine/reports/"
 ERASURES_PREFIX = "audit/erasures/"
 """The prefix of the records of erasures, in the order in which the erasures began."""
+DELETIONS_PREFIX = "audit/deletions/"
+"""The prefix of the records of deletions by offset, in the order in which they began."""
 
 WRITER_PATTERN = rf"(?:{JOB_PREFIX}|{REWRITER_PREFIX})?[0-9a-f]+"
 """The pattern of writers in the keys of data objects."""
@@ -285,6 +288,11 @@ def erasure_key(*, begun_at_ms: int, job_id: str, is_done: bool) -> str:
     """Return the key of a record of an erasure: the outcome with *is_done*, else the request."""
     # The milliseconds have the same length until the year 2286, so a listing is in their order.
     return f"{ERASURES_PREFIX}{begun_at_ms:013d}-{job_id}-{'done' if is_done else 'begun'}.json"
+
+
+def deletion_key(*, begun_at_ms: int, job_id: str, is_done: bool) -> str:
+    """Return the key of a record of a deletion by offset: the outcome with *is_done*, else the request."""
+    return f"{DELETIONS_PREFIX}{begun_at_ms:013d}-{job_id}-{'done' if is_done else 'begun'}.json"
 
 
 def damaged_copy_key(key: str, *, crc32c: int) -> str:

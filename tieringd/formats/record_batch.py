@@ -142,7 +142,7 @@ def parse_header(buffer: bytes | memoryview, position: int = 0) -> BatchHeader:
     """
     if len(buffer) - position < HEADER_BYTES:
         raise CorruptDataError(
-            f"a batch header needs {HEADER_BYTES} bytes and {max(0, len(buffer) - position)} are left",
+            f"a batch header needs {HEADER_BYTES} bytes, but only {max(0, len(buffer) - position)} are left",
             position=position,
         )
     header = BatchHeader._make(HEADER.unpack_from(buffer, position))
@@ -176,7 +176,7 @@ def located_fault(
             source=source,
             position=position,
             offset=header.base_offset,
-            hint="Only message format v2 can be archived; Kafka 4 converts no older log",
+            hint="Only message format v2 can be archived; Kafka 4 does not convert older segments",
         )
     offset = header.base_offset if header.base_offset >= 0 else None
     return CorruptDataError(fault, source=source, position=position, offset=offset)

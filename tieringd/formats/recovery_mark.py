@@ -53,9 +53,9 @@ def decode_mark(next_offset: int, text: str) -> RecoveryMark:
         version = document.pop("version")
         if version != _VERSION:
             raise CorruptDataError(
-                f"the mark of a recovery has version {version}; this release reads {_VERSION}",
-                hint="Go on with the release that began it",
+                f"the progress mark of a recovery has version {version}; this release reads {_VERSION}",
+                hint="Continue with the release of tieringd that began the recovery",
             )
         return RecoveryMark(next_offset, **document)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptDataError(f"the mark of a recovery cannot be read: {text!r}") from error
+        raise CorruptDataError(f"the progress mark of a recovery cannot be read: {text!r}") from error

@@ -133,7 +133,8 @@ def parse_raw_header(buffer: bytes | memoryview, position: int = 0) -> RawHeader
     """
     if len(buffer) - position < RAW_HEADER_BYTES:
         raise CorruptDataError(
-            f"a batch header needs {RAW_HEADER_BYTES} bytes and {max(0, len(buffer) - position)} are left"
+            f"a batch header needs {RAW_HEADER_BYTES} bytes, but only {max(0, len(buffer) - position)} are "
+            "left"
         )
     header = RawHeader._make(RAW_HEADER.unpack_from(buffer, position))
     # No field of a header, least of all its length, is trusted before its checksum is right.
@@ -157,9 +158,9 @@ def require_possible(header: RawHeader) -> None:
         raise CorruptDataError(fault)
     if header.is_data or header.type in UNCOUNTED_TYPES or header.type in COUNTED_TYPES:
         return
-    hint = "Update this daemon: a newer Redpanda may have written the log"
+    hint = "Update tieringd: a newer Redpanda may have written the log"
     if header.type in CLOUD_TOPIC_TYPES:
-        hint = "Switch archiving off for this topic: Redpanda keeps its records in object storage itself"
+        hint = "Switch archiving off for this topic: Redpanda itself keeps its records in object storage"
     raise UnsupportedBatchTypeError(
         f"batch type {header.type} at raw offset {header.base_offset} is not supported", hint=hint
     )

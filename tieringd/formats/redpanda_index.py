@@ -148,7 +148,7 @@ def _readable_version(data: bytes) -> int:
             f"the index needs a reader of version {needed}; this release reads {OLDEST_VERSION} to "
             f"{NEWEST_VERSION}",
             position=1,
-            hint="Update this daemon: a newer Redpanda may have written the index",
+            hint="Update tieringd: a newer Redpanda may have written the index",
         )
     return int(version)
 

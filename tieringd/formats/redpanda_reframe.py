@@ -356,7 +356,7 @@ class SegmentReframer:
                 return EndedBy.TORN_TAIL
             raise self._placed(
                 CorruptDataError(
-                    f"the last batch is cut: {len(left)} of at least {self._wanted_bytes} bytes are there"
+                    f"the last batch is cut: only {len(left)} of at least {self._wanted_bytes} bytes exist"
                 )
             )
         return EndedBy.END_OF_FILE

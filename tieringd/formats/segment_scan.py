@@ -335,7 +335,7 @@ class SegmentScanner:
             )
         else:
             self._fail(
-                f"the last batch is cut: {left_bytes} of at least {self._wanted_bytes} bytes are there",
+                f"the last batch is cut: only {left_bytes} of at least {self._wanted_bytes} bytes exist",
                 0,
                 self._expected_offset,
             )

@@ -139,7 +139,9 @@ class ArchiveAnswers(Protocol):
         self, before: Mapping[PartitionKey, int]
     ) -> Mapping[PartitionKey, int | TieringError]:
         """
-        Stop serving records before these offsets, because a user has deleted them.
+        Delete archived records before these offsets, because the broker has deleted them for a user.
+
+        Where an error is returned, the deletion may not be recorded: the client has to try again.
 
         Returns where each archive begins from now on, or errors; nothing for a partition without an archive.
         """

@@ -76,6 +76,10 @@ async def answer(
     Raises:
         ProtocolViolation: The request or the broker's response cannot be read.
     """
+    if client_id_of(memoryview(question.pending.request or b"")) == CLIENT_ID.encode():
+        # A daemon's own request, such as a trim. It arrives here if the `broker` settings of a daemon lead
+        # to a gateway. A daemon needs to know what the broker has, without the archive.
+        return _own(question)
     match question.pending.head.api_key:
         case InspectedApi.FETCH:
             return await _fetch(question, archive, timeout_seconds, bytes_max)
@@ -290,13 +294,14 @@ async def _offset_for_leader_epoch(
 async def _delete_records(
     question: ArchivableResponse, archive: ArchiveAnswers, timeout_seconds: float
 ) -> ClientResponse:
-    """Make the archive follow a deletion of the broker. Tell the client where the whole log begins now."""
+    """
+    Make the archive follow a deletion of the broker. Tell the client where the whole log begins now.
+
+    A client whose deletion is not known to be recorded in the bucket is told to try again: the broker
+    accepts the same deletion again, and the archive may still serve the records until then.
+    """
     head = question.pending.head
-    frame = memoryview(question.pending.request or b"")
-    if client_id_of(frame) == CLIENT_ID.encode():
-        # The daemon's own trim. It arrives here if the daemon's `broker` settings name the gateway.
-        return _own(question)
-    request = decode_request(frame, head)
+    request = decode_request(memoryview(question.pending.request or b""), head)
     response = decode_response(memoryview(question.response), head.api_key, head.version)
     wanted = {
         (topic.name, partition.partition_index): int(partition.offset)
@@ -319,7 +324,9 @@ async def _delete_records(
         return _own(question)
     found = await _in_time(question, before, archive.delete_records(before), timeout_seconds)
     changes = {
-        key: {"low_watermark": _UNKNOWN if isinstance(start, Exception) else min(start, said[key])}
+        key: {"error_code": TRY_AGAIN, "low_watermark": _UNKNOWN}
+        if isinstance(start, Exception)
+        else {"low_watermark": min(start, said[key])}
         for key, start in found.items()
     }
     return _changed(question, response, "name", "partition_index", changes)

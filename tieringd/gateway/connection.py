@@ -301,7 +301,7 @@ class Connection:
         try:
             sock = await connected(self._shared.settings)
         except (OSError, TimeoutError) as error:
-            self._break(f"the broker takes no connection: {error or type(error).__name__}")
+            self._break(f"the broker accepts no connection: {error or type(error).__name__}")
             return
         self._broker = self._wire(sock, self._on_broker)
         for data in self._early:

@@ -128,12 +128,14 @@ class Frames(ABC):
         """Return the error for a message of *size* bytes that must be inspected and cannot be held."""
         if size > self._max_held_bytes:
             return ProtocolViolation(
-                f"{message} of {size} bytes would have to be looked at",
-                hint=f"The gateway holds messages of up to {self._max_held_bytes} bytes",
+                f"{message} of {size} bytes is too large to be inspected",
+                hint=f"The gateway inspects messages of up to {self._max_held_bytes} bytes",
             )
         return BrokerUnavailable(
-            f"{message} of {size} bytes must be looked at, and the connections hold all that they may",
-            hint="Raise gateway.buffer_bytes, or find the clients that take nothing or send half a request",
+            f"{message} of {size} bytes must be inspected, but the connections already use all of the "
+            "gateway's memory",
+            hint="Raise gateway.buffer_bytes, or find the clients that read no responses or send incomplete "
+            "requests",
         )
 
     def _drop_held(self, *, uncounted: int = 0) -> None:

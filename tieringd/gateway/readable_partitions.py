@@ -36,12 +36,14 @@ from uuid import UUID
 import structlog
 
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
+from tieringd.archive.record_deletion import delete_archived
 from tieringd.archive.record_reader import RecordReader
 from tieringd.archiving.observer import BrokerSnapshot
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.gateway.archive_answers import PartitionKey
 from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import RecordDeletion
 from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
 from tieringd.policies.pinning import Pin
 from tieringd.reading.history import History
@@ -77,7 +79,11 @@ class ReadablePartition:
     pins: tuple[Pin, ...] = ()
     """Segments that the broker has deleted and that this daemon still holds, until they are archived."""
     deleted_before: int = 0
-    """A client of the gateway has deleted records before it. They are hidden until the manifest follows."""
+    """
+    A user has deleted the records before it.
+
+    Clients of the gateway are not served them, also before the manifest is read that says so.
+    """
 
     def is_pinned(self, offset: int) -> bool:
         """Say whether a pin holds *offset*: the archive will have it."""
@@ -96,8 +102,16 @@ class _ManifestRead:
 class ReadablePartitions:
     """Look partitions up in the reconciler's last snapshot."""
 
-    def __init__(self, reconciler: Reconciler, manifests: ManifestStore, *, now: Callable[[], float]) -> None:
-        """Keep the arguments. *now* is a monotonic clock in seconds."""
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        manifests: ManifestStore,
+        *,
+        now: Callable[[], float],
+        now_ms: Callable[[], int],
+    ) -> None:
+        """Keep the arguments. *now* is a monotonic clock in seconds; *now_ms* dates commits."""
+        self._now_ms = now_ms
         self._reconciler = reconciler
         self._manifests = manifests
         self._now = now
@@ -138,8 +152,36 @@ class ReadablePartitions:
         return self._deleted_before.get(partition, 0)
 
     def note_deletion(self, partition: TopicIdPartition, before_offset: int) -> None:
-        """Hide records before *before_offset* from now on."""
+        """Hide records before *before_offset* from now on, until this process ends."""
         self._deleted_before[partition] = max(self.deleted_before(partition), before_offset)
+
+    async def record_deletion(self, found: ReadablePartition, before_offset: int) -> None:
+        """
+        Record in the bucket that the broker beside this gateway has deleted the records before an offset.
+
+        The record names the leader epoch under which this daemon last saw the broker lead. That epoch is
+        older than the broker's own, or the same, so the record never reaches into a later leader's records.
+
+        Raises:
+            StorageUnavailable: The deletion is not known to be recorded. Calling again is safe.
+            StorageError: An operator must act.
+            FencedError: The archive is closed, and never changes again.
+            CorruptDataError: A manifest is damaged.
+        """
+        partition = found.manifest.partition
+        leadership = self._leaderships.get(partition)
+        # Without a known leadership no archiver of this daemon writes the manifest that was found.
+        epoch = found.manifest.leader_epoch if leadership is None else leadership.leader_epoch
+        stored = await delete_archived(
+            self._manifests, partition, RecordDeletion(before_offset, epoch), now_ms=self._now_ms
+        )
+        log.info(
+            "a client has deleted records; the deletion is recorded in the bucket",
+            topic=partition.topic,
+            partition=partition.partition,
+            before_offset=before_offset,
+            archive_start_offset=stored.existing.start_offset,
+        )
 
     async def find(self, topic: str | UUID, number: int) -> ReadablePartition | None:
         """
@@ -160,12 +202,15 @@ class ReadablePartitions:
             manifest = self._reconciler.last_manifest(leadership)
             if manifest is not None:
                 self._manifest_reads.pop(partition, None)
+                deleted_before = max(deleted_before, manifest.deleted_before)
                 return ReadablePartition(manifest, snapshot.wanted[leadership].bounds, pins, deleted_before)
         read = self._manifest_reads.get(partition)
         if read is None or self._now() - read.at > FRESH_SECONDS:
             read = await self._read_manifest(partition, read)
         manifest = read.stored.manifest
-        return None if manifest is None else ReadablePartition(manifest, None, pins, deleted_before)
+        if manifest is None:
+            return None
+        return ReadablePartition(manifest, None, pins, max(deleted_before, manifest.deleted_before))
 
     async def _snapshot_with(self, name: _Name, text: str) -> BrokerSnapshot:
         """Return the last snapshot, once it includes *name*. Scans are brought forward for it."""
@@ -173,11 +218,11 @@ class ReadablePartitions:
         if name not in self._seen and self._unseen_until.get(name, -math.inf) <= self._now():
             await self._await_scan_of(name)
         if self._snapshot is None:
-            raise StorageUnavailable("the first round of reconciliation is not over")
+            raise StorageUnavailable("the first round of reconciliation has not ended yet")
         if name not in self._seen:
             raise StorageUnavailable(
-                f"the last look at the log directories did not see {text}",
-                hint="If it persists, see that broker.log_dirs names every log directory of the broker",
+                f"the last scan of the log directories did not find {text}",
+                hint="If this persists, check that broker.log_dirs names every log directory of the broker",
             )
         return self._snapshot
 
@@ -299,7 +344,7 @@ class LogStarts:
         self._known: dict[TopicIdPartition, _LogStart] = {}
         self._readable: Mapping[TopicIdPartition, None] = {}
         self._lookups: SingleFlight[PartitionKey, None] = SingleFlight(
-            lambda key: f"looking up the log start of {key[0]}-{key[1]} was ended: the gateway is closed"
+            lambda key: f"looking up the log start of {key[0]}-{key[1]} was cancelled: the gateway is closed"
         )
         self._not_before: dict[PartitionKey, float] = {}
         self._places = asyncio.Semaphore(_AT_ONCE)

@@ -174,7 +174,7 @@ class ArchiveReads:
             elif read.found is not None:
                 read.held = await self._held(read.found, offset)
             if read.found is not None and read.held is None and read.found.is_pinned(offset):
-                raise StorageUnavailable(f"offset {offset} is still on its way into the archive")
+                raise StorageUnavailable(f"offset {offset} is not in the archive yet")
         except TieringError as error:
             read.error = error
 
@@ -212,7 +212,7 @@ class ArchiveReads:
     async def _newest(self, manifest: PartitionManifest) -> PartitionManifest:
         newer = await self._partitions.newest(manifest.partition)
         if newer is None:
-            raise StorageUnavailable(f"the manifest of {manifest.partition} has gone")
+            raise StorageUnavailable(f"the manifest of {manifest.partition} no longer exists")
         return newer
 
 
@@ -398,6 +398,7 @@ class RemoteAnswers:
             return None
         # The partition may have been unknown before `find`.
         self._partitions.note_deletion(found.manifest.partition, before_offset)
+        await self._partitions.record_deletion(found, before_offset)
         hidden = max(found.deleted_before, before_offset)
         return await self._log_starts.first_offset(replace(found, deleted_before=hidden))
 
@@ -426,7 +427,7 @@ async def _side_by_side(
             except TieringError as error:
                 return error
             except TimeoutError:
-                return StorageUnavailable(f"the archive of {key[0]}-{key[1]} does not answer in time")
+                return StorageUnavailable(f"the archive of {key[0]}-{key[1]} did not respond in time")
 
     async with asyncio.TaskGroup() as tasks:
         found = {key: tasks.create_task(one(key, value)) for key, value in asked.items()}
@@ -450,7 +451,7 @@ def _next_fetch(found: ReadablePartition, batches: ArchivedBatches, fetch_offset
 
 
 def _try_again(key: PartitionKey, error: TieringError | None) -> PartitionData:
-    reason = str(error) if error else "its manifest is not here yet"
+    reason = str(error) if error else "the manifest has not been read yet"
     log.warning(
         "the archive of a partition cannot be read now; the client is told to try again",
         partition=f"{key[0]}-{key[1]}",

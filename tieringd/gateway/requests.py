@@ -31,7 +31,7 @@ from tieringd.gateway.pending import PendingRequest, PendingRequests
 from tieringd.gateway.wire import MemoryBudget
 
 REFUSED: Final = ErrorCode.broker_not_available
-_MESSAGE: Final = "The broker's disk has no room for writes; ask its operator"
+_MESSAGE: Final = "The broker's disk has no space for writes; contact the operator of the cluster"
 _NO_DELAY: Final = i32Timedelta.parse(timedelta(0))
 
 LIMITED_FETCH_BYTES: Final = 1 << 20
@@ -114,8 +114,8 @@ class RequestFrames(Frames):
         head = RequestHead.read(view)
         if not _MIN_REQUEST_BYTES <= head.size <= self._max_request_bytes:
             raise ProtocolViolation(
-                f"a request announces {head.size} bytes",
-                hint=f"Requests may have up to {self._max_request_bytes} bytes",
+                f"a client sent a request of {head.size} bytes",
+                hint=f"Requests may have at most {self._max_request_bytes} bytes",
             )
         if head.api_key == InspectedApi.PRODUCE:
             return self._begin_produce(head, view)
@@ -125,7 +125,8 @@ class RequestFrames(Frames):
             return self._begin_api_versions(head, view)
         if head.api_key == InspectedApi.SASL_HANDSHAKE and head.version == 0:
             raise ProtocolViolation(
-                "a client wants to authenticate with frames that are no requests (SaslHandshake version 0)",
+                "a client tried to authenticate with SaslHandshake version 0, which the gateway does not "
+                "support",
                 hint="Use a client from 2018 or newer, or the broker's own listener",
             )
         return self._begin_passing(head, view, PendingRequest(head))
@@ -184,7 +185,8 @@ class RequestFrames(Frames):
             return self._begin_passing(head, view, PendingRequest(head) if acks else None)
         if not acks or not head.is_known:
             raise BrokerUnavailable(
-                "clients may not write now, and this one can only be told by closing its connection"
+                "clients may not write now, and a request without acknowledgement can only be refused by "
+                "closing its connection"
             )
         self._refused = ProduceRequestWalk(head)
         return self._refuse(self._refused, view)

@@ -157,8 +157,14 @@ class ResponseFrames(Frames):
         size, correlation_id = (int(value) for value in _HEAD.unpack_from(view))
         pending = self._pending.first
         if pending is None or pending.head.correlation_id != correlation_id or size < _HEAD.size - SIZE_BYTES:
-            asked = "nothing was asked" if pending is None else f"{pending.head.correlation_id} is due"
-            raise ProtocolViolation(f"the broker answers {correlation_id} with {size} bytes, but {asked}")
+            asked = (
+                "no request is pending"
+                if pending is None
+                else f"a response to request {pending.head.correlation_id} is due"
+            )
+            raise ProtocolViolation(
+                f"the broker sent a response of {size} bytes to request {correlation_id}, but {asked}"
+            )
         frame_bytes = SIZE_BYTES + size
         if pending.request is None:
             head = pending.head
@@ -190,7 +196,7 @@ class ResponseFrames(Frames):
             # The response then lacks the archive's sizes, on which no client acts.
             self._passing = SIZE_BYTES + size
             return self._pass_response(view)
-        raise self._unheld(f"an answer to {InspectedApi(head.api_key).name}", SIZE_BYTES + size)
+        raise self._unheld(f"a response to {InspectedApi(head.api_key).name}", SIZE_BYTES + size)
 
     def _begin_walking(self, walk: FetchResponseWalk, view: memoryview) -> int:
         taken = walk.feed(view)

@@ -378,7 +378,7 @@ class Wire:
                 raise _unreadable(piece, str(error)) from error
             raise
         if not sent:
-            raise _unreadable(piece, "it ends there")
+            raise _unreadable(piece, "the file ends there")
         return sent
 
     def _keep(self, piece: Piece, release: Callable[[], None] | None = None) -> None:
@@ -466,7 +466,7 @@ def _unreadable(piece: FileRegion, reason: str) -> LocalFileError:
     return LocalFileError(
         f"{path} cannot be read at position {piece.position}: {reason}",
         path=path,
-        hint="Look at the disk that it is on",
+        hint="Check the disk of this file",
     )
 
 
@@ -516,7 +516,7 @@ class TlsWire(Wire):
         except OSError as error:
             raise _unreadable(piece, str(error)) from error
         if not data:
-            raise _unreadable(piece, "it ends there")
+            raise _unreadable(piece, "the file ends there")
         return self._send(data)
 
 

@@ -138,7 +138,7 @@ class ObjectQuarantine:
         confirmed = await still_orphans([wanted[one.stored.key].stored for one in leaving])
         for key in (one.stored.key for one in copied):
             if key not in wanted:
-                left.append((key, "it is no orphan any more"))
+                left.append((key, "the object is no longer an orphan"))
             elif key not in confirmed:
                 left.append((key, await self._returned(key)))
         moved = tuple(one for one in leaving if one.stored.key in confirmed)
@@ -244,7 +244,7 @@ class ObjectQuarantine:
                 left.append((key, "it had gone"))
             except (ChecksumRejected, CorruptDataError) as error:
                 log.warning("an orphan cannot be copied, and stays", key=key, error=str(error))
-                left.append((key, f"it cannot be copied: {error}"))
+                left.append((key, f"the object cannot be copied: {error}"))
             else:
                 copied.append(one)
         return copied, left
@@ -257,8 +257,8 @@ class ObjectQuarantine:
             log.warning(
                 "an object was named while it was moved, and cannot go back", key=key, error=str(error)
             )
-            return f"it was named while it was moved, and cannot go back: {error}"
-        return "it was named while it was moved, and is back"
+            return f"a manifest named the object while it was moved, and it cannot be put back: {error}"
+        return "a manifest named the object while it was moved; it was put back"
 
     async def _stored(self, key: str) -> StoredObject | None:
         try:
@@ -274,9 +274,9 @@ class ObjectQuarantine:
             return False
         if (info.size_bytes, await self._checksum(info)) != (source.size_bytes, source.crc32c):
             raise CorruptDataError(
-                "another object has this key now; the one in quarantine stays there",
+                "another object has this key now; the object in quarantine stays there",
                 source=key,
-                hint="Compare the two, and delete the wrong one",
+                hint="Compare the two objects, and delete the wrong one",
             )
         return True
 
@@ -375,7 +375,7 @@ class QuarantineExpiry:
 def _doubt(owner: Owner) -> str:
     """Return why nothing of this owner may be deleted; empty where deleting is allowed."""
     if owner.uncertain:
-        return f"what is named is not known for certain: {owner.uncertain}"
+        return f"the objects that manifests name are not known for certain: {owner.uncertain}"
     if owner.is_manifest_missing:
         return "the partition's manifest is missing"
     return ""

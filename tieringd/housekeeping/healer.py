@@ -153,9 +153,9 @@ def _naming(work_directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise LocalFileError(
-            f"a segment cannot be put together in {work_directory}: {error.strerror or error}",
+            f"segments cannot be assembled in the directory {work_directory}: {error.strerror or error}",
             path=str(work_directory),
-            hint="Make room there, or set state_directory to a disk that has some",
+            hint="Free some space there, or set state_directory to a disk with more space",
         ) from error
 
 

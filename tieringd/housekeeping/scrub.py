@@ -165,7 +165,7 @@ class WholeScrub:
             how = await self._parts.healer.heal(finding)
         except TieringError as error:
             log.warning("an archived object could not be mended", key=finding.key, error=str(error))
-            report.left.append((finding.key, f"it could not be mended: {error}"))
+            report.left.append((finding.key, f"the object could not be repaired: {error}"))
             return
         if how:
             report.mended[finding] = how

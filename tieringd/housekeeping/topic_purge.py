@@ -284,7 +284,7 @@ class TopicPurgeJob:
             if user is None or manifest.deletion is None or manifest.deletion.segments is not None:
                 left.append(manifest)
                 continue
-            reason = f"topic {user.topic} ({user.topic_id}) goes on from this archive"
+            reason = f"topic {user.topic} ({user.topic_id}) continues this archive"
             await self._change(
                 manifest.key,
                 partial(topic_lifecycle.kept, now_ms=self._now_ms(), by=self._owner, reason=reason),

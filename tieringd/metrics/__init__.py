@@ -92,7 +92,7 @@ class ClockGauges:
         )
         self.is_doubted = Gauge(
             "tieringd_host_clock_doubted",
-            "1 while the time is not certain, so that nothing is deleted by age",
+            "1 while the time is uncertain, and nothing is deleted by age",
             registry=registry,
         )
         self.all = (self.error_seconds, self.is_doubted)
@@ -120,7 +120,7 @@ class BallastGauges:
         )
         self.wanted_bytes = Gauge(
             "tieringd_ballast_wanted_bytes",
-            "Size that the ballast file is to have, 0 when none is wanted",
+            "Configured size of the ballast file, 0 when none is configured",
             registry=registry,
         )
         self.all = (self.size_bytes, self.wanted_bytes)
@@ -133,22 +133,22 @@ class SpaceMetrics:
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"tieringd_space_{name}", text, _LOG_DIR, registry=registry)
 
-        self.log_bytes = gauge("log_bytes", "Bytes that the logs take of a filesystem")
-        self.log_area_bytes = gauge("log_area_bytes", "Bytes of a filesystem that are meant for the logs")
+        self.log_bytes = gauge("log_bytes", "Bytes that the logs use on a filesystem")
+        self.log_area_bytes = gauge("log_area_bytes", "Bytes of a filesystem that are reserved for the logs")
 
         def cache_gauge(name: str, text: str) -> Gauge:
             return Gauge(f"tieringd_space_{name}", text, _DISK, registry=registry)
 
-        self.cache_bytes = cache_gauge("cache_bytes", "Bytes that the chunk cache takes of its filesystem")
+        self.cache_bytes = cache_gauge("cache_bytes", "Bytes that the chunk cache uses on its filesystem")
         self.cache_area_bytes = cache_gauge(
-            "cache_area_bytes", "Bytes of its filesystem that the chunk cache may use now"
+            "cache_area_bytes", "Bytes of its filesystem that the chunk cache may currently use"
         )
         self.short_bytes = gauge(
-            "short_bytes", "Bytes over the logs' area that nothing reclaimable was found for"
+            "short_bytes", "Bytes by which the logs exceed their area, and that cannot be reclaimed"
         )
         self.planned_bytes = Counter(
             "tieringd_space_planned_bytes",
-            "Bytes that the space manager asked for, by phase",
+            "Bytes that the space manager planned to trim, by phase",
             ("phase",),
             registry=registry,
         )
@@ -184,7 +184,7 @@ class CacheMetrics:
         self.prefetches = counter("prefetched_chunks", "Chunks hydrated before a reader asked for them")
         self.evictions = counter("evictions", "Files evicted from the cache", "kind")
         self.evicted_bytes = counter("evicted_bytes", "Bytes of files evicted from the cache")
-        self.put_failures = counter("put_failures", "Files that the cache did not take", "reason")
+        self.put_failures = counter("put_failures", "Files that the cache could not store", "reason")
         self.corrupt = counter("corrupt", "Files or downloads whose bytes were wrong", "source")
         self.all = tuple(vars(self).values())
 
@@ -214,7 +214,8 @@ class Metrics:
         )
         self.seconds_to_loss = gauge(
             "seconds_to_loss",
-            "Until the broker's own retention deletes something that is not durable; +Inf when it will not",
+            "Time until the broker's own retention deletes a segment that is not durable; +Inf when it "
+            "will not",
             _PARTITION,
         )
         self.held_seconds = gauge(
@@ -231,21 +232,23 @@ class Metrics:
         )
         self.led_partitions = gauge("led_partitions", "Partitions that this daemon archives")
         self.followed_partitions = gauge(
-            "followed_partitions", "Partitions that another broker leads and this one could take over"
+            "followed_partitions",
+            "Partitions that another broker leads, and that this broker could take over",
         )
         self.upload_share = gauge(
             "upload_share_ratio",
-            "Part of the partitions of all archived topics of this broker that it leads, 0 to 1",
+            "Part of the partitions of all archived topics of this broker that this broker leads, 0 to 1",
         )
         self.space, self.cache = SpaceMetrics(self.registry), CacheMetrics(self.registry)
         self.paused_topics = gauge("paused_topics", "Topics of this broker that an operator has paused")
         self.pinned_bytes = gauge(
-            "pinned_bytes", "Bytes that only our pins hold: the broker has deleted them, undurable"
+            "pinned_bytes",
+            "Bytes that exist only as pins: the broker has deleted them before they were durable",
         )
-        self.pinned_segments = gauge("pinned_segments", "Segments that only our pins hold")
+        self.pinned_segments = gauge("pinned_segments", "Segments that exist only as pins")
         self.stray, self.clock = StrayPins(self.registry), ClockGauges(self.registry)
         self.quarantined_partitions = gauge(
-            "quarantined_partitions", "Partitions held back because their local data is corrupt"
+            "quarantined_partitions", "Partitions that are not archived because their local data is corrupt"
         )
         self.fenced_partitions = gauge(
             "fenced_partitions", "Partitions that another daemon has taken over under the same leader epoch"
@@ -258,8 +261,8 @@ class Metrics:
         self.upload_bytes = counter("upload_bytes", "Bytes of segments made durable", ("topic",))
         self.upload_failures = counter("upload_failures", "Archiver steps that failed", ("topic", "error"))
         self.manifest_commits = counter("manifest_commits", "Manifests stored", ("topic",))
-        self.trims = counter("trimmed_segments", "Local segments let go", ("topic",))
-        self.trimmed_bytes = counter("trimmed_bytes", "Bytes of local segments let go", ("topic",))
+        self.trims = counter("trimmed_segments", "Local segments that were trimmed", ("topic",))
+        self.trimmed_bytes = counter("trimmed_bytes", "Bytes of local segments that were trimmed", ("topic",))
         self.trim_failures = counter("trim_failures", "Trims that were refused or failed", ("topic", "error"))
         self.expired, self.merged, self.reuploaded, self.scrub, self.purge, self.housekeeping = (
             ExpiryCounters(self.registry),
@@ -275,7 +278,9 @@ class Metrics:
         self.gaps = counter("archive_gaps", "Gaps recorded in manifests", ("topic",))
 
         self.pin_failures = counter("pin_failures", "Pins that could not be made or removed", ())
-        self.pins_given_up = counter("pins_given_up", "Pins removed at their limit: data that is lost", ())
+        self.pins_given_up = counter(
+            "pins_given_up", "Pins removed because of their limit: their data is lost", ()
+        )
 
         self.store_requests = counter(
             "store_requests", "Object store requests by outcome", ("operation", "outcome")
@@ -298,8 +303,8 @@ class Metrics:
         )
         self.upload_held_seconds = counter(
             "upload_held_seconds",
-            "Seconds in which closed segments waited to be uploaded, by what held them: the hard limit, what "
-            "others want of the machine, a moment of listening to it, or as many uploads as may run at once",
+            "Seconds in which closed segments waited for upload, by what delayed them: the hard limit, the "
+            "load of other programs, a pause to measure that load, or the number of concurrent uploads",
             ("by",),
         )
         self.oldest_upload_seconds = gauge(
@@ -319,7 +324,7 @@ class Metrics:
         self.reconcile_seconds = gauge("reconcile_last_duration_seconds", "Duration of the last round")
         self.reconciled_at = gauge(
             "reconcile_last_success_timestamp_seconds",
-            "When a round last ended with nothing in the way of readiness, in Unix time; 0: none did yet",
+            "When a round last ended with no obstacle to readiness, in Unix time; 0: never yet",
         )
         self.registry.register(DaemonTotals(self))
 

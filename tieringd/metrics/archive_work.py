@@ -14,8 +14,8 @@ class ExpiryCounters:
         def counter(name: str, text: str) -> Counter:
             return Counter(f"tieringd_archive_{name}", text, ("topic",), registry=registry)
 
-        self.segments = counter("expired_segments", "Archived segments let go by total retention")
-        self.size_bytes = counter("expired_bytes", "Bytes of archived segments let go by total retention")
+        self.segments = counter("expired_segments", "Archived segments removed by total retention")
+        self.size_bytes = counter("expired_bytes", "Bytes of archived segments removed by total retention")
         self.deleted_segments = counter(
             "deleted_segments", "Segments whose objects were deleted from the archive"
         )
@@ -53,7 +53,8 @@ class MergeCounters:
         self.segments = counter("merged_segments", "Archived segments that were merged with neighbours")
         self.size_bytes = counter("merged_bytes", "Bytes of archived segments that were merged")
         self.host_bytes = counter(
-            "merge_host_bytes", "Of these, bytes that came through this host: the store could not join them"
+            "merge_host_bytes",
+            "Bytes of merged segments that passed through this host, because the store could not join them",
         )
         self.failures = counter("merge_failures", "Runs of segments that can never be merged", "error")
 
@@ -82,14 +83,19 @@ class HousekeepingMetrics:
         )
         self.covered_at = Gauge(
             "tieringd_housekeeping_last_success_timestamp_seconds",
-            "When a kind of work last had gone over all partitions, in Unix time",
+            "When a kind of work last processed all partitions, in Unix time",
             ("task",),
             registry=registry,
         )
-        self.rounds = counter("rounds", "Rounds in which each kind of work had done all there was")
-        self.turns = counter("turns", "Turns that were given, to an idle store or forced", "task", "reason")
-        self.requests = counter("requests", "Object store requests of turns, about", "task")
-        self.failures = counter("failures", "Turns that failed and come again later", "task", "error")
+        self.rounds = counter("rounds", "Rounds in which each kind of work finished all that was due")
+        self.turns = counter(
+            "turns",
+            "Turns given to a kind of work, because the store was idle or because the work was overdue",
+            "task",
+            "reason",
+        )
+        self.requests = counter("requests", "Approximate number of object store requests of turns", "task")
+        self.failures = counter("failures", "Turns that failed, and are retried later", "task", "error")
         self.pauses = counter("pauses", "Times that work had to wait for the object store to be idle")
 
     @property
@@ -111,10 +117,14 @@ class ReuploadCounters:
             return Counter(f"tieringd_archive_{name}", text, ("topic", *labels), registry=registry)
 
         self.segments = counter(
-            "compacted_segments", "Archived segments replaced by what the broker's compaction left of them"
+            "compacted_segments", "Archived segments replaced by their form after the broker's compaction"
         )
-        self.bytes_before = counter("compacted_bytes_before", "Bytes of these segments")
-        self.bytes_after = counter("compacted_bytes_after", "Bytes of what took their place")
+        self.bytes_before = counter(
+            "compacted_bytes_before", "Bytes of the archived segments before compaction"
+        )
+        self.bytes_after = counter(
+            "compacted_bytes_after", "Bytes of the compacted segments that replaced them"
+        )
         self.failures = counter("compacted_failures", "Compacted segments that cannot be read", "error")
 
         self.by_topic = (self.segments, self.bytes_before, self.bytes_after)
@@ -135,21 +145,29 @@ class ScrubMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"tieringd_scrub_{name}", text, labels, registry=registry)
 
-        self.faults = gauge("faults", "Faults of led partitions that the last looks found and left", "kind")
+        self.faults = gauge(
+            "faults", "Faults of led partitions that the last scrubs found and did not repair", "kind"
+        )
         self.interval_seconds = gauge(
-            "interval_seconds", "How long after a whole look the next one is to begin; 0: scrubbing is off"
+            "interval_seconds", "Planned time between two complete scrubs; 0: scrubbing is off"
         )
         self.orphans = gauge(
             "orphans", "Objects that no manifest names, not in quarantine, at the last search"
         )
-        self.orphan_bytes = gauge("orphan_bytes", "Bytes of these objects")
+        self.orphan_bytes = gauge(
+            "orphan_bytes",
+            "Bytes of the objects that no manifest names, not in quarantine, at the last search",
+        )
         self.last_full = gauge(
             "last_full_timestamp_seconds",
-            "When the last whole look at the led partition with the oldest one was; 0: one has none yet",
+            "Time of the oldest last complete scrub among the led partitions; 0: a partition has had none "
+            "yet",
         )
         self.objects = counter("objects", "Objects that were compared with their manifests")
-        self.size_bytes = counter("bytes", "Bytes of the data objects among them")
-        self.mended = counter("mended", "Faults that were mended", "kind")
+        self.size_bytes = counter(
+            "bytes", "Bytes of the data objects that were compared with their manifests"
+        )
+        self.mended = counter("mended", "Faults that were repaired", "kind")
         self.quarantined = counter("quarantined_objects", "Orphans that were put into quarantine")
         self.deleted = counter("deleted_objects", "Orphans that were deleted after their time in quarantine")
         self.all = tuple(vars(self).values())

@@ -32,14 +32,14 @@ class GatewayCollector(Collector):
     """Collects the gateway's own counts at each scrape, so that a message is counted only once."""
 
     COUNTERS: Final = {
-        "accepted_connections": "Clients that were let in",
-        "refused_connections": "Clients that were turned away at the limit of connections",
-        "broken_connections": "Connections that were ended for what came on them, or by the broker's refusal",
+        "accepted_connections": "Client connections that were accepted",
+        "refused_connections": "Client connections that were refused because of the limit of connections",
+        "broken_connections": "Connections closed because of an invalid message or a refusal by the broker",
         "from_client_bytes": "Bytes that clients sent",
         "from_broker_bytes": "Bytes that the broker sent",
-        "archived_answers": "Answers with something of the archive in them",
-        "delayed_answers": "Those of them after which a client had to wait, by the limits in bytes a second",
-        "prepared_answers": "Those of them that were ready when they were asked for",
+        "archived_answers": "Responses with archived data",
+        "delayed_answers": "Responses with archived data that were delayed by the limits in bytes per second",
+        "prepared_answers": "Responses with archived data that were ready when they were requested",
     }
 
     def __init__(self, gateway: GatewaySource) -> None:

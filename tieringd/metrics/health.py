@@ -61,7 +61,8 @@ class HealthGauges:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.succeeded_at = Gauge(
             "tieringd_loop_last_success_timestamp_seconds",
-            "When a loop of the daemon last did its work well, in Unix time; at first when it began",
+            "When a loop of the daemon last succeeded, in Unix time; before the first success, when it "
+            "started",
             ("loop",),
             registry=registry,
         )
@@ -146,13 +147,13 @@ class DaemonTotals(Collector):
             ("upload_failures", "Archiver steps that failed", _sum(metrics.upload_failures)),
             (
                 "trims_denied",
-                "Trims that the broker refused for want of a permission",
+                "Trims that the broker refused because a permission is missing",
                 _sum(metrics.trim_failures, error={"BrokerDenied"}),
             ),
             ("store_requests", "Object store requests, one for each attempt", _sum(metrics.store_requests)),
             (
                 "store_failures",
-                "Object store requests that failed by a fault of the store",
+                "Object store requests that failed because of the store",
                 _sum(metrics.store_requests, outcome=_STORE_FAILURES),
             ),
             (
@@ -162,7 +163,7 @@ class DaemonTotals(Collector):
             ),
             (
                 "cache_faults",
-                "Cached files with wrong bytes, and files that the cache's disk did not take",
+                "Cached files with wrong bytes, and files that could not be written to the cache's disk",
                 _sum(metrics.cache.corrupt) + _sum(metrics.cache.put_failures, but_not={"reason": "full"}),
             ),
         ):
@@ -184,7 +185,7 @@ class DaemonTotals(Collector):
             ),
             (
                 "seconds_to_loss",
-                "Until the broker's retention deletes something that waits; +Inf when nothing is to go",
+                "Time until the broker's retention deletes what is not durable; +Inf when it will not",
                 min(near, default=math.inf),
             ),
             (

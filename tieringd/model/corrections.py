@@ -36,7 +36,8 @@ def reindexed(
     )
     if row == len(table) or table[row] != old or not is_same_data:
         raise ValueError(
-            f"offsets {new.base_offset} to {new.last_offset} of {manifest.partition} cannot get another index"
+            f"the index of offsets {new.base_offset} to {new.last_offset} of {manifest.partition} cannot be "
+            "replaced"
         )
     return replace(
         manifest,

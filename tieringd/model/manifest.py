@@ -11,6 +11,11 @@ A manifest is a value. Every change returns a new manifest and keeps these rules
 6. a crossing transaction begins below `next_offset`, and before its marker;
 7. the winner of every compacted record lies below `next_offset`: cutting the tail undoes compactions.
 
+A recorded deletion by a user (`deletion`) is followed in the same commit that records it, and in each
+commit that appends segments (`following_deletion`). So no reader ever sees a manifest that has archived
+more of the deleted records than it hides. Where older segments are spilled, `archive.record_deletion`
+takes those out first.
+
 `start_offset` is the base of the first segment or gap. If a user deleted records up to the middle of a
 segment, it lies inside that segment. Only that segment may begin before `start_offset`.
 
@@ -28,7 +33,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from tieringd.model.manifest_parts import Gap, Replacement, Retired, Unsettled
+from tieringd.model.manifest_parts import Gap, RecordDeletion, Replacement, Retired, Unsettled
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import CrossingTransaction, EpochStart, RemoteSegment
@@ -100,6 +105,8 @@ class PartitionManifest:
     """
     unsettled: Unsettled | None = None
     """What only a leader's log can restore if winners of compactions are cut off; None if nothing."""
+    deletion: RecordDeletion | None = None
+    """The furthest deletion by a user that is recorded; None if there is none."""
 
     @classmethod
     def begin(cls, partition: TopicIdPartition, *, start_offset: int, now_ms: int = 0) -> PartitionManifest:
@@ -122,6 +129,19 @@ class PartitionManifest:
         """Say whether nothing was ever stored or recorded as lost here."""
         has_held = self.segments or self.gaps or self.retired or self.spillover or self.replacements
         return not has_held and self.expired_at_ms is None and self.next_offset == self.start_offset
+
+    @property
+    def deleted_before(self) -> int:
+        """
+        Return the offset before which a user deleted the records; 0 if no deletion is recorded.
+
+        Where a leader of a later epoch has replaced records, the deletion ends there.
+        """
+        deletion = self.deletion
+        if deletion is None:
+            return 0
+        later = (start for epoch, start in self.epochs if epoch > deletion.leader_epoch)
+        return min(deletion.before_offset, min(later, default=deletion.before_offset))
 
     @property
     def live_offset(self) -> int:
@@ -255,6 +275,7 @@ class PartitionManifest:
             replacements=(*self.replacements, replacement),
             crossing=tuple(one for one in self.crossing if one.first_offset < next_offset),
             unsettled=_cut(self.unsettled, next_offset),
+            deletion=_without_replaced(self.deletion, next_offset, leader_epoch),
         )
 
     def undone_from(self, next_offset: int) -> int | None:
@@ -352,7 +373,7 @@ class PartitionManifest:
         """
         is_spilled = self.live_offset > self.start_offset
         is_first = is_spilled or self.segments.row_at_or_after(segment.base_offset) == 0
-        if not is_first or not max(self.start_offset, segment.base_offset) < offset <= segment.last_offset:
+        if not is_first or not self.hides_part_of(segment, offset):
             raise ValueError(
                 f"the archive of {self.partition} cannot begin at {offset}, inside its segment "
                 f"{segment.base_offset} to {segment.last_offset}"
@@ -368,6 +389,35 @@ class PartitionManifest:
             spillover=spillover,
             expired_at_ms=now_ms,
         )
+
+    def with_deletion(self, deletion: RecordDeletion) -> PartitionManifest:
+        """
+        Return a manifest that records *deletion*, if it reaches further than the one it has.
+
+        Its start does not move: see `following_deletion`.
+        """
+        recorded = replace(self, deletion=deletion)
+        return recorded if recorded.deleted_before > self.deleted_before else self
+
+    def following_deletion(self, *, now_ms: int) -> PartitionManifest:
+        """
+        Return a manifest that begins where the recorded deletion ends, or at its own end if that is first.
+
+        Whole segments expire. Of the first one that stays, only the records before the deletion's end are
+        hidden. While deleted segments are spilled, the manifest stays as it is.
+        """
+        before_offset = self.deleted_before
+        if before_offset <= self.start_offset or self.live_offset > self.start_offset:
+            return self
+        rows = self.segments.row_at_or_after(before_offset)
+        left = self.expired(rows, now_ms=now_ms) if rows else self
+        if left.segments and left.hides_part_of(left.segments[0], before_offset):
+            left = left.starting_inside(left.segments[0], before_offset, now_ms=now_ms)
+        return left
+
+    def hides_part_of(self, segment: RemoteSegment, offset: int) -> bool:
+        """Say whether *offset* is inside *segment*, and past the archive's start."""
+        return max(self.start_offset, segment.base_offset) < offset <= segment.last_offset
 
     def seen_from(self, offset: int) -> PartitionManifest:
         """Return the manifest that readers may see when offsets before *offset* are hidden; never stored."""
@@ -393,7 +443,7 @@ class PartitionManifest:
         """
         for name in ("base_offset", "last_offset", "leader_epoch"):
             if list(segments.column(name)) != list(self.segments.column(name)):
-                raise ValueError(f"the rows of {self.partition} would be of other segments: {name} differs")
+                raise ValueError(f"the new rows of {self.partition} describe other segments: {name} differs")
         return replace(self, segments=segments)
 
     def with_hint(self, offset: int | None, *, trims_to: int = 0) -> PartitionManifest:
@@ -431,7 +481,7 @@ class PartitionManifest:
         ):
             raise ValueError(
                 f"offsets {segment.base_offset} to {segment.last_offset} of {self.partition}, with "
-                f"{segment.size_bytes} bytes, are not what the manifest has there: {spans}"
+                f"{segment.size_bytes} bytes, do not match the manifest: {spans}"
             )
         return replace(
             self,
@@ -540,7 +590,7 @@ class PartitionManifest:
         if self.spillover is not None:
             found += self.spillover.faults(start_offset=self.start_offset)
             if self.spillover.segments and not self.segments:
-                found.append("segments are spilled, and none is live")
+                found.append("there are spilled segments, but no live ones")
         found += [
             f"segment {segment.base_offset} is both held and retired"
             for one in self.retired
@@ -559,8 +609,19 @@ class PartitionManifest:
             (one.winners_end for one in (*self.retired, self.unsettled) if one is not None), default=0
         )
         if winners_end > self.next_offset:
-            found.append(f"a record up to {winners_end - 1} made another one go, past the archive's end")
+            found.append(
+                f"a record up to offset {winners_end - 1}, past the end of the archive, replaced an older one"
+            )
         return tuple(found)
+
+
+def _without_replaced(
+    deletion: RecordDeletion | None, next_offset: int, leader_epoch: int
+) -> RecordDeletion | None:
+    """Return what is left of a deletion where *leader_epoch* replaces the records from *next_offset* on."""
+    if deletion is None or deletion.leader_epoch >= leader_epoch or deletion.before_offset <= next_offset:
+        return deletion
+    return replace(deletion, before_offset=next_offset)
 
 
 def _cut(unsettled: Unsettled | None, next_offset: int) -> Unsettled | None:

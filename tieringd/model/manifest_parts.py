@@ -1,4 +1,8 @@
-"""What a partition manifest records besides its segments: gaps, and segments that were taken out."""
+"""
+What a partition manifest records besides its segments.
+
+These are gaps, segments that were taken out, and the records that a user deleted.
+"""
 
 from __future__ import annotations
 
@@ -91,3 +95,21 @@ class Unsettled:
         if other is None:
             return self
         return Unsettled(min(self.base_offset, other.base_offset), max(self.winners_end, other.winners_end))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordDeletion:
+    """
+    A user's deletion of all records before an offset. The archive follows it as far as it reaches.
+
+    The archive may be behind the deletion. Segments that are uploaded later follow it then.
+    """
+
+    before_offset: int
+    """The first offset that stays."""
+    leader_epoch: int
+    """
+    The leader epoch under which the records were deleted, or an earlier one.
+
+    Records that a leader of a later epoch wrote at these offsets are other records.
+    """

@@ -22,7 +22,9 @@ class OffsetTranslation:
 
     def __post_init__(self) -> None:
         if not 0 <= self.delta <= self.raw_offset:
-            raise ValueError(f"{self.delta} of the {self.raw_offset} offsets before it cannot be Redpanda's")
+            raise ValueError(
+                f"{self.delta} of the {self.raw_offset} offsets before it cannot be Redpanda's own"
+            )
 
     @property
     def kafka_offset(self) -> int:

@@ -61,10 +61,11 @@ class SpilloverManifest:
         """Return its faults, in words; empty for a sound part."""
         found = list(span_faults(self.segments, self.gaps, begin=self.base_offset, end=self.next_offset))
         if not self.segments:
-            found.append("it holds no segment")
+            found.append("the spillover manifest has no segment")
         if self.previous is not None and self.previous.next_offset != self.base_offset:
             found.append(
-                f"it begins at {self.base_offset}, and follows one up to {self.previous.last_offset}"
+                f"the spillover manifest begins at {self.base_offset}, but its predecessor ends at "
+                f"{self.previous.last_offset}"
             )
         return tuple(found)
 
@@ -112,16 +113,16 @@ class Spillover:
         """Return its faults in a manifest that begins at *start_offset*, in words."""
         found = []
         if min(self.segments, self.size_bytes, self.gap_offsets) < 0:
-            found.append("fewer than no segments or offsets are spilled")
+            found.append("the number of spilled segments, bytes or offsets is negative")
         if self.segments and not self.begin_offset <= start_offset < self.next_offset:
-            found.append(f"the archive begins at {start_offset}, and its spilled part elsewhere")
+            found.append(f"the archive begins at {start_offset}, which is not in its spilled part")
         if not self.segments and not self.retired:
-            found.append("nothing of the spilled part is held, and nothing is left to be deleted")
+            found.append("the manifest has a spilled part with neither live nor expired segments")
         marks = [self.begin_offset, *(one.next_offset for one in self.retired), self.next_offset + 1]
         if any(later <= mark for mark, later in pairwise(marks)):
-            found.append("what expired of the spilled part is out of order")
+            found.append("the expired ranges of the spilled part are out of order")
         if self.segments and self.retired and self.retired[-1].next_offset > start_offset:
-            found.append(f"the spilled part expired up to {self.retired[-1].next_offset} already")
+            found.append(f"the spilled part has already expired up to {self.retired[-1].next_offset}")
         return tuple(found)
 
 

@@ -30,17 +30,17 @@ from enum import Enum
 
 from tieringd.formats.cache_names import CacheFileKind
 
-NOBODY_READS = "nobody reads it"
-OVER_SHARE = "its segment has more chunks open than it may, and others are nearer to a reader"
-OVER_TOTAL = "too many chunks are open in all, and it is the least recently used"
+NOBODY_READS = "the chunk has no reader"
+OVER_SHARE = "its segment has more open chunks than allowed, and the others are needed sooner"
+OVER_TOTAL = "too many chunks are open in all, and this is the least recently used"
 
 _NEVER = 1 << 62
 _ROUNDING = 1e-9  # 0.29 * 100 is 28.999999999999996, and means 29.
 
-LEAST_USED = "it is the least recently used"
-WITH_ITS_CHUNKS = "the last chunk of its segment went"
-CHUNKS_NOT_ENOUGH = "evicting every chunk that may go was not enough"
-BEING_READ = "it is being read"
+LEAST_USED = "least recently used"
+WITH_ITS_CHUNKS = "the last chunk of its segment was evicted"
+CHUNKS_NOT_ENOUGH = "evicting every chunk without a reader was not enough"
+BEING_READ = "the chunk is being read"
 WITHIN_LIMITS = "the cache is within its limits"
 
 LOW_WATERMARK = 0.8
@@ -137,7 +137,7 @@ def _plan_segment(
 ) -> tuple[list[ChunkRelease], list[RetainedChunk]]:
     read = [chunk for chunk in chunks if chunk.readers]
     idle = [chunk for chunk in chunks if not chunk.readers]
-    held = [RetainedChunk(chunk, f"it is being read ({chunk.readers})") for chunk in read]
+    held = [RetainedChunk(chunk, f"the chunk is being read ({chunk.readers})") for chunk in read]
     if limits.strategy is EvictionStrategy.EAGER:
         return [ChunkRelease(chunk, NOBODY_READS) for chunk in idle], held
     positions = [chunk.number for chunk in read] if limits.strategy is EvictionStrategy.PREDICTIVE else []
@@ -158,7 +158,7 @@ def _why_held(chunk: OpenChunk, positions: Sequence[int], most: int) -> str:
     after = _needed_after(chunk, positions)
     if after != _NEVER:
         return f"a reader is {after} chunks before it"
-    return f"its segment may have {most} chunks open"
+    return f"its segment may have {most} open chunks"
 
 
 def _within_total(releases: list[ChunkRelease], held: list[RetainedChunk], max_open: int) -> ReleasePlan:
@@ -292,7 +292,7 @@ def fits_at_all(use: CacheUse, limits: TrimLimits) -> bool:
 def trim_demand(use: CacheUse, limits: TrimLimits) -> TrimDemand:
     """Return how much to evict; nothing while the cache is within its limits."""
     if not fits_at_all(use, limits):
-        return TrimDemand(0, 0, f"{use.wanted_bytes} bytes are more than the whole cache may hold")
+        return TrimDemand(0, 0, f"{use.wanted_bytes} bytes are more than the limit of the whole cache")
     size_bytes, size_reason = _demand(
         use.size_bytes + use.reserved_bytes,
         wanted=use.wanted_bytes,
@@ -312,7 +312,7 @@ def trim_demand(use: CacheUse, limits: TrimLimits) -> TrimDemand:
     reasons = [reason for reason in (size_reason, object_reason) if reason]
     deficit = _disk_deficit(use, limits)
     if deficit > 0:
-        reasons.append(f"its disk lacks {deficit} bytes to what has to stay free")
+        reasons.append(f"its disk has {deficit} bytes less free space than required")
     because = "; ".join(reasons) or WITHIN_LIMITS
     return TrimDemand(min(max(size_bytes, deficit, 0), use.size_bytes), min(objects, use.objects), because)
 
@@ -392,8 +392,8 @@ def _demand(
     if used + wanted <= bound:
         return 0, ""
     target = min(int(bound * low_watermark), bound - wanted)
-    asked = f" and {wanted} more are asked for" if wanted else ""
-    return used - target, f"it holds {used} {unit} of {bound}{asked}"
+    asked = f", and {wanted} more are needed" if wanted else ""
+    return used - target, f"the cache holds {used} {unit} of {bound}{asked}"
 
 
 def _disk_deficit(use: CacheUse, limits: TrimLimits) -> int:

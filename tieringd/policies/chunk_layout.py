@@ -27,7 +27,7 @@ from tieringd.model.segment import IndexEntry, SegmentIndex
 
 REMEMBERED = 4096
 
-GONE = "neither the old archive nor the new log has these offsets any more"
+GONE = "neither the old archive nor the new log still has these offsets"
 
 
 class ReadSequences:
@@ -77,6 +77,7 @@ def history_part(manifest: PartitionManifest, *, end_offset: int, next_start: in
         epochs=(),
         retired=(),
         unsettled=None,
+        deletion=None,
         crossing=(),
         spillover=manifest.spillover if manifest.start_offset < end_offset else None,
     )

@@ -46,20 +46,22 @@ one commit.
 """
 _NS_PER_MS = 1_000_000
 
-ACTIVE = "the broker still appends to it"
-UNSTABLE = "it ends past the last stable offset"
-LEAVING = "the log begins inside it, or after it"
-SPILLED = "what the archive has of it is spilled; the archiver takes that back first"
-NOT_COVERED = "the archive does not hold all of it"
-NOT_ALIGNED = "archived segments begin or end inside it"
-AS_LARGE = "the archive has as many bytes: compaction has not changed it since"
-LARGER = "the archive has fewer bytes: another broker had compacted it further"
+ACTIVE = "the broker still appends to the segment"
+UNSTABLE = "the segment ends past the last stable offset"
+LEAVING = "the log begins inside or after the segment"
+SPILLED = (
+    "its archived offsets are in a spillover manifest; the archiver takes them back into the manifest first"
+)
+NOT_COVERED = "the archive does not have all offsets of the segment"
+NOT_ALIGNED = "archived segments begin or end inside the segment"
+AS_LARGE = "the archive has the same number of bytes: compaction has not changed the segment since the upload"
+LARGER = "the archive has fewer bytes: another broker had already compacted the segment further"
 """This reason does not apply where the log is trimmed."""
-REWRITTEN = "a job took records out of what is archived, which the file may still have"
-NOT_TOUCHED = "its file has not changed since it was uploaded"
-PART_IS_MISSING = "its file is as large as the first archived segments alone: the rest may be missing on disk"
-BEHIND = "closed segments are still to be uploaded: one of them may have what it was compacted for"
-FAILED = "an earlier attempt could not read it"
+REWRITTEN = "a job removed records from the archived segment, and the local file may still have them"
+NOT_TOUCHED = "the file has not changed since it was uploaded"
+PART_IS_MISSING = "the file is only as large as the first archived segments: the rest may be missing on disk"
+BEHIND = "closed segments still wait for upload, and one of them may be the reason for this compaction"
+FAILED = "an earlier attempt could not read the file"
 
 
 RunIdentity: TypeAlias = tuple[tuple[int, int, int], ...]

@@ -69,7 +69,7 @@ def durable_end(
             return DurableEnd(covered_to if is_short else one.local.base_offset, one.not_durable_because)
         end = one.local.next_offset
     if up_to is not None and end >= up_to:
-        return DurableEnd(end, f"offset {up_to} is as far as anyone asked")
+        return DurableEnd(end, f"offset {up_to} is the limit that was requested")
     return DurableEnd(end, "there is no active segment yet")
 
 
@@ -113,8 +113,8 @@ def why_not_durable(
     if any(piece.is_rewritten for piece in pieces) and not (log.epochs and manifest.epochs):
         # No byte is compared with a rewritten piece, so only the lineage shows that it belongs to this log.
         return (
-            f"a job has rewritten what the archive has of segment {segment.base_offset}, and there is no "
-            "leader-epoch history to tell whether that was this log"
+            f"a job has rewritten the archived offsets of segment {segment.base_offset}, and there is no "
+            "leader-epoch history to check that they came from this log"
         )
     stored_bytes = sum(piece.size_bytes for piece in pieces)
     if not log.is_reframed and is_comparable(segment, pieces) and stored_bytes != segment.size_bytes:

@@ -123,11 +123,11 @@ def why_idle(*, is_written: bool, is_paused: bool, is_held: bool, is_led: bool) 
     if not is_written:
         return "remote write is off for the topic"
     if is_paused:
-        return "the topic is paused; `tieringd topic resume` goes on"
+        return "the topic is paused; `tieringd topic resume` resumes it"
     if not is_held:
         return "this broker has no replica of the partition"
     if not is_led:
-        return "another broker leads the partition, and the daemon beside that one acts"
+        return "another broker leads the partition, and the daemon there archives it"
     return ""
 
 
@@ -214,12 +214,15 @@ class _PolicyAnswers:
             unproved = why_not_durable(segment, pieces, self.log, self.manifest)
             last_offset = segment.next_offset - 1
         if segment.next_offset is not None and segment.next_offset <= self.log_start:
-            because = f"the log begins after it, at offset {self.log_start}"
-            state, kept = State.LEAVING, KeptReason(because, "the broker deletes its files by itself")
+            because = f"the log begins after the segment, at offset {self.log_start}"
+            state, kept = (
+                State.LEAVING,
+                KeptReason(because, "the broker deletes the segment's files by itself"),
+            )
         elif segment.next_offset is None or segment.next_offset > self.manifest.next_offset:
             state, kept = self._upload_of(segment)
         elif self.manifest.expired_at_ms is not None and segment.next_offset <= self.manifest.start_offset:
-            because = f"total retention keeps only offset {self.manifest.start_offset} and what follows"
+            because = f"total retention keeps only offset {self.manifest.start_offset} and later"
             state, kept = State.EXPIRED, KeptReason(because, self._local_expiry_next())
         elif unproved:
             state, kept = State.UNPROVED, KeptReason(unproved, self._mending(segment))
@@ -243,20 +246,21 @@ class _PolicyAnswers:
         """Explain a segment whose end the archive has not reached."""
         state = State.ACTIVE if segment.is_active else State.WAITING
         if self.upload is None:
-            return state, KeptReason(self.facts.idle_because, "it is uploaded once that has changed")
+            return state, KeptReason(self.facts.idle_because, "the segment is uploaded once that has changed")
         for number, one in enumerate(self.upload.slices):
             if one.segment is segment:
-                reason = "its stable part has waited for long enough" if one.is_open else "closed and stable"
-                ahead = f", after {number} before it" if number else ""
-                next_step = f"the daemon's next rounds upload it{ahead}"
+                reason = "its stable part has waited long enough" if one.is_open else "closed and stable"
+                ahead = f", after {number} earlier segments" if number else ""
+                next_step = f"the daemon's next rounds upload the segment{ahead}"
                 return State.DUE, KeptReason(f"{reason}, and not uploaded yet", next_step)
         if segment.is_active:
-            return state, KeptReason("the broker still appends to it", *self._active_next())
+            return state, KeptReason("the broker still appends to the segment", *self._active_next())
         first = self._first_waiting()
         if segment.base_offset == first:
-            return state, KeptReason(self.upload.waits_because, "it is uploaded once that is over")
+            return state, KeptReason(self.upload.waits_because, "the segment is uploaded once that has ended")
         return state, KeptReason(
-            f"uploads are in order, and {self.upload.waits_because}", f"it follows segment {first}"
+            f"segments are uploaded in order, and {self.upload.waits_because}",
+            f"the segment is uploaded after segment {first}",
         )
 
     def _first_waiting(self) -> int:
@@ -271,7 +275,7 @@ class _PolicyAnswers:
         )
 
     def _active_next(self) -> tuple[str, int | None]:
-        closed = "it is uploaded once the broker has closed it"
+        closed = "the segment is uploaded once the broker has closed it"
         if self.facts.upload_interval_ms is None:
             return closed, None
         due_ms = int(self.upload_due_ms)
@@ -284,20 +288,23 @@ class _PolicyAnswers:
         assert segment.next_offset is not None, "the archive goes on after it"
         for gap in self.manifest.gaps:
             if gap.base_offset < segment.next_offset and gap.next_offset > segment.base_offset:
-                return f"nothing uploads it: a gap is recorded there ({gap.reason})"
+                return f"the segment is never uploaded: a gap is recorded for its offsets ({gap.reason})"
         if self.facts.hint_shape.is_compacted:
             return self._reupload_of(segment)
-        return "nothing by itself: it is never trimmed; compare with `tieringd archive verify --deep`"
+        return (
+            "the segment is never trimmed automatically; compare it with the archive by `tieringd archive "
+            "verify --deep`"
+        )
 
     def _reupload_of(self, segment: LocalSegment) -> str:
         """Say whether the compacted form of a segment goes into the archive."""
         if self.reuploads is None:
             because = self.facts.idle_because or "cloud_storage_enable_compacted_topic_reupload is off"
-            return f"nothing uploads it again, although compaction rewrote it: {because}"
+            return f"compaction rewrote the segment, but it is not uploaded again: {because}"
         if any(segment in one.segments for one in self.reuploads.reuploads):
-            return "compaction rewrote it: housekeeping puts it in the place of what is archived"
+            return "compaction rewrote the segment: housekeeping replaces the archived one"
         reasons = {one.base_offset: one.reason for one in self.reuploads.passed}
-        return f"housekeeping leaves the archive as it is: {reasons[segment.base_offset]}"
+        return f"housekeeping keeps the archived segment: {reasons[segment.base_offset]}"
 
     def _trim_of(
         self, segment: LocalSegment, pieces: Sequence[RemoteSegment], following_bytes: int
@@ -306,28 +313,34 @@ class _PolicyAnswers:
         facts = self.facts
         has_hint = facts.hint_shape.has_hint
         if facts.idle_because:
-            return State.KEPT, KeptReason(facts.idle_because, "it is trimmed once that has changed")
+            return State.KEPT, KeptReason(facts.idle_because, "the segment is trimmed once that has changed")
         if self.never_trimmed:
             return State.KEPT, KeptReason(self.never_trimmed, self._never_next())
         if any(one.local is segment for one in self.trim.candidates):
             because = "local retention does not keep it" if has_hint else self.target.because
-            next_step = "the daemon's next rounds compare its bytes with the archive's, and trim it"
-            return State.TRIMMABLE, KeptReason(f"it is in the archive, and {because}", next_step)
+            next_step = "the daemon's next rounds compare the segment's bytes with the archive's, and trim it"
+            return State.TRIMMABLE, KeptReason(f"the segment is in the archive, and {because}", next_step)
         newest_ms = max(retention_time_ms(piece) for piece in pieces)
         kept = kept_locally(
             facts.local_target, following_bytes=following_bytes, newest_ms=newest_ms, now_ms=self.now_ms
         )
         if kept is not None and has_hint:
             return State.KEPT, kept
-        reason = f"a trim takes from the head only, and {self.trim.kept_because}"
-        return State.KEPT, KeptReason(reason, "it follows the segments before it")
+        reason = f"segments are trimmed in order, and {self.trim.kept_because}"
+        return State.KEPT, KeptReason(reason, "the segment is trimmed after the segments before it")
 
     def _never_next(self) -> str:
         if not self.facts.total.is_read_remotely:
-            return "the broker's own retention deletes it; with remote read on, local retention would trim it"
+            return (
+                "the broker's own retention deletes the segment; with remote read on, local retention "
+                "would trim it"
+            )
         if self.facts.is_compact_only:
-            return "it stays on the broker, where compaction may shrink it, unless cleanup.policy gets delete"
-        return "it stays on the broker until the broker itself deletes it"
+            return (
+                "the segment stays on the broker, where compaction may shrink it; it is trimmed only if "
+                "cleanup.policy includes delete"
+            )
+        return "the segment stays on the broker until the broker itself deletes it"
 
     def archived(self) -> Iterator[SegmentExplanation]:
         """Explain the stored segments that are not, or not completely, on disk."""
@@ -358,7 +371,7 @@ class _PolicyAnswers:
         """
         for one in self.manifest.retired:
             due_ms = one.retired_at_ms + self.facts.delete_delay_ms
-            left = f"in {span(due_ms - self.now_ms)}" if due_ms > self.now_ms else "with the next rounds"
+            left = f"in {span(due_ms - self.now_ms)}" if due_ms > self.now_ms else "in the next rounds"
             for piece in one.segments:
                 if self._is_on_disk(piece) or self.manifest.segments.covering(piece.base_offset):
                     continue
@@ -369,7 +382,8 @@ class _PolicyAnswers:
                     archived_bytes=piece.size_bytes,
                     place=Place.ARCHIVE,
                     state=State.RETIRED,
-                    reason="total retention let it go, and readers that began before may still need it",
+                    reason="total retention removed the segment, but readers that began earlier may still "
+                    "need it",
                     next_step=f"its objects are deleted {left}",
                     due_ms=due_ms,
                 )
@@ -377,16 +391,16 @@ class _PolicyAnswers:
     def _why_not_on_disk(self, piece: RemoteSegment) -> str:
         first = self.log.first_offset
         if first is None:
-            return "this broker has nothing of the partition on disk"
+            return "this broker has no file of the partition on disk"
         if piece.base_offset < first:
             return f"the local log begins at offset {first}"
-        return "the local log has no file with all of its offsets"
+        return "the local log has no file with all offsets of the segment"
 
     def _deletion_of(self, piece: RemoteSegment, left_bytes: int) -> KeptReason:
         """Explain a stored segment that total retention keeps, with *left_bytes* from it on."""
         limits, reason = self.facts.total, self._why_not_on_disk(piece)
         if not limits.deletes or (limits.limit_ms is None and limits.limit_bytes is None):
-            return KeptReason(reason, f"it stays: {self.expiry.kept_because}")
+            return KeptReason(reason, f"the segment stays: {self.expiry.kept_because}")
         kept = kept_in_total(
             limits, left_bytes=left_bytes, time_ms=retention_time_ms(piece), now_ms=self.now_ms
         )
@@ -397,25 +411,31 @@ class _PolicyAnswers:
 
     def _expired(self) -> KeptReason:
         start = self.expiry.start_offset
-        return KeptReason(f"total retention keeps only offset {start} and what follows", "it goes for good")
+        return KeptReason(
+            f"total retention keeps only offset {start} and later", "the segment is deleted permanently"
+        )
 
     def _local_expiry_next(self) -> str:
         blocked = self.facts.idle_because or self.never_trimmed
-        return f"the broker deletes it by its own retention: {blocked}" if blocked else "it is trimmed next"
+        return (
+            f"the broker deletes the segment by its own retention: {blocked}"
+            if blocked
+            else "the segment is trimmed next"
+        )
 
     def gaps(self) -> Iterator[SegmentExplanation]:
         """Explain the offsets that are in neither tier for good."""
         for gap in self.manifest.gaps:
             if not self._is_on_disk(gap):
-                yield _nowhere(gap, State.GAP, KeptReason(gap.reason, "nothing brings it back"))
+                yield _nowhere(gap, State.GAP, KeptReason(gap.reason, "these offsets are lost"))
 
     def missing(self) -> Iterator[SegmentExplanation]:
         """Explain the offsets that left the disk, and that the archive has not passed yet."""
         missing = self.upload.missing if self.upload else None
         if missing is not None:
             kept = KeptReason(
-                "it left the log directory before it was uploaded",
-                "it is uploaded if a pin holds it, and else recorded as a gap",
+                "the offsets left the log directory before they were uploaded",
+                "the offsets are uploaded if a pin holds them; otherwise they are recorded as a gap",
             )
             yield _nowhere(missing, State.MISSING, kept)
 

@@ -101,7 +101,7 @@ def plan_turn(
     if waiting and not busy:
         return _turn(waiting, is_forced=False, reason="the object store is idle")
     if overdue:
-        reason = busy or "it has waited for a whole interval"
+        reason = busy or "this work has waited for a whole interval"
         return _turn(overdue, is_forced=True, reason=reason)
     next_due = min(
         (max(job.covered_at + limits.interval_seconds, job.not_before) for job in jobs),

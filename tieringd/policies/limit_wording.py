@@ -57,8 +57,12 @@ def kept_locally(
         ways.append(_after(target.bytes.enforced - following_bytes))
     if not reasons:
         sources = f"{_source(target.ms)}; {_source(target.bytes)}"
-        return KeptReason(f"no local limit is in force ({sources})", "it stays while there is none")
-    return KeptReason(", and ".join(reasons), f"local retention lets it go {' or '.join(ways)}", due_ms)
+        return KeptReason(
+            f"no local limit is in force ({sources})", "the segment stays as long as there is no limit"
+        )
+    return KeptReason(
+        ", and ".join(reasons), f"local retention releases the segment {' or '.join(ways)}", due_ms
+    )
 
 
 def kept_in_total(limits: TotalRetention, *, left_bytes: int, time_ms: int, now_ms: int) -> KeptReason:
@@ -73,7 +77,11 @@ def kept_in_total(limits: TotalRetention, *, left_bytes: int, time_ms: int, now_
         ways.append(_in(due_ms, now_ms=now_ms))
     if limits.limit_bytes is not None:
         ways.append(_after(max(0, limits.limit_bytes - left_bytes) + 1))
-    return KeptReason("total retention keeps it", f"total retention lets it go {' or '.join(ways)}", due_ms)
+    return KeptReason(
+        "total retention keeps the segment",
+        f"total retention removes the segment {' or '.join(ways)}",
+        due_ms,
+    )
 
 
 def span(milliseconds: int) -> str:
@@ -90,7 +98,7 @@ def span(milliseconds: int) -> str:
 
 def _source(limit: LocalLimit) -> str:
     is_advice = limit.enforced != limit.advised
-    return f"{limit.source}, which is only advice: total retention holds" if is_advice else limit.source
+    return f"{limit.source}, which is not enforced: total retention applies" if is_advice else limit.source
 
 
 def _in(due_ms: int, *, now_ms: int) -> str:

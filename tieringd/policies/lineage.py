@@ -200,13 +200,13 @@ def plan_replacement(
     if newest >= leader_epoch:
         # Then only the log's end contradicts the tail, and the observed end may lag behind.
         reason = (
-            f"the archive holds leader epoch {newest} up to offset {tail_end - 1}, and the log that "
-            f"leads since epoch {leader_epoch} is known up to offset {bounds.log_end_offset - 1} only"
+            f"the archive has leader epoch {newest} up to offset {tail_end - 1}, but the log that leads "
+            f"since epoch {leader_epoch} is only known up to offset {bounds.log_end_offset - 1}"
         )
         return LineagePlan(Lineage.UNDECIDED, reason, manifest.next_offset)
     reason = (
-        f"offsets {divergence} to {tail_end - 1} were archived from a leader whose records the log "
-        f"that leads since epoch {leader_epoch} does not hold"
+        f"offsets {divergence} to {tail_end - 1} were archived from a leader whose records are not in the "
+        f"log that leads since epoch {leader_epoch}"
     )
     from_offset = divergence
     if reopened is not None and reopened.first_offset < from_offset:
@@ -225,8 +225,8 @@ def _without_comparison(
     """Return the result that needs no comparison of histories, and why; None when they must be compared."""
     if manifest.leader_epoch > leader_epoch:
         return Lineage.UNDECIDED, (
-            f"leader epoch {manifest.leader_epoch} wrote the manifest, and this broker was seen to lead "
-            f"since epoch {leader_epoch}"
+            f"leader epoch {manifest.leader_epoch} wrote the manifest, but this broker was last seen "
+            f"leading since epoch {leader_epoch}"
         )
     too_early = why_too_early(log, leader_epoch) if log.epochs else ""
     if too_early:
@@ -249,8 +249,8 @@ def why_too_early(log: LocalLog, leader_epoch: int) -> str:
     newest = log.epochs[-1][0]
     if newest != leader_epoch:
         return (
-            f"the local leader-epoch history ends with epoch {newest}, and this broker was seen to lead "
-            f"since epoch {leader_epoch}"
+            f"the local leader-epoch history ends with epoch {newest}, but this broker was last seen "
+            f"leading since epoch {leader_epoch}"
         )
     return ""
 
@@ -258,8 +258,11 @@ def why_too_early(log: LocalLog, leader_epoch: int) -> str:
 def _why_holds(manifest: PartitionManifest, log: LocalLog) -> str:
     shared = newest_shared_epoch(manifest.epochs, log.epochs)
     if shared is None:
-        return f"the archive ends before offset {log.epochs[0][1]}, the first that the local history knows"
-    return f"the local log holds leader epoch {shared} as far as the archive does"
+        return (
+            f"the archive ends before offset {log.epochs[0][1]}, the first offset of the local leader-epoch "
+            "history"
+        )
+    return f"the local log has leader epoch {shared} up to the end of the archive"
 
 
 def _first_reopened(manifest: PartitionManifest, log: LocalLog) -> CrossingTransaction | None:
@@ -284,8 +287,9 @@ def _first_reopened(manifest: PartitionManifest, log: LocalLog) -> CrossingTrans
 def _why_reopened(transaction: CrossingTransaction, leader_epoch: int) -> str:
     return (
         f"the transaction of producer {transaction.producer_id} that began at offset "
-        f"{transaction.first_offset} was archived as leader epoch {transaction.leader_epoch} ended it at "
-        f"offset {transaction.marker_offset}; the log that leads since epoch {leader_epoch} lacks that marker"
+        f"{transaction.first_offset} was archived with a marker of leader epoch {transaction.leader_epoch} "
+        f"at offset {transaction.marker_offset}; the log that leads since epoch {leader_epoch} lacks that "
+        "marker"
     )
 
 

@@ -164,13 +164,13 @@ def next_hint_step(
     """Return the step to take for a hint, and why."""
     if not shape.has_hint:
         step = HintStep.LEAVE if stored is None else HintStep.CLEAR
-        return step, f"{shape.why_no_say}: local retention has no say"
+        return step, f"{shape.why_no_say}: local retention does not apply"
     due_because = _why_due(shape, memory, stored=stored, segment_bytes=segment_bytes, now_ms=now_ms)
     if due_because:
         return HintStep.EVALUATE, due_because
     if due_ms <= now_ms:
-        return HintStep.EVALUATE, "a segment is past local retention"
-    return HintStep.LEAVE, "the hint was evaluated a short while ago"
+        return HintStep.EVALUATE, "a segment is past the limits of local retention"
+    return HintStep.LEAVE, "the hint was evaluated recently"
 
 
 def hint_due_ms(memory: HintMemory) -> int:

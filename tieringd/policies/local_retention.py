@@ -292,9 +292,11 @@ def _remarks(kind: Kind, place: str, kafka: int, redpanda: int | None, *, total:
     name, shadowed = f"{_KAFKA}.{kind}", f"{_REDPANDA}.{kind}"
     found = []
     if redpanda is not None:
-        found.append(f"{name} and {shadowed} are both set in {place}: {name} holds; remove {shadowed}")
+        found.append(
+            f"{name} and {shadowed} are both set in {place}: {name} takes precedence; remove {shadowed}"
+        )
     if total is not None and kafka != _AS_TOTAL and not 0 <= kafka <= total:
-        found.append(f"{name}={kafka} in {place} is more than retention.{kind}={total}, which holds as well")
+        found.append(f"{name}={kafka} in {place} is more than retention.{kind}={total}, which also applies")
     return found
 
 

@@ -47,12 +47,14 @@ from tieringd.policies.valid_rewritings import (
     valid_rewritings,
 )
 
-OFF_LINEAGE = "a newer leader wrote other records at its offsets"
-NOT_CHOSEN = "other objects hold its offsets"
-EPOCHS_GO_BACK = "its leader epochs do not follow those of the segments beside it"
-EXPIRED = "it lies before the archive's start"
-SUPERSEDED = "a job has put other objects in its place"
-UNFINISHED = "a job that took records out has stored it, and no record says that it stored all"
+OFF_LINEAGE = "a newer leader wrote other records at these offsets"
+NOT_CHOSEN = "other objects hold these offsets"
+EPOCHS_GO_BACK = "its leader epochs do not follow those of the neighbouring segments"
+EXPIRED = "it is before the start of the archive"
+SUPERSEDED = "a job has replaced it with other objects"
+UNFINISHED = (
+    "a job that removed records stored it, but no record shows that the job stored all of its objects"
+)
 
 _Worth: TypeAlias = tuple[int, int, int, int]
 _NOTHING: _Worth = (0, 0, 0, 0)
@@ -209,6 +211,7 @@ def _gone_on(
         expired_at_ms=known.expired_at_ms,
         # The list of held objects is not kept: only a log can bring back what compactions removed.
         unsettled=known.released([one for one in known.retired if one.is_held], is_settled=False).unsettled,
+        deletion=known.deletion,
     )
 
 

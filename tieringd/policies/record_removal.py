@@ -110,7 +110,7 @@ def why_winners_may_be_gone(basis: CompactionBasis, manifest: PartitionManifest,
     if manifest.replacements[:known] != basis.replacements or any(
         one.base_offset < basis.next_offset for one in later
     ):
-        return "an election has cut off segments that were read"
+        return "an election has removed segments that the job had read"
     expected = max(base_offset, manifest.start_offset)
     for one in manifest.segments.overlapping(expected, basis.next_offset):
         if one.base_offset > expected:
@@ -118,7 +118,7 @@ def why_winners_may_be_gone(basis: CompactionBasis, manifest: PartitionManifest,
         expected = one.next_offset
     if expected < min(basis.next_offset, manifest.next_offset) or manifest.next_offset < basis.next_offset:
         return (
-            f"the archive does not hold offset {min(expected, manifest.next_offset)} any more, which was read"
+            f"the archive no longer has offset {min(expected, manifest.next_offset)}, which the job had read"
         )
     return ""
 
@@ -176,7 +176,8 @@ def cut_for_unsettled(
     if cut_offset <= unsettled.base_offset:
         return cut_offset, ""
     return cut_offset, (
-        f"compactions took records out of offsets {unsettled.base_offset} to {cut_offset - 1}, whose later "
-        f"versions up to offset {unsettled.winners_end - 1} may be cut off with the tail; neither the bucket "
-        f"nor the leader's log, which begins at offset {log_start_offset}, has these records any more"
+        f"compactions removed records from offsets {unsettled.base_offset} to {cut_offset - 1}, and their "
+        f"later versions, up to offset {unsettled.winners_end - 1}, may be cut off with the tail; the "
+        "removed records are neither in the bucket nor in the leader's log, which begins at offset "
+        f"{log_start_offset}"
     )

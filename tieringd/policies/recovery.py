@@ -66,7 +66,7 @@ class Renaming:
                 raise ValueError(f"{self.replacement!r} cannot replace {self.pattern!r}: {error}") from error
         name = f"{self.prefix}{name}{self.suffix}"
         if not _LEGAL_NAME.fullmatch(name) or name in {".", ".."}:
-            raise ValueError(f"topic {topic} would be named {name!r}, which no topic may be")
+            raise ValueError(f"topic {topic} would be named {name!r}, which is not a valid topic name")
         return name
 
 
@@ -89,24 +89,24 @@ def target_fault(
     """
     if settings.get("message.timestamp.type") == "LogAppendTime":
         return TargetFault(
-            "message.timestamp.type=LogAppendTime: the records would lose their times",
-            "Set it to CreateTime for the time of the recovery",
+            "message.timestamp.type=LogAppendTime, which would replace the timestamps of the records",
+            "Set it to CreateTime during the recovery",
         )
     if "delete" not in settings.get("cleanup.policy", "delete"):
         return None
     kept_ms = int(settings.get("retention.ms", _UNLIMITED))
     if kept_ms >= 0 and 0 <= oldest_ms < now_ms - kept_ms:
         return TargetFault(
-            f"retention.ms={kept_ms}, and the oldest record is {now_ms - oldest_ms} ms old: the broker would "
-            "delete it within minutes",
-            "Set retention.ms=-1 for it, or bring back less with --last-ms",
+            f"retention.ms={kept_ms}, but the oldest record is {now_ms - oldest_ms} ms old: the broker "
+            "would delete it within minutes",
+            "Set retention.ms=-1 for the topic, or restore less with --last-ms",
         )
     kept_bytes = int(settings.get("retention.bytes", _UNLIMITED))
     if 0 <= kept_bytes < size_bytes:
         return TargetFault(
-            f"retention.bytes={kept_bytes}, and {size_bytes} bytes of a partition come: the broker would "
-            "delete the oldest within minutes",
-            "Set retention.bytes=-1 for it, or bring back less with --last-bytes",
+            f"retention.bytes={kept_bytes}, but {size_bytes} bytes of a partition are restored: the broker "
+            "would delete the oldest within minutes",
+            "Set retention.bytes=-1 for the topic, or restore less with --last-bytes",
         )
     return None
 
@@ -119,14 +119,14 @@ def fault_of_takeover(there: PartitionManifest, source: PartitionManifest) -> st
     """
     # This time is copied with the manifest, and never changes.
     if there.began_at_ms != source.began_at_ms:
-        return "a daemon began the archive in the target anew: what the source holds is not in it"
+        return "a daemon has begun a new archive in the target, which lacks the segments of the source"
     for gap in there.gaps:
         base_offset = max(gap.base_offset, source.start_offset)
         lost = source.segments.overlapping(base_offset, min(gap.next_offset, source.next_offset))
         if lost:
             return (
-                f"the target has a gap from offset {gap.base_offset} to {gap.last_offset}, and the source "
-                f"holds records of it, from {max(base_offset, lost[0].base_offset)} on"
+                f"the target has a gap from offset {gap.base_offset} to {gap.last_offset}, although the "
+                f"source has records in it, from offset {max(base_offset, lost[0].base_offset)} on"
             )
     return ""
 

@@ -94,7 +94,7 @@ class ClockStatus:
         ahead_ms = committed_at_ms - self.now_ms
         if self.doubt or self.is_confirmed or self.is_settled or ahead_ms <= CLOCK_ERROR_MAX_MS:
             return self.doubt
-        return f"the manifest was committed {ahead_ms / 1000:.0f} s later than it is by this host's clock"
+        return f"the manifest was committed {ahead_ms / 1000:.0f} s in the future by this host's clock"
 
     def ages_ms(self, committed_at_ms: int = 0) -> int:
         """Return the time that ages count to in a partition that was last committed at *committed_at_ms*."""
@@ -129,11 +129,11 @@ def clock_status(host: HostTime, history: ClockHistory) -> ClockStatus:
         doubt = f"this host's clock is {_off(error_ms)} the object store's clock"
         latest_ms = max(host.wall_ms, host.wall_ms - error_ms)
     elif history.awaits_store and history.store_time is None:
-        doubt = "the object store has not told the time yet"
+        doubt = "the object store has not reported its time yet"
     elif host.wall_ms < EARLIEST_MS and not is_own:
         doubt = "this host's clock shows a year before 2020"
     elif abs(step_ms) > CLOCK_ERROR_MAX_MS and (not is_own or _was_store_set(host, history)):
-        doubt = f"this host's clock was {was_set}, and the store has no clock of its own to compare with"
+        doubt = f"this host's clock was {was_set}, and the object store has no clock to compare with"
         if is_own:
             doubt = f"the clocks of this host and of the object store were both {was_set}"
         error_ms = step_ms

@@ -102,27 +102,28 @@ INDEX_FAULTS: Final = frozenset(
     {FaultKind.INDEX_MISSING, FaultKind.INDEX_SIZE, FaultKind.INDEX_CHECKSUM, FaultKind.INDEX_CONTENT}
 )
 
-_FROM_VERSIONS = "Bring the object back from the bucket's older versions or a copy of the bucket"
+_FROM_VERSIONS = "Restore the object from an older version in the bucket, or from a copy of the bucket"
 _DATA_ACTION = (
-    "Run `tieringd archive scrub --fix` on a broker that still holds these offsets. If none does: "
+    "Run `tieringd archive scrub --fix` on a broker that still has these offsets. If no broker has them: "
     f"{_FROM_VERSIONS[0].lower()}{_FROM_VERSIONS[1:]}"
 )
 _ACTIONS: Final = {
     **dict.fromkeys(DATA_FAULTS, _DATA_ACTION),
     **dict.fromkeys(
         INDEX_FAULTS,
-        "Run `tieringd archive scrub --fix`, best on a broker that still holds these offsets: "
-        "the index is built again",
+        "Run `tieringd archive scrub --fix`, preferably on a broker that still has these offsets: it "
+        "rebuilds the index",
     ),
-    FaultKind.MANIFEST_MISSING: f"{_FROM_VERSIONS}, and until then delete nothing of this partition",
+    FaultKind.MANIFEST_MISSING: f"{_FROM_VERSIONS}. Until then, delete nothing of this partition",
     FaultKind.MANIFEST_DAMAGED: _FROM_VERSIONS,
-    FaultKind.MANIFEST_RULES: "Report it: no tieringd writes this. Bring back an older version of it",
+    FaultKind.MANIFEST_RULES: "Report this: no tieringd writes such a manifest. Restore an older version",
     FaultKind.SPILLOVER_MISSING: _FROM_VERSIONS,
     FaultKind.SPILLOVER_DAMAGED: _FROM_VERSIONS,
-    FaultKind.SPILLOVER_DISAGREES: "Report it: no tieringd writes this",
+    FaultKind.SPILLOVER_DISAGREES: "Report this: no tieringd writes such a manifest",
     FaultKind.TOPIC_MANIFEST_MISSING: (
-        "A daemon that archives the topic writes it again; if none does, bring the object back, or let "
-        "`tieringd archive scrub --fix` put what no manifest names into quarantine"
+        "A daemon that archives the topic writes this manifest again. If no daemon does, restore the "
+        "object, or let `tieringd archive scrub --fix` move the objects that no manifest names into "
+        "quarantine"
     ),
     FaultKind.TOPIC_MANIFEST_DAMAGED: _FROM_VERSIONS,
 }
@@ -236,8 +237,8 @@ def spillover_tally_finding(
     return Finding(
         FaultKind.SPILLOVER_DISAGREES,
         manifest_key(partition),
-        f"the manifest says that {spillover.segments} segments of {spillover.size_bytes} bytes are spilled, "
-        f"and the spillover manifests hold {segments} of {size_bytes} bytes",
+        f"the manifest counts {spillover.segments} spilled segments of {spillover.size_bytes} bytes, but "
+        f"the spillover manifests have {segments} of {size_bytes} bytes",
         partition,
     )
 
@@ -258,12 +259,14 @@ class Keep(StrEnum):
     """Why an object stays where it is."""
 
     NAMED = "a manifest names it"
-    YOUNG = "it is younger than the grace: it may be an upload under way"
-    LATELY_REPLACED = "its offsets were replaced lately: readers may still have the manifest before"
-    AT_THE_END = "it lies past the end of the archive, and its writer may yet name it"
-    NO_MANIFEST = "the partition's manifest is missing: this may be all that is left of the partition"
-    UNCERTAIN = "what the partition's manifests name is not known for certain"
-    FOREIGN = "it is no object of this partition"
+    YOUNG = "the object is younger than the grace period: it may belong to an upload in progress"
+    LATELY_REPLACED = (
+        "the offsets of the object were replaced recently: readers may still use the previous manifest"
+    )
+    AT_THE_END = "the object is past the end of the archive, and its writer may still commit it"
+    NO_MANIFEST = "the partition's manifest is missing: this object may be all that is left of the partition"
+    UNCERTAIN = "the objects that the partition's manifests name are not known for certain"
+    FOREIGN = "the object does not belong to this partition"
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +341,7 @@ def plan_orphans(owner: Owner, objects: Iterable[StoredObject], *, grace_ms: int
     for one in objects:
         reason = _reason_to_keep(owner, one, grace_ms=grace_ms, now_ms=now_ms)
         if reason is None:
-            detail = "no manifest names it" if owner.manifest else "its partition has no manifest any more"
+            detail = "no manifest names it" if owner.manifest else "its partition no longer has a manifest"
             if owner.topic is not TopicState.LIVE:
                 detail += f", and its topic is {owner.topic.value}"
             orphans.append(Orphan(one, owner.partition, detail, owner.topic is not TopicState.LIVE))

@@ -46,7 +46,7 @@ RUN_SEGMENTS_MAX = 1_000
 RUNS_AT_ONCE_MAX = 4
 """The same limit as Redpanda's."""
 
-STILL_LOCAL = "its offsets are still on the broker's disk, and a trim compares them with it"
+STILL_LOCAL = "its offsets are still on the broker's disk, and a trim compares them with this segment"
 
 
 def merged_segment(
@@ -172,10 +172,10 @@ def job_limit_offset(manifest: PartitionManifest, *, has_log: bool) -> int | Non
     return manifest.trimmed_offset if has_log else None
 
 
-LARGE = "it is as large as the target, or larger"
-ALONE = "no neighbour can be joined to it"
-WAITS = "it waits for what follows: the run may still grow"
-FAILED = "an earlier attempt could not merge it"
+LARGE = "the segment is as large as the target, or larger"
+ALONE = "no neighbouring segment can be joined to it"
+WAITS = "the segment waits for later segments: the run may still grow"
+FAILED = "an earlier attempt could not merge the segment"
 
 
 def plan_merges(
@@ -351,7 +351,7 @@ def why_never_merged(terms: MergingTerms) -> str:
     if not terms.is_enabled:
         return "cloud_storage_enable_segment_merging is off"
     if terms.is_compacted:
-        return "the topic is compacted, and its segments are replaced one by one"
+        return "the topic is compacted, so its segments are replaced one by one instead"
     if terms.idle_because:
         return terms.idle_because
     return "" if terms.limits is not None else "the topic is not archived"
@@ -380,6 +380,6 @@ def explain_merging(
 
 def _becomes_one(run: MergeRun) -> str:
     return (
-        f"it becomes part of offsets {run.base_offset} to {run.next_offset - 1}, {run.segments} segments of "
-        f"{run.size_bytes} bytes together, once the object store is idle"
+        f"the segment becomes part of offsets {run.base_offset} to {run.next_offset - 1}, merged from "
+        f"{run.segments} segments of {run.size_bytes} bytes, once the object store is idle"
     )

@@ -48,9 +48,9 @@ _size_bytes: Callable[[LocalSegment], int] = attrgetter("size_bytes")
 _next_offset: Callable[[LocalSegment], int] = attrgetter("next_offset")
 """For closed segments only: no other is searched or taken."""
 
-ENOUGH = "nothing more is needed"
+ENOUGH = "nothing more has to be trimmed"
 ONLY_ACTIVE = "the active segment always stays"
-EMPTY = "there is nothing on disk"
+EMPTY = "no segment is on disk"
 
 
 class Phase(IntEnum):
@@ -69,8 +69,8 @@ class Phase(IntEnum):
 
 
 _TITLES = {
-    Phase.RETENTION: "what retention and advised local targets allow",
-    Phase.LOCAL_RETENTION: "what is past strict local targets by now",
+    Phase.RETENTION: "segments that retention and advisory local targets allow to trim",
+    Phase.LOCAL_RETENTION: "segments past strict local targets",
     Phase.DEFAULT_TARGETS: "topics on default local settings, down to two segments",
     Phase.EXPLICIT_TARGETS: "topics with local settings of their own, down to two segments",
     Phase.ACTIVE_SEGMENT: "every topic, down to its active segment",
@@ -401,7 +401,10 @@ def _why_kept(head: _Head) -> str:
     if head.first == partition.closed_count:
         return ONLY_ACTIVE
     base_offset = partition.segments[head.first].base_offset
-    return f"segment {base_offset} is not proved durable: the archive ends at {partition.durable_next_offset}"
+    return (
+        f"segment {base_offset} is not known to be durable: the archive ends at "
+        f"{partition.durable_next_offset}"
+    )
 
 
 def _turn(head: _Head) -> tuple[int, str]:

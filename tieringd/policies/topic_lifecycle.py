@@ -91,7 +91,7 @@ def plan_presence(manifests: Sequence[TopicManifest], ids: Mapping[str, frozense
     if unsure:
         because = f"the cluster has none of the bucket's topics, {unsure} of them live"
         if anchors:
-            because = f"the cluster lacks {unsure} live topics that are older than all that it has"
+            because = f"the cluster lacks {unsure} live topics that are older than all topics that it has"
     return PresencePlan(frozenset(absent), frozenset(present), frozenset(gone), because)
 
 
@@ -136,7 +136,7 @@ def ordered_to_go(manifest: TopicManifest, *, now_ms: int) -> TopicManifest:
         ConfigError: It is being purged already, or has been.
     """
     if manifest.lifecycle in BEYOND_RETURN:
-        raise ConfigError(f"{_named(manifest)} is {manifest.lifecycle.value} already")
+        raise ConfigError(f"{_named(manifest)} is already {manifest.lifecycle.value}")
     return replace(
         manifest,
         lifecycle=Lifecycle.DELETED,
@@ -152,9 +152,7 @@ def taken_back(manifest: TopicManifest, *, now_ms: int) -> TopicManifest:
         ConfigError: There is no deletion to take back, or it is too late.
     """
     if manifest.lifecycle is not Lifecycle.DELETED:
-        raise ConfigError(
-            f"{_named(manifest)} is {manifest.lifecycle.value}: there is no deletion to take back"
-        )
+        raise ConfigError(f"{_named(manifest)} is {manifest.lifecycle.value}: there is no deletion to cancel")
     return kept(manifest, now_ms=now_ms, by="operator", reason="an operator took its deletion back")
 
 
@@ -192,7 +190,7 @@ def purge_resumed(manifest: TopicManifest, *, now_ms: int, by: str, also_from: s
     if lease is not None and now_ms < lease.until_ms and not lease.owner.startswith(also_from):
         raise ConfigError(
             f"{_named(manifest)} is being purged by {lease.owner}",
-            hint="Wait until that is done; nothing is left to do then",
+            hint="Wait until the purge is finished; nothing is left to do then",
         )
     taken = Lease(by, now_ms + LEASE_MS)
     return replace(manifest, deletion=replace(manifest.deletion, lease=taken))
@@ -233,9 +231,9 @@ def plan_purge(manifest: TopicManifest, *, now_ms: int, by: str, grace_ms: int) 
     lease = manifest.deletion.lease if manifest.deletion else None
     # No daemon takes a lease for longer, so a wrong clock noted one that ends later.
     if lease is None or not now_ms < lease.until_ms <= now_ms + LEASE_MS + CLOCK_ERROR_MAX_MS:
-        return PurgePlan(PurgeStep.CLAIM, "nobody has the lease")
+        return PurgePlan(PurgeStep.CLAIM, "no daemon has the lease")
     if lease.owner == by:
-        return PurgePlan(PurgeStep.WORK, "we hold the lease")
+        return PurgePlan(PurgeStep.WORK, "this daemon has the lease")
     return PurgePlan(PurgeStep.NOTHING, f"{lease.owner} has the lease for {lease.until_ms - now_ms} ms")
 
 
@@ -243,16 +241,16 @@ def _waits_because(manifest: TopicManifest, *, now_ms: int, grace_ms: int) -> st
     """Return why nothing is to be deleted now; empty when something is."""
     deletion = manifest.deletion
     if manifest.lifecycle in (Lifecycle.LIVE, Lifecycle.KEPT) or deletion is None:
-        return f"it is {manifest.lifecycle.value}"
+        return f"the topic is {manifest.lifecycle.value}"
     if manifest.lifecycle is Lifecycle.DELETED:
         # A clock that was set back lengthens the grace; it never shortens it.
         left_ms = deletion.noted_at_ms + grace_ms - now_ms
-        return f"the grace has {left_ms} ms left" if left_ms > 0 else ""
+        return f"the grace period has {left_ms} ms left" if left_ms > 0 else ""
     if manifest.lifecycle is Lifecycle.PURGED:
         if deletion.checked_at_ms is not None:
-            return "it is purged, and was searched for what came late"
+            return "the archive is purged, and was searched for late objects"
         if now_ms < (deletion.purged_at_ms or 0) + LATE_CHECK_MS:
-            return "it is purged; what comes late is searched for later"
+            return "the archive is purged; it will be searched for late objects"
     return ""
 
 

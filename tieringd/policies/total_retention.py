@@ -19,10 +19,16 @@ The first evaluation only notes what would expire. The next one, an interval lat
 start of a broker's log, its files and its configuration may all be wrong for a moment, and a deletion is
 for ever.
 
-`users_start` finds a user's DeleteRecords in the start of the broker's log. A log's start moves for three
-reasons: tieringd trimmed it, the broker's own retention deleted whole segments, or a user had records
-deleted. The archive follows only the last, and the broker does not report the reason. A start is
-certainly a user's where all of this holds:
+A deletion through the gateway, or by `tieringd topic delete-records`, is recorded in the manifest
+(`PartitionManifest.deletion`) and needs no evidence.
+
+`users_start` finds every other DeleteRecords of a user in the start of the broker's log. A log's start moves
+for three reasons: tieringd trimmed it, the broker's own retention deleted whole segments, or a user had
+records deleted. The archive follows only the last, and the broker does not report the reason.
+
+A start inside a record batch is certainly a user's. Segments of every replica begin with a batch, and
+retention and trims end where a segment does. This evidence is in the log itself, so a change of leader does
+not remove it. A start between two batches is certainly a user's where all of this holds:
 
 * it is past tieringd's own trims, which the manifest records, and past where the log began when its
   leader claimed the manifest: replicas roll at different offsets, so an earlier leader's retention may
@@ -48,15 +54,22 @@ from tieringd.model.segment_table import SegmentTable
 from tieringd.policies.retention_time import retention_time_ms
 
 
-def users_start(log: LocalLog, manifest: PartitionManifest, *, log_start_offset: int) -> int | None:
+def users_start(
+    log: LocalLog, manifest: PartitionManifest, *, log_start_offset: int, is_inside_batch: bool = False
+) -> int | None:
     """
     Return the offset before which a user deleted the records; None where none did, or it is uncertain.
 
-    It is never past the archive's end, and always past the archive's start.
+    *is_inside_batch* says whether a batch of the log begins before *log_start_offset* and ends after it.
+    It is always past the archive's start, and may be past the archive's end.
     """
-    start_offset = min(log_start_offset, manifest.next_offset)
     is_ours = log_start_offset <= manifest.trimmed_offset
-    if is_ours or start_offset <= manifest.start_offset or log.is_reframed:
+    is_followed = min(log_start_offset, manifest.next_offset) <= manifest.start_offset
+    if is_followed or log.is_reframed:
+        return None
+    if is_inside_batch:
+        return log_start_offset
+    if is_ours:
         return None
     is_inside = any(
         segment.base_offset < log_start_offset < (segment.next_offset or log_start_offset + 1)
@@ -64,7 +77,7 @@ def users_start(log: LocalLog, manifest: PartitionManifest, *, log_start_offset:
     )
     stored = manifest.segments.covering(log_start_offset)
     is_stored_base = stored is not None and stored.base_offset == log_start_offset
-    return start_offset if is_inside and not is_stored_base else None
+    return log_start_offset if is_inside and not is_stored_base else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +181,12 @@ def plan_total_retention(
         if segment.next_offset <= deleted_before:
             reason = ""
         if not reason and not limits.is_read_remotely and segment.next_offset > log_start_offset:
-            reason = "remote read is off for the topic, and the broker's own retention has not taken it yet"
+            reason = (
+                "remote read is off for the topic, and the broker's own retention has not deleted the "
+                "segment yet"
+            )
         if not reason and up_to is not None and segment.next_offset > up_to:
-            reason = "it goes when the next look finds so as well"
+            reason = "the segment is deleted if the next evaluation gives the same result"
         if reason:
             because = f"segment {segment.base_offset} stays: {reason}"
             is_cut = max(manifest.start_offset, segment.base_offset) < deleted_before <= segment.last_offset
@@ -254,7 +270,7 @@ def _why_nothing_goes(limits: TotalRetention) -> str:
     if not limits.deletes:
         return "cleanup.policy does not delete"
     if limits.limit_ms is None and limits.limit_bytes is None:
-        return "retention.ms and retention.bytes are without limit"
+        return "retention.ms and retention.bytes are unlimited"
     return ""
 
 

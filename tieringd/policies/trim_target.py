@@ -54,7 +54,7 @@ def choose_trim_target(wishes: TrimWishes, *, durable_offset: int, log_start_off
     wanted, because = _wanted(wishes)
     if wanted is None or wanted > durable_offset:
         wanted = durable_offset
-        because = f"{because}, and only what is below offset {durable_offset} is durable"
+        because = f"{because}, but only offsets below {durable_offset} are durable"
     return TrimTarget(max(log_start_offset, wanted), spends, because)
 
 
@@ -62,13 +62,13 @@ def _wanted(wishes: TrimWishes) -> tuple[int | None, str]:
     """Return the wanted log start, durable or not, and the reason; None for no limit."""
     cloud_gc_offset = wishes.cloud_gc_offset
     if wishes.hint is not None:
-        wanted, because = wishes.hint, f"local retention keeps offset {wishes.hint} and what follows"
+        wanted, because = wishes.hint, f"local retention keeps offset {wishes.hint} and later"
     elif wishes.awaits_hint:
         wanted, because = 0, "the local retention hint is not published yet"
     else:
         return None, "there is no local retention hint"
     if cloud_gc_offset is not None and cloud_gc_offset > wanted:
-        return cloud_gc_offset, f"the space manager asked for a trim to offset {cloud_gc_offset}"
+        return cloud_gc_offset, f"the space manager requested a trim to offset {cloud_gc_offset}"
     return wanted, because
 
 

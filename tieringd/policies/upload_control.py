@@ -42,12 +42,12 @@ LISTENING = "listening"
 """Holds uploads back: the machine's load is measured without uploads for a moment."""
 
 _HELD_BECAUSE = {
-    SLOTS: "as many uploads are under way as connections and threads allow",
-    LIMIT: "cloud_storage_upload_bytes_per_second is reached",
-    LISTENING: "the machine is busy, and tieringd listens for a moment whether others want it",
-    CPU: "others want the processors, and the backlog gets its shares of them",
-    IO: "others wait for the disks, and the backlog gets its shares of them",
-    MEMORY: "others wait for memory, and the backlog gets its shares of it",
+    SLOTS: "the connections and threads for uploads are all in use",
+    LIMIT: "the limit cloud_storage_upload_bytes_per_second is reached",
+    LISTENING: "the machine is busy, and uploads pause for a moment to measure the load of other programs",
+    CPU: "other programs need the processors, and uploads get only their shares",
+    IO: "other programs wait for the disks, and uploads get only their shares",
+    MEMORY: "other programs wait for memory, and uploads get only their shares",
 }
 _PER_MILLE = 1000
 _MAX_COEFFICIENT = 1e6
@@ -352,7 +352,7 @@ def pace_for(
 
 def held_because(by: str, waited_seconds: float) -> str:
     """Say in a sentence what holds an upload back: *by* is one of the constants above."""
-    return f"{_HELD_BECAUSE[by]}; it has waited for {waited_seconds:.1f} s"
+    return f"{_HELD_BECAUSE[by]}; the upload has waited for {waited_seconds:.1f} s"
 
 
 _NEW_SECONDS = 10.0

@@ -222,7 +222,7 @@ def _why_not_eligible(segment: LocalSegment, bounds: LogBounds) -> str:
         return f"segment {segment.base_offset} is active"
     if segment.next_offset > bounds.last_stable_offset:
         return (
-            f"segment {segment.base_offset} ends past the last stable offset {bounds.last_stable_offset}: "
-            f"a transaction is open, or the data is not replicated yet"
+            f"segment {segment.base_offset} ends past the last stable offset {bounds.last_stable_offset}: a "
+            "transaction is open, or the data is not replicated yet"
         )
     return ""

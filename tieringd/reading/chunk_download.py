@@ -234,7 +234,7 @@ class ChunkDownloader:
             ) from error
         if len(data) != size_bytes:
             raise CorruptDataError(
-                f"the object ends {size_bytes - len(data)} bytes before its index says",
+                f"the object is {size_bytes - len(data)} bytes shorter than its index says",
                 source=key,
                 position=start + len(data),
             )

@@ -56,7 +56,7 @@ LINKS_KEPT_MAX = 16_384
 LINKS_MAX = 16
 """Longest chain of restores. A chain that is longer, or that is a circle, is reported as a fault."""
 
-EXPIRED = "total retention has let go of them"
+EXPIRED = "total retention has deleted these offsets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,9 @@ class History:
         is_new = await create(self._store, history_link_key(link.topic), data, crc32c=crc32c(data))
         if not is_new and await self._load(link.topic) != link:
             raise ConfigError(
-                f"topic {link.topic.topic} ({link.topic.topic_id}) goes on from another archive already, "
-                "or from another offset of it",
-                hint="Delete the topic, create it again and come again: it has a new id then",
+                f"topic {link.topic.topic} ({link.topic.topic_id}) already continues another archive, or "
+                "the same one from another offset",
+                hint="Delete the topic, create it again under a new id, and run this again",
             )
         # Read after the link is stored: a purge that is claimed later sees the link.
         history = await self._manifests.load_topic(link.history)
@@ -108,7 +108,7 @@ class History:
                 await self._store.delete_many([history_link_key(link.topic)])
             raise ConfigError(
                 f"the archive of topic {link.history.topic} ({link.history.topic_id}) is "
-                f"{history.lifecycle.value}: nothing can go on from it"
+                f"{history.lifecycle.value}: no topic can continue it"
             )
 
     async def link_of(self, topic: TopicKey) -> HistoryLink | None:
@@ -143,12 +143,18 @@ class History:
                 return found
 
     async def parts(
-        self, partition: TopicIdPartition, *, start_offset: int, is_fresh: bool = False
+        self,
+        partition: TopicIdPartition,
+        *,
+        start_offset: int,
+        deleted_before: int = 0,
+        is_fresh: bool = False,
     ) -> tuple[PartitionManifest, ...]:
         """
         Return the archives before a partition's own, which begins at *start_offset*: oldest first.
 
-        Each ends where the next begins, and the last one ends at *start_offset*. With *is_fresh* their
+        Each ends where the next begins, and the last one ends at *start_offset*. Records before
+        *deleted_before*, which a user deleted from the partition, are left out. With *is_fresh* their
         manifests are read again, because an object is gone.
 
         Raises:
@@ -164,8 +170,8 @@ class History:
             key = link.history
             if key in seen or len(seen) > LINKS_MAX:
                 raise CorruptDataError(
-                    f"the history of {partition} has no end: {len(seen)} links, and {key.topic} "
-                    f"({key.topic_id}) comes again or next"
+                    f"the history of {partition} does not end after {len(seen)} links: {key.topic} "
+                    f"({key.topic_id}) is repeated, or there are too many"
                 )
             seen.add(key)
             old = TopicIdPartition(key.cluster, key.topic, key.topic_id, number)
@@ -178,7 +184,9 @@ class History:
             part = history_part(manifest, end_offset=end_offset, next_start=start_offset)
             found.append(part)
             start_offset = part.start_offset
-        return tuple(reversed(found))
+        return tuple(
+            one.seen_from(deleted_before) for one in reversed(found) if one.next_offset > deleted_before
+        )
 
     async def _require_no_loop(self, link: HistoryLink) -> None:
         key, seen = link.history, {link.topic}
@@ -189,7 +197,8 @@ class History:
                 return
             key = further.history
         raise ConfigError(
-            f"the history of topic {link.topic.topic} would lead in a circle, or over {LINKS_MAX} restores"
+            f"the history of topic {link.topic.topic} would be circular, or have more than {LINKS_MAX} "
+            "restores"
         )
 
     async def _link_of(self, key: TopicKey) -> HistoryLink | None:
@@ -226,7 +235,7 @@ class History:
             raise error.located(object_key) from error
         if link.topic != key:
             raise CorruptDataError(
-                f"the history link of {link.topic} lies where {key}'s should", source=object_key
+                f"the history link of {link.topic} is stored under the key of {key}", source=object_key
             )
         return link
 
@@ -331,12 +340,17 @@ class LogReader:
         if self._history is None:
             return ()
         own = await self._load()
-        return await self._history.parts(self._partition, start_offset=own.start_offset, is_fresh=is_fresh)
+        return await self._history.parts(
+            self._partition,
+            start_offset=own.start_offset,
+            deleted_before=own.deleted_before,
+            is_fresh=is_fresh,
+        )
 
     async def _part(self, number: int, is_fresh: bool) -> PartitionManifest:  # noqa: FBT001 as `_own` has it
         parts = await self._parts(is_fresh=is_fresh)
         if number >= len(parts):
-            raise ObjectNotFound(f"the history of {self._partition} has gone")
+            raise ObjectNotFound(f"the history of {self._partition} no longer exists")
         return self._begun(parts[number])
 
     async def _own(self, is_fresh: bool) -> PartitionManifest:  # noqa: ARG002, FBT001 it is never kept

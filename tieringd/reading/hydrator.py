@@ -120,7 +120,7 @@ _Place: TypeAlias = tuple[str, int]
 
 
 def _when_closed(_: object) -> str:
-    return "the download was ended: the hydrator is closed"
+    return "the download was cancelled: the hydrator is closed"
 
 
 class Hydrator:
@@ -232,9 +232,9 @@ class Hydrator:
             part = smaller.holding(chunk.base_offset if offset is None else offset)
             if part is None or part.size_bytes >= chunk.size_bytes:
                 raise LocalFileError(
-                    f"{wanted.name}: {chunk.size_bytes} bytes fit neither the cache nor the memory",
+                    f"{wanted.name}: {chunk.size_bytes} bytes fit neither in the cache nor in memory",
                     path=wanted.name,
-                    hint="make room for the cache, or set a smaller cloud_storage_cache_chunk_size",
+                    hint="free some space for the cache, or set a smaller cloud_storage_cache_chunk_size",
                 )
             return await self.open(partition, segment, index, part)
         self._note_reader(partition, segment, index, wanted, next_segment)

@@ -127,7 +127,7 @@ class IndexCache:
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._held_bytes = 0
         self._flights: SingleFlight[str, SegmentIndex] = SingleFlight(
-            lambda key: f"{key}: reading was ended: the hydrator is closed"
+            lambda key: f"{key}: reading was cancelled: the hydrator is closed"
         )
 
     @property
@@ -193,11 +193,11 @@ class IndexCache:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
                 data, _ = await self._store.get(key)
         except TimeoutError as error:
-            raise StorageUnavailable(f"get {key}: no answer in {_TIMEOUT_SECONDS:g} s") from error
+            raise StorageUnavailable(f"get {key}: no response in {_TIMEOUT_SECONDS:g} s") from error
         self._metrics.hydrated_bytes.labels("index").inc(len(data))
         if len(data) != segment.index_size_bytes:
             raise CorruptDataError(
-                f"the index has {len(data)} bytes and the manifest says {segment.index_size_bytes}",
+                f"the index has {len(data)} bytes, but the manifest has {segment.index_size_bytes}",
                 source=key,
             )
         return data, await in_thread(decode_sidecar_of, data, segment, key=key)

@@ -74,7 +74,7 @@ def under_first_epoch(batches: ArchivedBatches) -> ArchivedBatches:
             data = bytearray(batches.data or b"")
     except OSError as error:
         raise LocalFileError(
-            f"a cached chunk cannot be read: {error}", path="", hint="look at the cache's disk"
+            f"a cached chunk cannot be read: {error}", path="", hint="check the disk of the cache"
         ) from error
     finally:
         batches.close()
@@ -248,7 +248,9 @@ def _held(found: HydratedChunk, index: SegmentIndex, offset: int) -> HeldBatches
     except (OSError, CorruptDataError) as error:
         found.mark_corrupt()
         raise LocalFileError(
-            f"a cached chunk cannot be read: {error}", path=str(found.chunk), hint="look at the cache's disk"
+            f"a cached chunk cannot be read: {error}",
+            path=str(found.chunk),
+            hint="check the disk of the cache",
         ) from error
     finally:
         if not is_held:

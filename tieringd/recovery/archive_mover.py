@@ -116,7 +116,7 @@ class ArchiveMover:
         if names and elsewhere:
             raise ConfigError(
                 f"topic {elsewhere[0].key.topic} was moved to {elsewhere[0].moved_to}",
-                hint="Move it on from there",
+                hint="Copy it from there",
             )
         wanted = [one for one in wanted if one not in elsewhere]
         for topic in wanted:
@@ -159,7 +159,7 @@ class ArchiveMover:
                 theirs = (await self._target.manifests.load(partition)).manifest
                 if theirs is None:
                     if ours is not None and ours.segment_count:
-                        faults.append(f"{partition}: the target has no manifest of it")
+                        faults.append(f"{partition}: the target has no manifest of the partition")
                     continue
                 report = await self._target.verifier.verify(theirs, deep=deep)
                 faults += [f"{partition}: {fault}" for fault in report.faults]

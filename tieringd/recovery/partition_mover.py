@@ -114,10 +114,10 @@ class ObjectCopier:
             return False
         if not _is_same_object(source, info):
             raise StorageError(
-                f"{source.key} is in the target already, and is another object: {info.size_bytes} bytes, "
-                f"and not {source.size_bytes}, or another checksum",
+                f"{source.key} is already in the target, but it is another object: {info.size_bytes} bytes "
+                f"instead of {source.size_bytes}, or another checksum",
                 key=source.key,
-                hint="Find out who wrote it there; delete it, and come again",
+                hint="Find out which process wrote it; delete the object, and run this again",
             )
         return True
 
@@ -148,9 +148,9 @@ class ObjectCopier:
     def _refused(self, error: OSError) -> LocalFileError:
         place = self._directory or tempfile.gettempdir()
         return LocalFileError(
-            f"objects cannot be copied by way of {place}: {error.strerror or error}",
+            f"objects cannot be copied through {place}: {error.strerror or error}",
             path=str(place),
-            hint="Make room there for the largest segments, eight at a time",
+            hint="Free space there for eight of the largest segments",
         )
 
 
@@ -163,10 +163,10 @@ def _proved(source: CopySource, size_bytes: int, checksum: int) -> int:
     """Return *checksum* if the bytes that were read have the expected size and checksum."""
     if size_bytes != source.size_bytes or source.crc32c not in {None, checksum}:
         raise CorruptDataError(
-            f"the object has {size_bytes} bytes with checksum {checksum:08x}, and is known to have "
+            f"the object has {size_bytes} bytes with checksum {checksum:08x}, but should have "
             f"{source.size_bytes}" + (f" with {source.crc32c:08x}" if source.crc32c is not None else ""),
             source=source.key,
-            hint="`tieringd archive verify --deep` on the source says more",
+            hint="`tieringd archive verify --deep` on the source has details",
         )
     return checksum
 
@@ -270,7 +270,7 @@ class PartitionMover:
         if there.manifest is not None and not is_copy(there.manifest):
             raise ConfigError(
                 f"the target has an archive of {there.manifest.partition} that a daemon or a job has written",
-                hint="Stop that daemon, or choose another bucket or prefix: nothing is written over",
+                hint="Stop that daemon, or choose another bucket or prefix: nothing is overwritten",
             )
 
     async def _copy(self, manifest: PartitionManifest) -> PartitionCopy:
@@ -280,8 +280,8 @@ class PartitionMover:
             if fault:
                 raise ConfigError(
                     f"{manifest.partition}: {fault}",
-                    hint="A daemon archived into the target before the move was over. Keep the source: "
-                    "nothing is copied into an archive that another writes",
+                    hint="A daemon archived into the target before the move was finished. Keep the source: "
+                    "nothing is copied into an archive that another process writes",
                 )
             return _report(there.manifest, has_gone_on=True)
         self._require_ours(there)

@@ -123,10 +123,10 @@ class Ballast:
         held = await asyncio.to_thread(file.held_bytes)
         if not has_room(await self._reading(file), self._settings.alerts, file.size_bytes - held):
             raise LocalFileError(
-                f"the ballast file {file.path} is not made: with {file.size_bytes} bytes more, "
-                "its disk would be low on space",
+                f"the ballast file {file.path} is not created: with {file.size_bytes} bytes more, its disk "
+                "would be low on space",
                 path=file.path,
-                hint="Make room, or set ballast_file_size to less",
+                hint="Free some disk space, or set a smaller ballast_file_size",
             )
         await self._grow(file)
         return await self.show()

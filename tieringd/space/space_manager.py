@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 NOT_TIERED = "remote write is off for the topic: only the broker's own retention trims it"
-FOLLOWED = "another broker leads it, and trims it for all replicas"
-PAUSED = "its topic is paused"
-NOT_KNOWN = "it is not known yet what of it is durable"
+FOLLOWED = "another broker leads the partition, and trims it on all replicas"
+PAUSED = "the topic is paused"
+NOT_KNOWN = "the durable offsets of the partition are not known yet"
 
 SEGMENT_BYTES = 128 << 20
 """The size of an ordinary segment: exceeding an area by no more is not worth a trim."""
@@ -232,7 +232,11 @@ class SpaceManager:
 
     def _obstacle_of(self, leadership: Leadership) -> str:
         archiver = self._reconciler.archiver(leadership)
-        return archiver.quarantine_fault if archiver else "its archiver has not begun, or was stopped"
+        return (
+            archiver.quarantine_fault
+            if archiver
+            else "the archiver of the partition has not started, or has stopped"
+        )
 
     def _act(self, snapshot: BrokerSnapshot, space: DiskSpace, plan: SpacePlan) -> None:
         offsets = plan.cloud_gc_offsets()

@@ -243,7 +243,7 @@ def truncated(file_slice: FileSlice, position: int) -> LocalFileError:
     return LocalFileError(
         f"{path} ends at byte {position}, but was to be stored up to byte {end}",
         path=path,
-        hint="it was truncated meanwhile; nothing was stored",
+        hint="the file was truncated during the upload; nothing was stored",
     )
 
 

@@ -224,7 +224,7 @@ class FileBody(Payload):
                 sent = os.sendfile(out, self._slice.fd, position, end - position)
             except BlockingIOError:
                 if not poller.poll(self._stall_seconds * 1000):
-                    raise TimeoutError(f"the peer took nothing for {self._stall_seconds:g} s") from None
+                    raise TimeoutError(f"the peer accepted no data for {self._stall_seconds:g} s") from None
                 continue
             except OSError as error:
                 if error.errno == errno.EIO:
@@ -252,7 +252,7 @@ class FileBody(Payload):
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         if self._is_stopped:
-            raise ConnectionAbortedError("the request is over")
+            raise ConnectionAbortedError("the request has ended")
         self._work = work = self._executor.submit(function, *arguments)
         return await finished(work, on_cancel=self._interrupt_thread)
 

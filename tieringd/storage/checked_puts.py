@@ -56,7 +56,8 @@ _TRIAL: Final = b"tieringd sends a wrong checksum with these bytes"
 
 _HINT = (
     "choose a store with conditional writes. If only one daemon will ever write to this bucket and prefix, "
-    "cloud_storage_single_writer accepts this store; a second writer would then lose data without a word"
+    "cloud_storage_single_writer accepts this store; with a second writer, data would then be lost "
+    "unnoticed"
 )
 
 
@@ -77,7 +78,7 @@ async def create(store: ObjectStore, key: str, body: Body, *, crc32c: int) -> bo
             await store.head(key)
         except ObjectNotFound:
             raise StorageUnavailable(
-                f"the store refused to create {key}, saying that it exists, and does not have it"
+                f"the store refused to create {key} because it exists, but reading it finds no such object"
             ) from refusal
         return False
     return True
@@ -142,9 +143,9 @@ class CheckedPuts:
                 again = None if condition is None else IfVersion(info.version)
                 info = await self._store.put(key, body, crc32c=crc32c, condition=again)
         raise ChecksumRejected(
-            f"put {key}: the store has other bytes than it was sent, {_TRIES} times in a row",
+            f"put {key}: the store kept other bytes than it was sent, {_TRIES} times in a row",
             key=key,
-            hint="Look for damage between this host and the store's disks. What was stored is not used",
+            hint="Check the network and the store's disks for damage. The damaged object is not used",
         )
 
     async def _is_right(self, info: ObjectInfo, *, size_bytes: int, crc32c: int) -> bool:
@@ -158,7 +159,8 @@ class CheckedPuts:
             return found.size_bytes == size_bytes and await self._crc32c(info.key, size_bytes) == crc32c
         except (ObjectNotFound, StorageUnavailable) as error:
             raise StorageUnavailable(
-                f"put {info.key}: it cannot be read back: {error}", outcome_unknown=True
+                f"put {info.key}: the object could not be read back for comparison: {error}",
+                outcome_unknown=True,
             ) from error
 
     async def _crc32c(self, key: str, size_bytes: int) -> int:
@@ -198,14 +200,25 @@ async def require_conditional_writes(store: ObjectStore, *, second: ObjectStore 
 async def _try_conditions(store: ObjectStore, second: ObjectStore, key: str) -> None:
     first = await _put(store, key, b"1", IfAbsent())
     if first is None:
-        raise ConfigError(f"the object store refused to create {key}, saying that it exists", hint=_HINT)
+        raise ConfigError(
+            f"the object store refused to create the new object {key}, as if it existed", hint=_HINT
+        )
     if await _put(second, key, b"2", IfAbsent()) is not None:
-        raise ConfigError("the object store replaces objects that were to be created only", hint=_HINT)
+        raise ConfigError(
+            "the object store ignores the condition of a write: it replaced an object that was only to be "
+            "created",
+            hint=_HINT,
+        )
     if await _put(second, key, b"3", IfVersion(first.version)) is None:
-        raise ConfigError("the object store does not know the version that it gave an object", hint=_HINT)
+        raise ConfigError(
+            "the object store refused a conditional write with the version that it returned for the object",
+            hint=_HINT,
+        )
     if await _put(store, key, b"4", IfVersion(first.version)) is not None:
         raise ConfigError(
-            "the object store replaces objects whatever version the writer has read", hint=_HINT
+            "the object store ignores the condition of a write: it replaced an object although its version "
+            "had changed",
+            hint=_HINT,
         )
 
 
@@ -218,4 +231,6 @@ async def _put(store: ObjectStore, key: str, data: bytes, condition: Condition) 
     except (BucketNotFound, StorageDenied, StoreFull):
         raise
     except StorageError as error:
-        raise ConfigError(f"the object store takes no conditional writes: {error}", hint=_HINT) from error
+        raise ConfigError(
+            f"the object store does not support conditional writes: {error}", hint=_HINT
+        ) from error

@@ -238,7 +238,7 @@ class FileStore:
         """Check the condition and move the file into place; the caller holds the key's lock."""
         previous = _opened_status(root, target.name)
         if previous is not None and stat.S_ISDIR(previous.st_mode):
-            raise IsADirectoryError(errno.EISDIR, "it is a directory")
+            raise IsADirectoryError(errno.EISDIR, "the path is a directory")
         condition = target.condition
         version = _version(previous) if previous is not None else None
         if (isinstance(condition, IfAbsent) and version is not None) or (
@@ -254,15 +254,21 @@ class FileStore:
             except FileNotFoundError:
                 self._make_directory(root, dirname(target.name))
             except FileExistsError as error:
-                raise PreconditionFailed(f"put {target.path}: it exists", key=target.key) from error
+                raise PreconditionFailed(
+                    f"put {target.path}: the object exists already", key=target.key
+                ) from error
             else:
                 return
-        raise FileNotFoundError(errno.ENOENT, "its directory goes as often as it is made")
+        raise FileNotFoundError(
+            errno.ENOENT, "another process deletes the directory as often as it is created"
+        )
 
     def _make_directory(self, root: int, directory: str) -> None:
         """Make a directory below the root, durably. A concurrent delete that removes it is no error."""
         if not directory:
-            raise BucketNotFound(f"{self._root.path} was removed meanwhile", hint="Mount its disk")
+            raise BucketNotFound(
+                f"{self._root.path} was removed while tieringd used it", hint="Mount the disk of the archive"
+            )
         parent = dirname(directory)
         try:
             os.mkdir(directory, dir_fd=root)
@@ -368,13 +374,15 @@ class FileStore:
     def _error(self, operation: str, path: Path, key: str | None, error: OSError) -> TieringError:
         text = f"{operation} {path}: {error.strerror or error}"
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            return StoreFull(text, key=key, hint=f"make room on the disk of {self._root.path}")
+            return StoreFull(text, key=key, hint=f"free some space on the disk of {self._root.path}")
         if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
-            return StorageDenied(text, key=key, hint="let the user that runs tieringd write there")
+            return StorageDenied(text, key=key, hint="allow the user that runs tieringd to write there")
         if error.errno in {errno.ENOTDIR, errno.EISDIR}:
-            return StorageError(text, key=key, hint="a file store cannot hold both `a` and `a/b`")
+            return StorageError(
+                text, key=key, hint="a file store cannot have both an object `a` and an object `a/b`"
+            )
         if error.errno == errno.ENAMETOOLONG:
-            return StorageError(text, key=key, hint="a file store's names end at 255 bytes")
+            return StorageError(text, key=key, hint="names in a file store have at most 255 bytes")
         return StorageUnavailable(text)
 
 

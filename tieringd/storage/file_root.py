@@ -41,7 +41,7 @@ MARKER_VERSION: Final = 1
 _MAX_MARKER_BYTES: Final = 4096
 # Only Linux has O_PATH, which needs no right to list. Jobs also run on other systems.
 _ROOT_FLAGS: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
-_INIT_HINT: Final = "if it is to hold a new archive: tieringd archive init --config FILE"
+_INIT_HINT: Final = "to begin a new archive there: tieringd archive init --config FILE"
 
 
 def filesystem_type(fd: int, *, proc: Path = _PROC) -> str:
@@ -119,9 +119,11 @@ class FileRoot:
         found = self._filesystem_of(root)
         if is_network_filesystem(found):
             raise ConfigError(
-                f"{self.path} is on a file system of the type {found}, which does not keep two writers apart",
-                hint="If only one daemon, and no job beside it, will ever write there, set "
-                "cloud_storage_single_writer: true; otherwise use an object store. See docs/file_store.md",
+                f"{self.path} is on a file system of the type {found}, where tieringd cannot keep two "
+                "writers from overwriting each other",
+                hint="If only one daemon, and no job besides it, will ever write there, set "
+                "cloud_storage_single_writer: true; otherwise use an object store. See "
+                "docs/file_store.md",
             )
         self._coherent_device = device
 
@@ -131,8 +133,8 @@ class FileRoot:
             raise wrong_root(self.path, expected=self._root_id, found=found)
         if found is None and to_write:
             raise BucketNotFound(
-                f"{self.path} carries no marker of an archive, so nothing is written there",
-                hint=f"Mount its disk; {_INIT_HINT}",
+                f"{self.path} has no archive marker, so nothing is written there",
+                hint=f"Mount the disk of the archive; {_INIT_HINT}",
             )
         self._root_id = found
 
@@ -141,8 +143,9 @@ def wrong_root(path: Path, *, expected: str, found: str | None) -> BucketNotFoun
     """Return the error for a root that lacks the *expected* marker; *found* is the one it has."""
     what = "no marker of an archive" if found is None else f"the marker {found} of another archive"
     return BucketNotFound(
-        f"{path} carries {what}; the archive that belongs there has the marker {expected}",
-        hint="Mount its disk; to accept what is there now: tieringd archive init --config FILE, then restart",
+        f"{path} has {what}; the archive that belongs there has the marker {expected}",
+        hint="Mount the disk of the archive. To accept the directory as it is: tieringd archive init "
+        "--config FILE, then restart tieringd",
     )
 
 
@@ -158,7 +161,9 @@ def opened_root(path: Path) -> Iterator[int]:
     try:
         root = os.open(path, _ROOT_FLAGS)
     except (FileNotFoundError, NotADirectoryError):
-        raise BucketNotFound(f"{path} is not a directory", hint=f"Mount its disk; {_INIT_HINT}") from None
+        raise BucketNotFound(
+            f"{path} is not a directory", hint=f"Mount the disk of the archive; {_INIT_HINT}"
+        ) from None
     try:
         yield root
     finally:
@@ -185,9 +190,9 @@ def read_marker(root: int, path: Path) -> str | None:
         document = json.loads(data)
         version, root_id = document["version"], document["id"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise _damaged(path, "is no marker of an archive") from None
+        raise _damaged(path, "is not an archive marker") from None
     if version != MARKER_VERSION:
-        raise _damaged(path, f"has version {version!r}, and this release knows {MARKER_VERSION}")
+        raise _damaged(path, f"has version {version!r}, but this release supports {MARKER_VERSION}")
     if not isinstance(root_id, str) or not root_id:
         raise _damaged(path, "has no id")
     return root_id
@@ -301,18 +306,18 @@ def _translated(path: Path) -> Iterator[None]:
         yield
     except PermissionError as error:
         raise StorageDenied(
-            f"the marker in {path} may not be read or written: {error.strerror}",
-            hint="Let the user that runs tieringd write there",
+            f"no permission to read or write the marker in {path}: {error.strerror}",
+            hint="Allow the user that runs tieringd to write there",
         ) from error
     except OSError as error:
         text = f"the marker in {path} cannot be read or written: {error.strerror}"
         if error.errno == errno.EROFS:
-            raise StorageDenied(text, hint="Mount its disk for writing") from error
+            raise StorageDenied(text, hint="Mount the disk for writing") from error
         raise StorageUnavailable(text) from error
 
 
 def _damaged(path: Path, what: str) -> DamagedMarkerError:
     return DamagedMarkerError(
         f"{path / ROOT_MARKER} {what}",
-        hint="Put the right one back, or make a new one: tieringd archive init --config FILE",
+        hint="Restore the right marker, or create a new one: tieringd archive init --config FILE",
     )

@@ -146,4 +146,4 @@ def _sorted_entries(root: int, top: bytes, directory: bytes) -> list[bytes]:
 def _refuse_odd_parts(key: str, parts: list[str]) -> None:
     is_own = parts[0] in {WORK_DIRECTORY, ROOT_MARKER}
     if any(part in {"", ".", ".."} for part in parts) or "\0" in key or is_own:
-        raise ValueError(f"{key!r} is not a key that a file store can hold")
+        raise ValueError(f"{key!r} cannot be a name in a file store")

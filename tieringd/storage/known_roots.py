@@ -95,7 +95,7 @@ class KnownRoots:
             raise self._unreadable("it is damaged") from error
         if version != KNOWN_ROOTS_VERSION:
             raise self._unreadable(
-                f"it has version {version!r}, and this release knows {KNOWN_ROOTS_VERSION}"
+                f"it has version {version!r}, but this release supports {KNOWN_ROOTS_VERSION}"
             )
         return {str(path): str(root_id) for path, root_id in roots.items()}
 
@@ -121,12 +121,12 @@ class KnownRoots:
 
     def _unreadable(self, reason: str) -> ConfigError:
         return ConfigError(
-            f"{self._path} says which archive is at cloud_storage_file_root, and cannot be read: {reason}",
-            hint="Mount the right disk, remove the file, and call: tieringd archive init --config FILE",
+            f"{self._path} records which archive is at cloud_storage_file_root, but cannot be read: {reason}",
+            hint="Mount the right disk, remove the file, and run: tieringd archive init --config FILE",
         )
 
     def _unusable(self, error: OSError) -> ConfigError:
         return ConfigError(
             f"state_directory {self._directory} cannot be used: {error.strerror}",
-            hint="Let the daemon's user create and write it",
+            hint="Allow the daemon's user to create it and write in it",
         )

@@ -89,7 +89,9 @@ class MemoryStore:
             data = _read(body) if isinstance(body, FileSlice) else bytes(body)
             self._check(key, condition)
             if crc32c_of(data) != crc32c:
-                raise ChecksumRejected(f"put {key}: the bytes have another checksum than announced", key=key)
+                raise ChecksumRejected(
+                    f"put {key}: the checksum of the bytes is not the expected one", key=key
+                )
             return self.add(key, data)
 
     def add(self, key: str, data: bytes) -> ObjectInfo:
@@ -140,7 +142,9 @@ class MemoryStore:
             data = b"".join(self._object(source.key)[0] for source in sources)
             self._check(key, condition)
             if crc32c_of(data) != crc32c:
-                raise ChecksumRejected(f"join {key}: the bytes have another checksum than announced", key=key)
+                raise ChecksumRejected(
+                    f"join {key}: the checksum of the bytes is not the expected one", key=key
+                )
             return Joined(self.add(key, data), is_proven=True, host_bytes=0)
 
     async def kept_after_delete(self, _key: str) -> tuple[str, ...]:

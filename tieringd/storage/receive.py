@@ -55,13 +55,14 @@ def ranged(
     first = span.partition("-")[0]
     if not (first.isdecimal() and total.isdecimal()):
         raise StorageUnavailable(
-            f"{call.subject}: the answer does not say which range it is ({content_range!r})",
-            hint="check cloud_storage_api_endpoint, and proxies on the way",
+            f"{call.subject}: the response does not name the range that was requested ({content_range!r})",
+            hint="check cloud_storage_api_endpoint, and proxies in between",
         )
     expected = min(size_bytes, int(total) - position)
     if (int(first), len(data)) != (position, expected):
         raise StorageUnavailable(
-            f"{call.subject}: {len(data)} bytes from {first} arrived, not {expected} from {position}"
+            f"{call.subject}: received {len(data)} bytes from position {first}, not {expected} from "
+            f"{position}"
         )
     return data
 
@@ -141,8 +142,8 @@ def _fill(fd: int, buffer: memoryview, stall_seconds: float) -> None:
             count = os.readv(fd, [left])
         except BlockingIOError:
             if not poller.poll(stall_seconds * 1000):
-                raise TimeoutError(f"nothing came for {stall_seconds:g} s") from None
+                raise TimeoutError(f"no data was received for {stall_seconds:g} s") from None
             continue
         if not count:
-            raise ConnectionResetError("the connection ended before the body did")
+            raise ConnectionResetError("the connection ended before the end of the response")
         left = left[count:]

@@ -242,7 +242,7 @@ class ResilientStore:
         """Return how the bucket keeps deleted objects, as far as the wrapped store reports it."""
         store = self._store
         if not isinstance(store, KeepingStore):
-            return ("this kind of store cannot be asked whether it keeps deleted objects",)
+            return ("this kind of store does not report whether it keeps deleted objects",)
         return await self._run(
             self._operation("kept_after_delete", key), lambda: store.kept_after_delete(key)
         )
@@ -376,9 +376,9 @@ class _Operation:
 
     def gave_up(self, now: float) -> StorageUnavailable:
         """Return the error of an operation that ran out of time."""
-        cause = f"; the last: {self.last_error}" if self.last_error else "; it did not answer"
+        cause = f"; last error: {self.last_error}" if self.last_error else "; the store did not respond"
         return StorageUnavailable(
             f"{self.name} {self.key}: gave up after {self.attempts} attempts in {now - self.started:.1f} s "
-            f"(allowed are {self.timeout_seconds:g} s){cause}",
+            f"(the limit is {self.timeout_seconds:g} s){cause}",
             outcome_unknown=self.outcome_unknown,
         )

@@ -252,7 +252,8 @@ async def _backend(config: Config) -> ObjectStore:
         case _:
             raise ConfigError(
                 "the configuration names no object store",
-                hint="Set cloud_storage_backend to aws, google, azure, file or plugin, and what goes with it",
+                hint="Set cloud_storage_backend to aws, google, azure, file or plugin, and the properties "
+                "that it needs",
             )
 
 
@@ -263,14 +264,15 @@ async def _plugin(config: Config) -> ObjectStore:
     if name not in found:
         raise ConfigError(
             f"cloud_storage_plugin: no installed package provides the object store {name}",
-            hint=f"Install it beside tieringd; there is: {', '.join(sorted(found)) or 'none'}",
+            hint="Install the package beside tieringd. Installed stores: "
+            f"{', '.join(sorted(found)) or 'none'}",
         )
     try:
         open_store = found[name].load()
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"cloud_storage_plugin: the object store {name} cannot be loaded: {error}",
-            hint=f"Mend or reinstall the package that provides {found[name].value}",
+            hint=f"Repair or reinstall the package that provides {found[name].value}",
         ) from error
     store: ObjectStore = await open_store(config)
     return store

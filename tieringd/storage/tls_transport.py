@@ -279,12 +279,12 @@ def send_lent(
             events = select.POLLOUT | (select.POLLIN if may_be_answered else 0)
             seen = _wait(connection, events, stall_seconds)
             if not seen:
-                raise TimeoutError(f"the peer took nothing for {stall_seconds:g} s") from None
+                raise TimeoutError(f"the peer accepted no data for {stall_seconds:g} s") from None
             if seen & select.POLLIN and not seen & select.POLLOUT:
                 return data
         except ssl.SSLWantReadError:
             if not _wait(connection, select.POLLIN, stall_seconds):
-                raise TimeoutError(f"the peer took nothing for {stall_seconds:g} s") from None
+                raise TimeoutError(f"the peer accepted no data for {stall_seconds:g} s") from None
         else:
             data = data[sent:]
     return data
@@ -307,11 +307,11 @@ def receive_lent(connection: ssl.SSLSocket, buffer: memoryview, *, stall_seconds
             events = select.POLLOUT
         else:
             if not count:
-                raise ConnectionResetError("the connection ended before the body did")
+                raise ConnectionResetError("the connection ended before the end of the response")
             buffer = buffer[count:]
             continue
         if not _wait(connection, events, stall_seconds):
-            raise TimeoutError(f"nothing came for {stall_seconds:g} s")
+            raise TimeoutError(f"no data was received for {stall_seconds:g} s")
 
 
 def _wait(connection: ssl.SSLSocket, events: int, seconds: float) -> int:

@@ -127,7 +127,7 @@ async def test_erasure_that_says_too_little_changes_nothing(keyed, write_kafka_c
     before = keyed.objects.keys()
     with pytest.raises(ConfigError, match="no key is given"):
         erase(spark, config_of(path), topics=[keyed.name], keys=[], **WHO)
-    with pytest.raises(ConfigError, match="nobody is named"):
+    with pytest.raises(ConfigError, match="the name of the person who requested the erasure is missing"):
         erase(spark, config_of(path), topics=[keyed.name], keys=[SECRET], requested_by=" ")
     with pytest.raises(ObjectNotFound, match="no topic named"):
         erase(spark, config_of(path), topics=[keyed.name], keys=[SECRET], **WHO)

@@ -59,9 +59,9 @@ def test_properties_of_a_command_are_its_own(spark):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--master", "local[9]"), "spark.master is local[2], and local[9] is asked for"),
-        (("--conf", "spark.driver.memory=7g"), "spark.driver.memory is 1g, and 7g is asked for"),
-        (("--conf", "spark.task.maxFailures=9"), "spark.task.maxFailures is not set, and 9 is asked for"),
+        (("--master", "local[9]"), "spark.master is local[2], but local[9] is requested"),
+        (("--conf", "spark.driver.memory=7g"), "spark.driver.memory is 1g, but 7g is requested"),
+        (("--conf", "spark.task.maxFailures=9"), "spark.task.maxFailures is not set, but 9 is requested"),
     ],
     ids=["master", "changed", "unset"],
 )

@@ -135,7 +135,7 @@ async def test_object_shorter_than_its_index_is_damage(store, archive, stored, m
     key, index = stored
     store.add(key, store._objects[key][0][:-missing_bytes])
 
-    with pytest.raises(CorruptDataError, match="before its index says"):
+    with pytest.raises(CorruptDataError, match="shorter than its index says"):
         await batches_of(archive.reader, key, index, 0)
 
 

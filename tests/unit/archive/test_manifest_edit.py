@@ -180,6 +180,6 @@ async def test_manifest_that_never_rests_is_told(partition):
     store = ContestedStore()
     await begun(archive_in(store, writer_id="aa").manifests, partition)
 
-    with pytest.raises(StorageUnavailable, match="all the time"):
+    with pytest.raises(StorageUnavailable, match="changes too often"):
         await archive_in(store, writer_id="job").manifests.edit(partition, grow)
     assert [operation for operation, _ in store.requests].count("put") == 1 + EDIT_TRIES

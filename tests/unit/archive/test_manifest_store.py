@@ -162,7 +162,7 @@ async def test_removed_manifest_fences(store, ours, partition):
     stored = await ours.commit(_NOTHING, longer(_NOTHING, partition), leader_epoch=0)
     await store.delete_many([manifest_key(partition)])
 
-    with pytest.raises(FencedError, match="was removed from the bucket"):
+    with pytest.raises(FencedError, match="was deleted from the bucket"):
         await ours.commit(stored, longer(stored, partition), leader_epoch=0)
 
     assert manifest_key(partition) not in store._objects
@@ -277,7 +277,7 @@ async def test_load_refuses_another_partitions_manifest(store, ours, partition, 
     other = type(partition)("cluster", "orders", partition.topic_id, 9)
     store.add(manifest_key(partition), encode_manifest(PartitionManifest.begin(other, start_offset=0)))
 
-    with pytest.raises(CorruptDataError, match="orders-9 lies where orders-0's should"):
+    with pytest.raises(CorruptDataError, match="manifest of orders-0 holds a manifest of orders-9"):
         await ours.load(partition)
 
 

@@ -89,7 +89,7 @@ async def test_part_that_names_nothing_before_it_is_not_the_second(store):
     """A manifest says that there is more than the chain of its parts: that is a fault."""
     manifest, _ = await spilling(store, parts=1)
     wrong = replace(manifest, start_offset=-5, spillover=replace(manifest.spillover, begin_offset=-5))
-    with pytest.raises(CorruptDataError, match="no spillover manifest of them is named"):
+    with pytest.raises(CorruptDataError, match="but no manifest names a spillover manifest"):
         await SpilloverManifests(store).names(wrong, from_offset=-5)
 
 
@@ -100,7 +100,7 @@ async def test_part_before_another_one_than_it_names_is_not_passed_off(store):
     other = part.segments.head(0).appended(replace(one, crc32c=1) for one in part.segments)
     await SpilloverManifests(store).put(replace(part, segments=other))
     del store._objects[spillover_key(PARTITION, names[1])]
-    with pytest.raises(CorruptDataError, match="does not follow the one that the bucket has before it"):
+    with pytest.raises(CorruptDataError, match="names another predecessor than the one in the bucket"):
         await SpilloverManifests(store).with_history(manifest)
 
 

@@ -368,7 +368,7 @@ async def test_manifest_that_was_removed_is_not_begun_anew(writer, archiver, sto
     clock.now_ms += PACE.edits_interval_ms
 
     for _ in range(2):
-        with pytest.raises(FencedError, match="was removed from the bucket"):
+        with pytest.raises(FencedError, match="was deleted from the bucket"):
             await archiver.step(seen)
 
     assert stored_manifest(store, writer) is None

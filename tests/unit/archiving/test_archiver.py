@@ -291,7 +291,7 @@ async def test_fenced_archiver_changes_nothing(writer, archiver, store, broker):
     writer.closed_segment()
     await rival.step(observed(writer))
     writer.closed_segment()
-    with pytest.raises(StorageUnavailable, match="perhaps the last one of a process that has ended"):
+    with pytest.raises(StorageUnavailable, match="this may be the last commit of a process that has ended"):
         await archiver.step(observed(writer, target_bytes=0))
     await rival.step(observed(writer))
     won = stored_manifest(store, writer)
@@ -354,7 +354,7 @@ async def test_archiver_whose_leadership_is_old_news_stores_nothing(writer, arch
     writer.closed_segment()
     archiver.confirm_leadership(until=asyncio.get_running_loop().time() - 1)
 
-    with pytest.raises(BrokerUnavailable, match="looking again"):
+    with pytest.raises(BrokerUnavailable, match="it is checked again first"):
         await archiver.step(observed(writer))
 
     assert set(store._objects) == before

@@ -154,9 +154,10 @@ async def test_reopened_transaction_that_only_the_archive_holds_waits_for_an_ope
     result = await archiver.step(observed(writer))
 
     assert result.waits_because == (
-        "the transaction of producer 2 that began at offset 0 was archived as leader epoch 0 ended it at "
-        "offset 2; the log that leads since epoch 1 lacks that marker; offsets 0 to 1 are good and only in "
-        "the archive, in the segment that has to be replaced"
+        "the transaction of producer 2 that began at offset 0 was archived with a marker of leader epoch 0 "
+        "at offset 2; the log that leads since epoch 1 lacks that marker; the segment that has to be "
+        "replaced holds offsets 0 to 1, which are valid and exist only in the archive; an operator has to "
+        "decide"
     )
     assert archiver.manifest is not None
     assert archiver.manifest.segments == before.segments

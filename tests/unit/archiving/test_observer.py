@@ -379,8 +379,8 @@ async def test_topic_without_configuration_says_nothing_of_its_deletion(watch, w
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"lifecycle": Lifecycle.DELETED}, "its archive is deleted, so nothing is added to it"),
-        ({"moved_to": "s3://new"}, "its archive was moved to s3://new: name that in the configuration"),
+        ({"lifecycle": Lifecycle.DELETED}, "the archive is deleted, so nothing is added to it"),
+        ({"moved_to": "s3://new"}, "the archive was moved to s3://new: set that bucket in the configuration"),
     ],
 )
 async def test_topic_whose_archive_is_closed_is_not_archived(watch, writers, change, reason):
@@ -503,7 +503,7 @@ async def test_look_whose_files_are_newer_than_its_leadership_is_thrown_away(wat
     writers[1].begin_epoch(3)
     snapshot = await watch.scan()
     assert writers[1].name in snapshot.unclear
-    assert "its files are of leader epoch 3" in snapshot.problems[str(writers[1].path)]
+    assert "have leader epoch 3" in snapshot.problems[str(writers[1].path)]
     assert wanted(snapshot) == {"orders-0": 0, "orders-2": 0}
 
 

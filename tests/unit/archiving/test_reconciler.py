@@ -89,7 +89,7 @@ async def test_fenced_archiver_stays_stopped_until_a_new_epoch(daemon, store):
         await other.step(observed(writer))
         writer.closed_segment()
         await daemon.round()
-        assert "perhaps the last one of a process that has ended" in daemon.status(writer).fault
+        assert "this may be the last commit of a process that has ended" in daemon.status(writer).fault
         assert daemon.value("tieringd_fenced_partitions") == 0
         await other.step(observed(writer))
         writer.closed_segment()

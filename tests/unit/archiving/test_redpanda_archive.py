@@ -112,7 +112,7 @@ async def test_translation_in_the_manifest_serves_a_trimmed_log(log, data_dir, t
             path.unlink()
 
     restarted = RedpandaLayout(str(tmp_path / "spool"))
-    with pytest.raises(LocalFileError, match="is not known"):
+    with pytest.raises(LocalFileError, match="is unknown"):
         observed_in(restarted, data_dir)
     stored = (await archive.manifests.load(partition)).manifest
 

@@ -24,6 +24,7 @@ from tests.fakes.spilling import (
 )
 from tieringd.archiving.archive_retention import ArchiveRetention, UploadTimes
 from tieringd.archiving.claim import Claim
+from tieringd.archiving.user_deletions import UserDeletions
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.metrics import Metrics
@@ -178,7 +179,7 @@ async def tail_is_replaced(world: World) -> None:
 SCENARIOS = {
     half_expires: 9,
     all_expires: 12,
-    user_deletes: 10,
+    user_deletes: 9,
     leader_has_more: 12,
     tail_is_replaced: 21,
 }
@@ -300,6 +301,7 @@ async def test_what_is_held_again_under_its_name_is_not_deleted(tmp_path, is_spi
         remote_log=archive.remote_log,
         spillovers=spillovers,
         upload_times=UploadTimes(name, claim=claim, remote_log=archive.remote_log, clock=archive.clock),
+        user_deletions=UserDeletions(name),
         metrics=Metrics(),
         clock=archive.clock,
     )

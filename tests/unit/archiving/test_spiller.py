@@ -139,7 +139,7 @@ async def test_part_that_is_missing_is_said_to_be(writer, archiver, store):
         await values_in(archive_in(store), manifest)
     report = await archive_in(store).verifier.verify(manifest, deep=False)
     assert len(report.faults) == 1
-    assert "older segments cannot be looked at" in report.faults[0]
+    assert "older segments cannot be checked" in report.faults[0]
     assert len(await values_in(archive_in(store), manifest, from_offset=4)) == 8
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.fakes.archive import SCAN_NUMBERS, archive_in, archiver_of, observed, values_in
 from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
-from tieringd.errors import BucketNotFound
+from tieringd.archive.record_deletion import delete_archived
+from tieringd.archiving.claim import EXPECTED_EDIT_MS
+from tieringd.errors import BucketNotFound, StorageUnavailable
+from tieringd.model.manifest_parts import RecordDeletion
 from tieringd.policies.local_hint import StorageMode
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.storage.memory import MemoryStore
@@ -38,6 +43,159 @@ async def filled(writer, archiver, segments=3):
         writer.closed_segment(*(b"%d-%d" % (number, at) for at in range(4)))
     while (await archiver.step(observe(writer))).uploaded:
         pass
+
+
+async def filled_singly(writer, archiver, segments=3):
+    """Archive segments of four batches of one record each, from offset 0 on."""
+    for number in range(segments):
+        for at in range(4):
+            writer.append(b"%d-%d" % (number, at))
+        writer.roll()
+    while (await archiver.step(observe(writer))).uploaded:
+        pass
+
+
+@pytest.fixture
+def next_leader(writer, store, broker, clock):
+    """Give a function that makes the archiver of the next leader, whose log has a batch of its epoch."""
+
+    def begin():
+        writer.begin_epoch(1)
+        writer.closed_segment(b"later")
+        later = archive_in(store, writer_id="b1", now_ms=clock)
+        return archiver_of(writer, later, broker, leader_epoch=1, now_ms=clock)
+
+    return begin
+
+
+@pytest.fixture
+def delete(writer, store, clock):
+    """Give a function that records a deletion, as a gateway and `tieringd topic delete-records` do."""
+
+    async def record(before_offset):
+        manifests = archive_in(store, writer_id="job", now_ms=clock).manifests
+        deletion = RecordDeletion(before_offset, leader_epoch=0)
+        await delete_archived(manifests, writer.identified, deletion, now_ms=clock)
+
+    return record
+
+
+@pytest.fixture
+def looks(writer, clock):
+    """Give a function that steps an archiver on several looks, a minute apart."""
+
+    async def step(acting, log_start_offset, times=3, *, seen=None):
+        for _ in range(times):
+            clock.now_ms += MINUTE_MS
+            await acting.step(
+                replace(seen or observe(writer, log_start_offset), scan_number=next(SCAN_NUMBERS))
+            )
+
+    return step
+
+
+async def step_to_end(archiver, seen):
+    """Step until a step has uploaded nothing; an edit of the manifest costs one step."""
+    for _ in range(9):
+        with suppress(StorageUnavailable):
+            if not (await archiver.step(seen)).uploaded:
+                return
+
+
+async def test_recorded_deletion_survives_a_change_of_leader(writer, archiver, store, delete, next_leader):
+    """At a segment's base as well, where the log's start tells nothing; and its records are never back."""
+    await filled(writer, archiver)
+    for before_offset in (4, 6, 8, 12):
+        await delete(before_offset)
+        assert stored_manifest(store, writer).start_offset == before_offset
+    successor = next_leader()
+    await step_to_end(successor, observe(writer, 12))
+    manifest = stored_manifest(store, writer)
+    assert (manifest.leader_epoch, manifest.start_offset) == (1, 12)
+    assert sorted(await values_in(archive_in(store), manifest)) == [12]
+
+
+@pytest.mark.parametrize("is_later_leader", [False, True], ids=["same leader", "later leader"])
+@pytest.mark.parametrize("before_offset", [12, 13, 14, 16, 18])
+async def test_deletion_ahead_of_the_archive_is_followed_by_each_upload(
+    request, archiver, delete, before_offset, is_later_leader
+):
+    """The records are still in files, in pins, or in the active segment; no commit ever shows them."""
+    writer, store = request.getfixturevalue("writer"), request.getfixturevalue("store")
+    await filled(writer, archiver)
+    writer.append(b"x", b"y")
+    writer.roll()
+    writer.append(b"z", b"z", b"z", b"z")
+    await delete(before_offset)
+    acting = request.getfixturevalue("next_leader")() if is_later_leader else archiver
+    writer.roll()
+    await step_to_end(acting, observe(writer))
+    manifest = stored_manifest(store, writer)
+    assert manifest.next_offset >= 18
+    assert manifest.start_offset == before_offset
+    found = await values_in(archive_in(store), manifest)
+    assert sorted(found) == list(range(before_offset, manifest.next_offset))
+
+
+async def test_records_of_a_later_leader_are_not_deleted(writer, archiver, store, delete, next_leader):
+    """A deletion reached past an offset that an unclean election then gave to other records."""
+    await filled(writer, archiver)
+    await delete(20)
+    successor = next_leader()
+    writer.closed_segment(*[b"kept"] * 9)
+    await step_to_end(successor, observe(writer))
+    manifest = stored_manifest(store, writer)
+    assert (manifest.start_offset, manifest.deleted_before) == (12, 12)
+    assert sorted(await values_in(archive_in(store), manifest)) == list(range(12, 22))
+
+
+async def test_start_inside_a_batch_is_a_users_for_every_leader(writer, archiver, store, looks, next_leader):
+    """The log itself is the mark: it is seen by a leader that took over before its predecessor looked."""
+    await filled(writer, archiver)
+    await looks(next_leader(), 6, times=2)
+    manifest = stored_manifest(store, writer)
+    assert (manifest.trimmed_offset, manifest.start_offset) == (6, 6)
+    assert manifest.deletion == RecordDeletion(6, leader_epoch=1)
+
+
+async def test_file_that_cannot_be_read_is_no_evidence(writer, archiver, store, looks, next_leader):
+    """What is not certain is not deleted; the next look reads it again."""
+    await filled(writer, archiver)
+    successor = next_leader()
+    seen = observe(writer, 6)
+    (path,) = [Path(one.path) for one in seen.log.segments if one.base_offset == 4]
+    away = path.rename(f"{path}.away")
+    await looks(successor, 6, seen=seen)
+    assert stored_manifest(store, writer).start_offset == 0
+    away.rename(path)
+    await looks(successor, 6, seen=seen)
+    assert stored_manifest(store, writer).start_offset == 6
+
+
+async def test_deletion_that_two_looks_found_is_recorded(writer, archiver, store, looks, next_leader):
+    """What it deletes past the archive's end is known to the next leader."""
+    await filled(writer, archiver)
+    writer.append(b"x", b"y", b"z")
+    await looks(archiver, 14, times=2)
+    assert stored_manifest(store, writer).deletion == RecordDeletion(14, leader_epoch=0)
+    writer.roll()
+    await step_to_end(next_leader(), observe(writer, 14))
+    manifest = stored_manifest(store, writer)
+    assert sorted(await values_in(archive_in(store), manifest)) == [14, 15]
+
+
+async def test_deletion_by_a_command_is_noticed_soon(writer, archiver, delete, clock):
+    """The log's start has moved, and the command edits the manifest after that."""
+    await filled(writer, archiver)
+    assert archiver.last_manifest.start_offset == 0
+    await archiver.step(observe(writer, 4))
+    await delete(4)
+    clock.now_ms += EXPECTED_EDIT_MS - 1
+    await archiver.step(observe(writer, 4))
+    assert archiver.last_manifest.start_offset == 0
+    clock.now_ms += 1
+    await archiver.step(observe(writer, 4))
+    assert archiver.last_manifest.start_offset == 4
 
 
 async def test_archive_follows_after_a_second_look(writer, archiver, store, clock):
@@ -233,7 +391,7 @@ async def test_everything_deleted_leaves_an_archive_that_goes_on(writer, archive
 
 async def test_log_that_an_earlier_leader_cut_is_no_users(writer, archiver, store, broker, clock):
     """Its segments ended elsewhere, so that its own retention may have cut inside of one of ours."""
-    await filled(writer, archiver)
+    await filled_singly(writer, archiver)
     writer.begin_epoch(1)
     writer.closed_segment()
     later = archive_in(store, writer_id="b2", now_ms=clock)

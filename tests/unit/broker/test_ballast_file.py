@@ -74,7 +74,7 @@ def test_ballast_that_does_not_fit_leaves_nothing_behind(small_disk):
     ballast = BallastFile(str(small_disk / "ballast"), 3 * MIB)
     for options in ({}, {"allocate": unsupported(errno.EOPNOTSUPP)}):
         with pytest.raises(
-            LocalFileError, match=r"ballast cannot be made: No space left on device\. Make room"
+            LocalFileError, match=r"ballast cannot be made: No space left on device\. Free some disk space"
         ):
             ballast.grow(**options)
         assert list(small_disk.iterdir()) == []
@@ -147,5 +147,5 @@ def test_no_place_says_why_not_for_each(tmp_path, small_disk):
 
 def test_log_directory_that_is_not_there_is_said(tmp_path):
     """It may come: that is no fault of the configuration."""
-    with pytest.raises(LocalFileError, match="gone cannot be looked at: No such file"):
+    with pytest.raises(LocalFileError, match="gone cannot be inspected: No such file"):
         find_ballast_path([str(tmp_path / "b")], [str(tmp_path / "gone")])

@@ -126,9 +126,9 @@ def foreign(path: Path) -> None:
         (empty, "the index is cut short: 0 bytes (in {path}, position 0)"),
         (oversized, "is larger than 16777216 bytes"),
         (damaged, "index CRC is"),
-        (stale, "is stale: it is of raw offsets 0 to 3, and the segment has 0 to 5"),
-        (too_long, "is stale: it is of raw offsets 0 to 99, and the segment has 0 to 5"),
-        (foreign, "is stale: it is of raw offsets 1 to 5, and the segment has 0 to 5"),
+        (stale, "is stale: it covers raw offsets 0 to 3, but the segment has 0 to 5"),
+        (too_long, "is stale: it covers raw offsets 0 to 99, but the segment has 0 to 5"),
+        (foreign, "is stale: it covers raw offsets 1 to 5, but the segment has 0 to 5"),
     ],
 )
 def test_unusable_index_gives_no_timestamp_and_says_why_once(layout, log, segments, spoil, words):
@@ -184,7 +184,7 @@ def test_segment_that_was_deleted_has_no_timestamp(layout, log, segments, tmp_pa
         (tmp_path / "0_27" / segment.name).unlink()
     found, reasons = asked(layout, second)
     assert (found, len(reasons)) == (None, 1)
-    assert reasons[0] == f"{second.path} was closed, and no segment is behind it"
+    assert reasons[0] == f"{second.path} was closed, but no segment follows it"
     for path in (tmp_path / "0_27").iterdir():
         path.unlink()
     (tmp_path / "0_27").rmdir()

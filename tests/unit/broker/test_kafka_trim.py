@@ -150,7 +150,7 @@ async def test_broker_is_asked_who_leads_right_before_a_trim(connect):
 async def test_trim_of_another_leader_epoch_is_never_sent(connect, leader_epoch):
     """That the broker leads is not enough: it leads under another epoch."""
     async with connect() as peer:
-        with pytest.raises(LeadershipChanged, match=f"epoch 4 now, and not under {leader_epoch}"):
+        with pytest.raises(LeadershipChanged, match=f"epoch 4 now, not {leader_epoch}"):
             await peer.trim(leader_epoch=leader_epoch)
         assert peer.deleted_before == []
 
@@ -158,7 +158,9 @@ async def test_trim_of_another_leader_epoch_is_never_sent(connect, leader_epoch)
 async def test_trim_that_comes_too_long_after_the_question_is_never_sent(connect):
     """A process that was stopped in between asks again with the next look."""
     async with connect(effect_within_seconds=0.0) as peer:
-        with pytest.raises(BrokerUnavailable, match="DeleteRecords was not sent: its last check is"):
+        with pytest.raises(
+            BrokerUnavailable, match="DeleteRecords was not sent: the last check of the leadership was"
+        ):
             await peer.trim()
         assert peer.asked[-1] == METADATA
         assert peer.deleted_before == []
@@ -170,7 +172,7 @@ async def test_trim_that_is_answered_late_under_another_epoch_has_failed(connect
     now = loop.time
     async with connect(leader_epochs=(4, 6), effect_within_seconds=5.0) as peer:
         peer.on_deletion = lambda: monkeypatch.setattr(loop, "time", lambda: now() + 6.0)
-        with pytest.raises(LeadershipChanged, match="epoch 6 now, and not under 4"):
+        with pytest.raises(LeadershipChanged, match="epoch 6 now, not 4"):
             await peer.trim()
         assert peer.deleted_before == [10]
         assert peer.asked[-2:] == [DELETE_RECORDS, METADATA]
@@ -179,7 +181,7 @@ async def test_trim_that_is_answered_late_under_another_epoch_has_failed(connect
 async def test_trim_that_needs_every_replica_is_not_sent_while_one_lags(connect):
     """A replica that lacks records could be elected, and others be written in their place."""
     async with connect(in_sync=(1,)) as peer:
-        with pytest.raises(BrokerUnavailable, match="not all of its replicas are in sync"):
+        with pytest.raises(BrokerUnavailable, match="a replica is not in sync"):
             await peer.trim(needs_every_replica=True)
         assert peer.deleted_before == []
         assert await peer.trim() == 10

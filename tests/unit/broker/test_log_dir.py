@@ -295,13 +295,13 @@ def test_read_local_log_names_the_segment_that_cannot_be_read(tmp_path, stand_in
 
 
 def test_read_local_log_names_a_damaged_epoch_checkpoint(tmp_path):
-    """A leader-epoch-checkpoint that cannot be understood is an error that names it."""
+    """A leader-epoch-checkpoint that cannot be parsed is an error that names it."""
     orders = make_partition(tmp_path, "orders-0")
     add_segment(orders, 0)
     checkpoint = Path(orders.path) / "leader-epoch-checkpoint"
     checkpoint.write_text("0\n2\n0 0\n")
 
-    with pytest.raises(LocalFileError, match="cannot be understood") as caught:
+    with pytest.raises(LocalFileError, match="cannot be parsed") as caught:
         read_local_log(orders)
     assert caught.value.path == str(checkpoint)
     with pytest.raises(LocalFileError):

@@ -295,7 +295,7 @@ def test_note_that_cannot_be_written_leaves_none(pinned, writer):
     (checkpoint,) = Path(pinned.root).rglob("leader-epoch-checkpoint")
     checkpoint.with_name("leader-epoch-checkpoint.new").mkdir()
     writer.begin_epoch(1)
-    with pytest.raises(LocalFileError, match=r"cannot be noted in .*Is a directory"):
+    with pytest.raises(LocalFileError, match=r"cannot be recorded in .*Is a directory"):
         pinned.note(writer.local_log())
     assert pinned.found(writer.partition).epochs is None
 

@@ -278,7 +278,7 @@ def test_any_known_place_translates_a_trimmed_log(tmp_path_factory, data):
     base = log.segments[gone].raw_base_offset
 
     if base > 0 and all(place.raw_offset < base for place in known):
-        with pytest.raises(UnknownTranslationError, match=f"own offset {base};"):
+        with pytest.raises(UnknownTranslationError, match=f"own offset {base},"):
             RedpandaLogs().read_local_log(partition, known)
         return
     found = RedpandaLogs().read_local_log(partition, known)
@@ -430,7 +430,7 @@ def test_segment_that_reaches_over_the_next_is_waited_for(tmp_path):
     log.write_to(Path(partition.path))
     first = Path(partition.path) / log.segments[0].name
     first.write_bytes(log.segments[0].data + log.segments[1].data)
-    with pytest.raises(LocalFileError, match="reaches to 3, over the next segment's base 2"):
+    with pytest.raises(LocalFileError, match="reaches to 3, beyond the next segment's base 2"):
         RedpandaLogs().read_local_log(partition)
     (Path(partition.path) / log.segments[1].name).unlink()
 

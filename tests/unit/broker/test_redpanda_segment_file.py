@@ -105,7 +105,7 @@ def test_damage_before_allocated_room_is_a_segment_that_is_still_written(tmp_pat
     data = log.segments[0].data
     end = sum(map(len, log.segments[0].batches))
     Path(segment.path).write_bytes(data[: end - 50] + bytes(len(data) - end + 50))
-    with pytest.raises(LocalFileError, match="allocated room, and batch CRC") as caught:
+    with pytest.raises(LocalFileError, match="preallocated space, and batch CRC") as caught:
         reframed(segment, tmp_path)
     assert caught.value.path == segment.path
 
@@ -180,7 +180,7 @@ def test_uncounted_offsets_are_those_before_a_place(tmp_path):
     assert [uncounted_offsets(closed, before=place) for place in (1, 3, 5, 6)] == [1, 1, 3, 3]
     assert uncounted_offsets(closed) == 3
     assert [uncounted_offsets(active, before=place) for place in (7, 8)] == [0, 1]
-    with pytest.raises(LocalFileError, match="ends before 8, and raw offset 9 is known"):
+    with pytest.raises(LocalFileError, match="ends before 8, although raw offset 9 exists"):
         uncounted_offsets(active, before=9)
 
 

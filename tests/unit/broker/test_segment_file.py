@@ -110,7 +110,9 @@ def test_scan_of_a_file_that_shrank_says_so(tmp_path):
     """A follower that truncated its log is not taken for corruption."""
     segment = written(tmp_path, segment_bytes(0, batches=4))
     os.truncate(segment.path, 100)
-    with pytest.raises(LocalFileError, match=r"changed while it was read.*100 are left") as caught:
+    with pytest.raises(
+        LocalFileError, match=r"changed while it was read: 100 of .* bytes are left"
+    ) as caught:
         scan(segment)
     assert caught.value.path == segment.path
 
@@ -283,7 +285,7 @@ WRONG = [
         {"offset_index": [OffsetEntry(9, 100_000)]}, "past the end of the log", id="offset-past-end"
     ),
     pytest.param({"offset_index": [OffsetEntry(10, 700)]}, "beyond the segment", id="offset-beyond"),
-    pytest.param({"offset_index": [OffsetEntry(2, 700)]}, "at byte 700, behind offset 8", id="offset-skips"),
+    pytest.param({"offset_index": [OffsetEntry(2, 700)]}, "at byte 700, after offset 8", id="offset-skips"),
     pytest.param({"time_index": b"12345"}, "whole number of 12-byte entries", id="time-length"),
     pytest.param({"time_index": [TimeEntry(5, 10)]}, "beyond the segment", id="time-beyond"),
     pytest.param({"time_index": [TimeEntry(2**50, 3)]}, "later than the latest record", id="time-late"),
@@ -292,7 +294,7 @@ WRONG = [
     ),
     pytest.param(
         {"transaction_index": [TransactionEntry(99, 1, 2, 3)]},
-        "producer 99 aborts no",
+        "producer 99 aborted no",
         id="transactions-wrong",
     ),
     pytest.param({"transaction_index": b""}, "lacks the transaction", id="transactions-missing"),

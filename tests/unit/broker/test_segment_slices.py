@@ -218,5 +218,5 @@ def test_range_past_the_end_of_the_file_says_that_it_changed(tmp_path, opened):
     """Fewer bytes than were asked for are never returned as if they were all."""
     file = opened(written(tmp_path, bytes(1000)))
     for read in (file.read_at, file.crc32c):
-        with pytest.raises(LocalFileError, match="of 1000 bytes 1000 are left"):
+        with pytest.raises(LocalFileError, match="1000 of 1000 bytes are left"):
             read(900, 101)

@@ -26,12 +26,12 @@ def test_deletion_is_noted_and_taken_back(own_site):
     assert "an operator deleted the archive" in deleted["remark"]
 
     done = invoked("archive", "undelete", TOPIC, "--id", TOPIC_ID, *config)
-    assert "is kept until" in done.output
+    assert "is kept; " in done.output
     kept = state_of(own_site)
     assert kept["lifecycle"] == "kept"
     assert "an operator took its deletion back" in kept["remark"]
     assert own_site.objects("*.log*") == before
-    with pytest.raises(ConfigError, match="is kept: there is no deletion to take back"):
+    with pytest.raises(ConfigError, match="is kept: there is no deletion to cancel"):
         invoked("archive", "undelete", TOPIC, "--id", TOPIC_ID, *config)
 
 

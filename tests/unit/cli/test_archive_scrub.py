@@ -106,7 +106,7 @@ def test_orphan_goes_into_quarantine_and_comes_back(archived):
     assert key in invoked("archive", "quarantine", "list", "-c", archived.config).output
 
     done = invoked("archive", "quarantine", "restore", key, "-c", archived.config)
-    assert done.output.endswith("1 objects are back where they were\n")
+    assert done.output.endswith("1 objects were put back in their original places\n")
     assert orphan.read_bytes() == b"left behind"
     assert invoked("archive", "quarantine", "list", "-c", archived.config, "--json").json() == []
 
@@ -120,7 +120,7 @@ def test_quarantine_is_emptied_for_good(archived):
         done = invoked(
             "archive", "quarantine", "purge", key if choice == "key" else choice, "-c", archived.config
         )
-        assert done.output.endswith("1 objects are deleted for good\n")
+        assert done.output.endswith("1 objects were deleted permanently\n")
         assert not archived.objects("*-dead-*")
     with pytest.raises(ObjectNotFound, match="is not in quarantine"):
         invoked("archive", "quarantine", "purge", key, "-c", archived.config)
@@ -142,7 +142,7 @@ def test_keys_or_all_must_be_said(archived):
     """A command that changes the quarantine guesses nothing."""
     for command in ("restore", "purge"):
         for arguments in ((), ("key", "--all")):
-            with pytest.raises(ConfigError, match="name the keys"):
+            with pytest.raises(ConfigError, match="no keys are given"):
                 invoked("archive", "quarantine", command, *arguments, "-c", archived.config)
 
 

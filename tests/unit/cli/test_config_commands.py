@@ -53,7 +53,8 @@ def test_show_prints_each_value_with_its_origin(file):
     assert warning.startswith(f"warning: {file}:13: log_retention_ms: keeps records without limit")
     assert (
         note
-        == f"note: {file}:12: log_segment_size: not applicable: the broker rolls its segments; set it there"
+        == f"note: {file}:12: log_segment_size: not applicable: the broker rolls its segments; set it in "
+        "the broker"
     )
     assert "hunter2" not in done.output + done.errors
 

@@ -52,7 +52,9 @@ def test_explain_follows_a_segment_from_disk_to_the_archive(own_site):
     reconfigured(own_site, cloud_storage_enable_remote_read=True, topics={TOPIC: target})
     found = explained(own_site, "--format", "json").json()
     assert states(found) == [("both", "trimmable"), ("both", "kept"), ("local", "active")]
-    assert found["segments"][1]["next_step"] == f"local retention lets it go after {size} more bytes"
+    assert (
+        found["segments"][1]["next_step"] == f"local retention releases the segment after {size} more bytes"
+    )
     assert found["local_target_bytes_source"] == f"local.retention.bytes={2 * size} in the file"
     assert (found["trim_offset"], found["never_trimmed_because"]) == (12, None)
     assert (found["topic"], found["topic_id"], found["partition"]) == (TOPIC, TOPIC_ID, 0)
@@ -65,7 +67,7 @@ def test_explain_prints_what_holds_and_a_table(site):
     """The text has the partition's own fields, and a line for each segment with reason and next step."""
     text = explained(site, "--format", "table").output
     head, table = text.split("\n\n")
-    assert "trim_because                  local retention keeps offset 0 and what follows" in head
+    assert "trim_because                  local retention keeps offset 0 and later" in head
     rows = table.splitlines()
     assert rows[0].split() == [
         "base_offset",
@@ -80,7 +82,7 @@ def test_explain_prints_what_holds_and_a_table(site):
     ]
     assert len(rows) == 4
     assert rows[3].split()[:6] == ["24", "-", "364", "-", "local", "active"]
-    assert "it is uploaded once the broker has closed it" in rows[3]
+    assert "the segment is uploaded once the broker has closed it" in rows[3]
 
 
 def test_explain_of_a_topic_that_is_only_written_says_why_it_is_not_trimmed(own_site):
@@ -187,7 +189,7 @@ def test_explain_of_a_topic_that_left_the_disk_tells_of_the_archive(own_site):
     ("arguments", "words"),
     [
         (["nope", 0], "neither this broker nor the bucket has a topic named nope"),
-        ([TOPIC, 7], f"topic {TOPIC} has 1 partitions, and none is number 7"),
+        ([TOPIC, 7], f"topic {TOPIC} has 1 partitions, and no partition 7"),
     ],
 )
 def test_explain_of_what_does_not_exist_exits_1(site, arguments, words):

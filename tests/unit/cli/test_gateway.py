@@ -26,7 +26,7 @@ def test_gateway_beside_a_broker_is_no_command(tmp_path):
     """It is a part of the daemon, and the error says so."""
     done = tieringd("gateway", "--config", str(config_in(tmp_path)))
     assert done.exit_code == 2
-    assert "is a part of `tieringd run`" in done.errors
+    assert "is part of `tieringd run`" in done.errors
     assert "--archive-only" in done.errors
 
 

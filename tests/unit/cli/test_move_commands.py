@@ -57,7 +57,7 @@ def test_moved_archive_goes_on_where_the_configuration_says(archived, elsewhere)
     assert contents(elsewhere) == contents(archived.config) == before
     old = tieringd("run", "--once", "--config", archived.config)
     assert old.exit_code == 1
-    assert f"its archive was moved to {outcome['target']}" in old.errors
+    assert f"the archive was moved to {outcome['target']}" in old.errors
     assert tieringd("run", "--once", "--config", elsewhere).exit_code == 0
     (listed,) = invoked("archive", "topics", "-c", archived.config, "-f", "json").json()
     assert listed["remark"] == f"moved to {outcome['target']}"
@@ -95,7 +95,7 @@ def test_source_that_another_topic_goes_on_from_is_not_deleted(archived, elsewhe
     key = TopicKey(listed["cluster"], TOPIC, TOPIC_ID)
     user = TopicKey("other", "restored", "r" * 22)
     in_source(archived, lambda archive: archive.history.link(HistoryLink(user, key, ((0, 5),))))
-    with pytest.raises(ConfigError, match=r"topic restored .* goes on from the archive of"):
+    with pytest.raises(ConfigError, match=r"topic restored .* continues the archive of"):
         invoked("archive", "move", TOPIC, "--to", elsewhere, "-c", archived.config, "--delete-source")
     assert len(archived.objects("*.log*")) == 4
     (listed,) = invoked("archive", "topics", "-c", archived.config, "-f", "json").json()

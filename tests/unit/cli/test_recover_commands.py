@@ -90,7 +90,7 @@ def test_missing_manifest_is_refused_or_reported(place):
 def test_missing_object_is_found_before_anything_is_restored(place):
     """Where segments are looked at; the other check meets it on the way."""
     place.object_of(1, "9-11-*.log").unlink()
-    with pytest.raises(CorruptDataError, match="the archive is not whole: orders-1: "):
+    with pytest.raises(CorruptDataError, match="the archive is incomplete: orders-1: "):
         place.recover(*DEEP)
     assert not any(map(place.restored, range(PARTITIONS)))
     with pytest.raises(ObjectNotFound):
@@ -101,9 +101,9 @@ def test_missing_object_is_found_before_anything_is_restored(place):
 def test_only_the_newest_segments_are_looked_at(place):
     """As many as the depth says; 0 is all."""
     place.object_of(1, "0-2-*.log").unlink()
-    with pytest.raises(CorruptDataError, match="not whole"):
+    with pytest.raises(CorruptDataError, match="is incomplete"):
         place.recover(*DEEP, "--validation-depth", "4")
-    with pytest.raises(CorruptDataError, match="not whole"):
+    with pytest.raises(CorruptDataError, match="is incomplete"):
         place.recover(*DEEP, "--validation-depth", "0")
     code, rows = place.recover(*DEEP, "--validation-depth", "3", "--last-bytes", "1")
     assert code == 0
@@ -124,7 +124,7 @@ def test_no_link_is_written_where_a_later_topic_is_refused(place):
     """A link cannot be taken back, and would come to life when the log is trimmed past it."""
     LogWriter(place.root / "old", "payments").closed_segment()
     assert tieringd("run", "--once", "--config", place.config).exit_code == 0
-    with pytest.raises(ConfigError, match="the broker knows of no partition payments-0"):
+    with pytest.raises(ConfigError, match="the broker has no partition payments-0"):
         place.recover("--shallow", "--topics", "orders|payments")
     assert not list(place.archive.rglob("history_link"))
 
@@ -147,7 +147,7 @@ def test_full_restore_refuses_a_topic_with_a_history(place, tmp_path):
     config = directory_config([tmp_path / "second"], place.archive, tmp_path / "state-second")
     second = write_config(tmp_path / "second.yaml", config)
     assert tieringd("run", "--once", "--config", second).exit_code == 0
-    with pytest.raises(ConfigError, match="goes on from an older archive, of cluster"):
+    with pytest.raises(ConfigError, match="continues an older archive, of cluster"):
         place.recover("--from-cluster", "new")
     assert not any(map(place.restored, range(PARTITIONS)))
 
@@ -263,17 +263,17 @@ def producers_in(place):
 
 def test_cluster_recovery_needs_a_cluster(place):
     """The configuration's broker section names it."""
-    with pytest.raises(ConfigError, match="names no cluster to write to"):
+    with pytest.raises(ConfigError, match="names no cluster to restore into"):
         invoked("recover", "cluster", "--topics", ".*", "--config", place.config)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--rename", "abc"), "is not RE=REPLACEMENT"),
-        (("--rename", "(=x"), "is no regular expression"),
+        (("--rename", "abc"), "is not REGEX=REPLACEMENT"),
+        (("--rename", "(=x"), "is not a regular expression"),
         (("--topic-config", "abc"), "is not NAME=VALUE"),
-        (("--topics", "("), "is no regular expression"),
+        (("--topics", "("), "is not a regular expression"),
         (("--parallel", "0"), "--parallel"),
     ],
 )

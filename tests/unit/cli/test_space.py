@@ -40,7 +40,7 @@ def test_ballast_is_made_shown_and_released(own_site, config):
     assert shown(config) == expected | {"held_bytes": 2 * MIB}
     assert path.stat().st_size == 2 * MIB
     gone = invoked("space", "ballast", "release", "--config", config)
-    assert (gone.exit_code, gone.output) == (0, "2MiB are free again\n")
+    assert (gone.exit_code, gone.output) == (0, "2MiB were freed\n")
     assert not path.exists()
     assert invoked("space", "ballast", "release", "--config", config).output == "there is no ballast file\n"
 
@@ -64,7 +64,7 @@ def test_ballast_without_room_is_refused_with_the_reason(config):
     config.write_text(config.read_text().replace("ballast_file_size: 2MiB", "ballast_file_size: 4096TiB"))
     done = tieringd("space", "ballast", "create", "--config", config)
     assert (done.exit_code, done.output) == (1, "")
-    assert "its disk would be low on space. Make room" in done.errors
+    assert "its disk would be low on space. Free some disk space" in done.errors
 
 
 def test_file_of_somebody_else_is_refused_as_a_fault_of_the_configuration(own_site, config):

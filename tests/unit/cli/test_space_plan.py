@@ -69,4 +69,4 @@ def test_plan_names_the_log_directory_that_cannot_be_measured(host):
     path.write_text(yaml.safe_dump(document))
     done = tieringd("space", "plan", "--config", path)
     assert done.exit_code == 1
-    assert done.errors.endswith(f"error: {gone}: it cannot be measured: No such file or directory\n")
+    assert done.errors.endswith(f"error: the use of {gone} cannot be measured: No such file or directory\n")

@@ -184,7 +184,7 @@ def test_wrong_command_line_exits_2(config, arguments, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "Give one or more with --key, or a file with a key in each line with --keys-file"),
+        ([], "Give one or more keys with --key, or a file with one key per line with --keys-file"),
         (["--key", "someone", "--key-encoding", "hex"], "a key is not in hex"),
         (["--keys-file", "/nowhere/keys"], "/nowhere/keys"),
     ],
@@ -260,7 +260,7 @@ def test_catalogue_property_without_a_value_is_refused(config):
     arguments = ["--target-format", "iceberg", "--catalog-property", "a=b", "--catalog-property", "hunter2"]
     done = invoked("spark", "export", "orders", "--config", config, *arguments)
     assert (done.exit_code, done.output) == (2, "")
-    assert "number 2 of them is not key=value" in done.errors
+    assert "value 2 is not key=value" in done.errors
     assert "hunter2" not in done.errors
 
 
@@ -296,7 +296,7 @@ def test_report_that_cannot_be_written_exits_2(tmp_path, config, place):
         "spark", "scrub", "--config", config, "--report", tmp_path / place, PATH="/nowhere", JAVA_HOME=""
     )
     assert (done.exit_code, done.output) == (2, "")
-    assert "no file can be written there" in done.errors
+    assert "the file cannot be written" in done.errors
 
 
 def test_report_is_written_where_nobody_reads_standard_output(tmp_path, monkeypatch):

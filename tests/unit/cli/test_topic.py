@@ -41,4 +41,7 @@ def test_retention_that_is_not_managed_cannot_be_released(own_site):
     done = tieringd("topic", "release", TOPIC, "--config", own_site.config)
     assert done.exit_code == 2
     assert "is not managed" in done.errors
-    assert "managed again where" in tieringd("topic", "manage", TOPIC, "--config", own_site.config).output
+    assert (
+        "manage its retention again if"
+        in tieringd("topic", "manage", TOPIC, "--config", own_site.config).output
+    )

@@ -66,7 +66,7 @@ async def test_one_partition_is_looked_at_where_it_is_asked_for(tmp_path):
     broker = FakeBroker(written(tmp_path), written(tmp_path, partition=1))
     snapshot = await taken(tmp_path, broker, number=1)
     assert [one.partition.partition for one in snapshot.partitions] == [1]
-    with pytest.raises(ObjectNotFound, match="has 2 partitions, and none is number 2"):
+    with pytest.raises(ObjectNotFound, match="has 2 partitions, and no partition 2"):
         await taken(tmp_path, broker, number=2)
 
 

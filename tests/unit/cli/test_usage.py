@@ -80,6 +80,7 @@ def test_commands_are_those_of_this_release():
         "logdirs",
         "logdirs describe",
         "topic",
+        "topic delete-records",
         "topic describe-storage",
         "topic show",
         "topic pause",

@@ -39,7 +39,7 @@ def test_smallest_configurations_are_valid_and_without_warnings():
         ("{protocol: SSL, sasl_username: u}", "sasl_username: contradicts protocol SSL, which has no login"),
         ("{sasl_password: p}", "sasl_password: contradicts protocol PLAINTEXT, which has no login"),
         ("{ssl_ca_file: /ca}", "ssl_ca_file: contradicts protocol PLAINTEXT, which has no TLS"),
-        ("{protocol: SSL, ssl_key_file: /k}", "ssl_key_file: needs ssl_cert_file beside it"),
+        ("{protocol: SSL, ssl_key_file: /k}", "ssl_key_file: needs ssl_cert_file as well"),
     ],
 )
 def test_security_is_complete_and_of_one_mind(security, problem):
@@ -65,7 +65,7 @@ def test_security_that_is_complete_is_accepted():
 def test_no_broker_refuses_what_only_a_broker_can_use(name, value):
     """With kind none there is nothing to connect to."""
     assert problems_of(SMALLEST.replace("kind: none", f"kind: none\n  {name}: {value}")) == [
-        f"t.yaml:3: broker.{name}: remove it: with broker.kind none there is no broker to reach"
+        f"t.yaml:3: broker.{name}: remove this line: with broker.kind none there is no broker to connect to"
     ]
 
 
@@ -73,7 +73,7 @@ def test_kafka_broker_needs_bootstrap_and_knows_its_cluster():
     """A broker is reached by an address, and its cluster's id is not ours to choose."""
     assert problems_of(SMALLEST.replace("none", "kafka") + "cluster_id: local\n") == [
         "t.yaml:1: broker.bootstrap: is required with broker.kind kafka: a list of host:port",
-        "t.yaml:5: cluster_id: remove the line: the broker knows its cluster's id itself",
+        "t.yaml:5: cluster_id: remove this line: the broker knows its cluster's id",
     ]
     assert parsed(SMALLEST + "cluster_id: mine\n").cluster_id == "mine"
 
@@ -83,7 +83,9 @@ def test_parts_of_redpandas_segments_are_not_promised():
     redpanda = SMALLEST.replace("kind: none", "kind: redpanda\n  bootstrap: [h:9092]")
     name = "cloud_storage_segment_max_upload_interval_sec"
     (problem,) = problems_of(redpanda + f"{name}: 1h\n")
-    assert problem.startswith(f"t.yaml:6: {name}: remove it: a Redpanda log is uploaded in whole segments")
+    assert problem.startswith(
+        f"t.yaml:6: {name}: remove this line: a Redpanda log is uploaded in whole segments"
+    )
     parsed(redpanda + f"{name}: null\n")
 
 
@@ -252,8 +254,8 @@ def test_tiering_needs_a_backend():
     text = without(without(TIERED, "cloud_storage_backend"), "cloud_storage_file_root")
     assert problems_of(text) == [
         (
-            "t.yaml:1: cloud_storage_backend: is required: set file, aws, google, azure or plugin (a bucket "
-            "with its region, an endpoint or a storage account would say it as well)"
+            "t.yaml:1: cloud_storage_backend: is required: set file, aws, google, azure or plugin, or "
+            "let it be inferred from a bucket with its region, an endpoint, or a storage account"
         )
     ]
 
@@ -348,8 +350,8 @@ def test_what_is_not_said_of_the_store_is_inferred(text, backend, url_style, end
         ),
         pytest.param(
             AWS + "cloud_storage_api_endpoint: h\ncloud_storage_disable_tls: true\n",
-            "t.yaml:12: cloud_storage_disable_tls: plain HTTP goes to port 443; "
-            "set cloud_storage_api_endpoint_port if that is not meant",
+            "t.yaml:12: cloud_storage_disable_tls: plain HTTP uses port 443 here; "
+            "if that is not intended, set cloud_storage_api_endpoint_port",
             id="http-on-443",
         ),
         pytest.param(
@@ -405,7 +407,9 @@ def test_two_names_of_one_limit_are_a_warning(holds, shadowed):
     """The one that holds is named, and the other is to be removed."""
     warnings = parsed(TIERED + f"{shadowed}: 5\n{holds}: 7\n").warnings
     line = TIERED.count("\n") + 1
-    assert warnings == (f"t.yaml:{line}: {shadowed}: has no effect beside {holds}, which holds; remove one",)
+    assert warnings == (
+        f"t.yaml:{line}: {shadowed}: has no effect, because {holds} takes precedence; remove one of them",
+    )
 
 
 @pytest.mark.parametrize(
@@ -420,7 +424,9 @@ def test_two_names_of_one_limit_are_a_warning(holds, shadowed):
 def test_two_names_of_one_limit_of_a_topic_are_a_warning(holds, shadowed):
     """As for the cluster's."""
     (warning,) = parsed(TIERED + f"topics: {{a: {{{shadowed}: 5, {holds}: 7}}}}\n").warnings
-    assert warning.endswith(f"topics[a].{shadowed}: has no effect beside {holds}, which holds; remove one")
+    assert warning.endswith(
+        f"topics[a].{shadowed}: has no effect, because {holds} takes precedence; remove one of them"
+    )
 
 
 @pytest.mark.parametrize("name", ["log_retention_ms", "log.retention.bytes", "retention_bytes"])

@@ -202,7 +202,10 @@ def test_property_that_the_way_in_does_not_read_is_a_warning(name, line, words):
 def test_endpoint_goes_before_that_of_the_hierarchical_namespace():
     """Only one of them can be the account's host."""
     (warning,) = example("azure hierarchical", "cloud_storage_api_endpoint: h\n").warnings
-    assert ": cloud_storage_azure_adls_endpoint: has no effect beside cloud_storage_api_endpoint" in warning
+    assert (
+        ": cloud_storage_azure_adls_endpoint: has no effect, because cloud_storage_api_endpoint takes "
+        "precedence" in warning
+    )
 
 
 def test_file_backend_warns_of_what_only_a_network_has():
@@ -283,7 +286,7 @@ def test_hierarchical_namespace_is_at_port_443_unless_it_says_otherwise():
         (
             "aws keys",
             "cloud_storage_sse_kms_key_id: k\n",
-            "kms_key_id: needs cloud_storage_sse: kms beside it",
+            "kms_key_id: needs cloud_storage_sse: kms as well",
         ),
         (
             "aws keys",
@@ -318,7 +321,7 @@ def test_hierarchical_namespace_is_at_port_443_unless_it_says_otherwise():
         ("aws keys", "cloud_storage_storage_class: GLACIER_IR\n", None),
         ("gcs metadata", "cloud_storage_storage_class: NEARLINE\n", None),
         ("azure key", "cloud_storage_storage_class: Cool\n", None),
-        ("aws keys", "cloud_storage_storage_class: DEEP_ARCHIVE\n", "needs a restore of hours"),
+        ("aws keys", "cloud_storage_storage_class: DEEP_ARCHIVE\n", "cannot be read until they are restored"),
         ("gcs metadata", "cloud_storage_storage_class: Cool\n", "must be one of STANDARD, NEARLINE"),
         ("azure key", "cloud_storage_storage_class: Archive\n", "must be one of Hot, Cool, Cold"),
         (

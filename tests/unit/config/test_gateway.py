@@ -26,7 +26,9 @@ def test_gateway_is_off_until_it_is_wanted():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        pytest.param(gateway("enabled: true", TIERED), "needs a broker behind it", id="no-broker"),
+        pytest.param(
+            gateway("enabled: true", TIERED), "needs a broker, but broker.kind is none", id="no-broker"
+        ),
         pytest.param(
             gateway("enabled: true, tls_cert_file: /c"),
             "tls_cert_file: needs gateway.tls_key_file as well",

@@ -83,7 +83,7 @@ log: {}
             "t.yaml:6: cloud_storage_initial_backoff_ms: '10MiB' is a size, and this is a duration: "
             "write for example 30s"
         ),
-        "t.yaml:7: cluster_id: remove the line: the broker knows its cluster's id itself",
+        "t.yaml:7: cluster_id: remove this line: the broker knows its cluster's id",
         (
             "t.yaml:9: topics[orders].local.retention.ms: '5x': 'x' is not a unit of duration; "
             "use one of ms, s, m, h, d, w"
@@ -107,10 +107,14 @@ log: {}
             "topics: {a: {redpanda.remote.wirte: true}}", "did you mean redpanda.remote.write?", id="topic"
         ),
         pytest.param(
-            "admin: {zzz: 1}", "unknown property; the names here are enabled, host, port", id="few-names"
+            "admin: {zzz: 1}", "unknown property; this section has enabled, host, port", id="few-names"
         ),
-        pytest.param("zzz: 1", "no name is near it; docs/configuration.md lists them all", id="many-names"),
-        pytest.param("log_dirs: [/a]", "unknown property here; it belongs under broker", id="wrong-section"),
+        pytest.param(
+            "zzz: 1", "unknown property; docs/configuration.md lists all properties", id="many-names"
+        ),
+        pytest.param(
+            "log_dirs: [/a]", "unknown property in this section; it belongs under broker", id="wrong-section"
+        ),
         pytest.param(
             "retention.local.target.ms: 1",
             "it belongs under topics, below a topic's name",
@@ -136,7 +140,7 @@ log: {}
             "rpk: {tune_ballast_file: true}", "write tune_ballast_file, ballast_file_path", id="rpk"
         ),
         pytest.param("redpanda: {}", "write its cluster properties at the top level", id="redpanda"),
-        pytest.param("1: x", "no name is near it", id="number-as-name"),
+        pytest.param("1: x", "docs/configuration.md lists all properties", id="number-as-name"),
     ],
 )
 def test_unknown_name_is_explained(addition, problem):

@@ -40,7 +40,7 @@ def test_chunk_eviction_is_made_of_its_three_properties():
     [
         ("/srv/logs", "is inside the log directory /srv/logs"),
         ("/srv/logs/cache", "is inside the log directory /srv/logs"),
-        ("/srv/state", "is state_directory as well; give the cache a directory of its own"),
+        ("/srv/state", "is state_directory as well; give the cache its own directory"),
         ("/srv/ballast", "is ballast_file_path as well"),
     ],
 )
@@ -64,8 +64,8 @@ def test_cache_without_room_for_one_chunk_is_refused():
     text = "cloud_storage_cache_size: 8MiB\n"
     (problem,) = problems_of(TIERED + text)
     assert problem == (
-        "t.yaml:9: cloud_storage_cache_size: is 8388608 bytes: no room for one chunk of "
-        "cloud_storage_cache_chunk_size, 16777216"
+        "t.yaml:9: cloud_storage_cache_size: is 8388608 bytes, which is too small for one chunk of "
+        "cloud_storage_cache_chunk_size, 16777216 bytes"
     )
     assert parsed(TIERED + text + "cloud_storage_disable_chunk_reads: true\n").warnings == ()
     assert parsed(TIERED + text + "cloud_storage_cache_chunk_size: 8MiB\n").warnings == ()
@@ -75,7 +75,7 @@ def test_no_cache_at_all_is_allowed_and_said():
     """It takes two zeros."""
     (warning,) = warnings_of(TIERED + "cloud_storage_cache_size_percent: 0\n")
     assert warning == (
-        "cloud_storage_cache_size_percent: is 0 as cloud_storage_cache_size is: nothing is cached, "
+        "cloud_storage_cache_size_percent: is 0, and cloud_storage_cache_size is 0: nothing is cached, "
         "every read is a download"
     )
     text = "cloud_storage_cache_size_percent: 0\ncloud_storage_cache_size: 1GiB\n"
@@ -87,8 +87,8 @@ def test_log_area_that_leaves_the_cache_less_is_said():
     text = "retention_local_target_capacity_percent: 65\n"
     (warning,) = warnings_of(TIERED + text)
     assert warning == (
-        "cloud_storage_cache_size_percent: is 20, and on a disk with logs "
-        "retention_local_target_capacity_percent 65 and disk_reservation_percent 20 leave 15"
+        "cloud_storage_cache_size_percent: is 20, but on a disk with logs, "
+        "retention_local_target_capacity_percent 65 and disk_reservation_percent 20 leave only 15"
     )
     assert warnings_of(TIERED + text + "cloud_storage_cache_directory: /mnt/fast\n") == []
     assert warnings_of(TIERED + "retention_local_target_capacity_percent: 60\n") == []

@@ -27,11 +27,11 @@ class NotApplicable(NamedTuple):
     reason: str
 
 
-RECOVERS = "it acts when a topic is created, and here a command does that: `tieringd recover`"
-ROLLS = "the broker rolls its segments; set it there"
-COMPACTS = "the broker compacts its logs; set it there"
-REPLICAS = "the broker decides how much of a partition it copies to a new replica; set it there"
-GROUPS = "the broker keeps the offsets of consumer groups, and they are not tiered; set it there"
+RECOVERS = "the broker applies it when a topic is created; use the command `tieringd recover` instead"
+ROLLS = "the broker rolls its segments; set it in the broker"
+COMPACTS = "the broker compacts its logs; set it in the broker"
+REPLICAS = "the broker decides how much of a partition it copies to a new replica; set it in the broker"
+GROUPS = "the broker keeps the offsets of consumer groups, which are not tiered; set it in the broker"
 
 CLUSTER = {
     # Object storage access

@@ -39,8 +39,8 @@ def test_areas_of_more_than_the_disk_are_refused(reserved, log, is_refused):
         return
     (problem,) = problems_of(SMALLEST + text)
     assert problem == (
-        f"t.yaml:6: retention_local_target_capacity_percent: is {log}, and with disk_reservation_percent "
-        f"{reserved} that is more than the disk"
+        f"t.yaml:6: retention_local_target_capacity_percent: is {log}; together with "
+        f"disk_reservation_percent {reserved} that is more than the whole disk"
     )
 
 
@@ -82,7 +82,7 @@ def test_ballast_that_is_not_wanted_needs_no_properties(line, value):
     ("base", "reason"),
     [
         (SMALLEST, "has no effect with broker.kind none: there are no producers"),
-        (REDPANDA, "has no effect with broker.kind redpanda: it refuses writes itself"),
+        (REDPANDA, "has no effect with broker.kind redpanda: Redpanda itself refuses writes"),
         (KAFKA, None),
     ],
 )

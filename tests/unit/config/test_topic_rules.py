@@ -63,7 +63,8 @@ def test_remote_delete_is_off_while_tiering_is():
         pytest.param("{redpanda.remote.delete: false}", None, id="off"),
         pytest.param(
             "{redpanda.remote.delete: true, redpanda.remote.read: false}",
-            "has no effect with redpanda.remote.read set to false: it takes write, read and no read replica",
+            "has no effect with redpanda.remote.read set to false: it needs redpanda.remote.write and "
+            "redpanda.remote.read, and no read replica",
             id="no read",
         ),
         pytest.param(
@@ -128,11 +129,11 @@ def test_recovery_acts_only_at_creation():
     """The broker may have it set, which is reported and changes nothing; so may the file."""
     found = topic({"redpanda.remote.recovery": "true"})
     (problem,) = found.problems
-    assert "redpanda.remote.recovery=true, which acts only when a topic is created" in problem
+    assert "redpanda.remote.recovery=true, which only has an effect when a topic is created" in problem
     assert found.remote_write is topic().remote_write
     assert topic({"redpanda.remote.recovery": "false"}) == topic()
     (note,) = parsed(TIERED + "topics: {orders: {redpanda.remote.recovery: true}}\n").notes
-    assert note.endswith("here a command does that: `tieringd recover`")
+    assert note.endswith("use the command `tieringd recover` instead")
 
 
 @pytest.mark.parametrize("kind", ["ms", "bytes"])
@@ -141,7 +142,7 @@ def test_local_limit_beside_kafkas_name_is_a_doubt(kind):
     both = f"{{local.retention.{kind}: 5000, retention.local.target.{kind}: 7000}}"
     (warning,) = parsed(TIERED + f"topics:\n  orders: {both}\n").warnings
     assert f"retention.local.target.{kind}" in warning
-    assert f"has no effect beside local.retention.{kind}, which holds; remove one" in warning
+    assert f"has no effect, because local.retention.{kind} takes precedence; remove one of them" in warning
 
 
 @pytest.mark.parametrize("name", ["local.retention.ms", "retention.local.target.ms"])

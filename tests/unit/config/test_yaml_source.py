@@ -121,7 +121,9 @@ def test_unset_variable_names_the_line_and_nothing_else():
 def test_malformed_substitution_is_refused(text):
     """Nothing that looks like a substitution passes as text by accident."""
     (problem,) = problems_of(SMALLEST + f"cloud_storage_access_key: '{text}'\n", A="a")
-    assert problem.startswith("t.yaml:5: cloud_storage_access_key: after ${ comes a variable's name")
+    assert problem.startswith(
+        "t.yaml:5: cloud_storage_access_key: a variable is written ${ followed by its name"
+    )
 
 
 def test_doubled_dollar_writes_a_literal_brace():

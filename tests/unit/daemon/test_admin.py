@@ -219,7 +219,7 @@ async def test_status_tells_what_holds_an_upload_back(metrics, archive, reconcil
     async with TestClient(TestServer(page.application())) as client, client.get("/status") as response:
         (partition,) = (await response.json())["partitions"]
     assert partition["waits_because"].startswith(
-        "cloud_storage_upload_bytes_per_second is reached; it has waited for "
+        "the limit cloud_storage_upload_bytes_per_second is reached; the upload has waited for "
     )
     archive.gate.set_pace(UploadPace(9, None))
     await log.said("segment durable")

@@ -81,7 +81,7 @@ def test_first_start_that_was_interrupted_is_still_one(host, reached):
 def test_first_start_fails_where_the_disk_has_no_place(tmp_path):
     """Only the last directory is made; when the others are there, the next start is the first."""
     host = Host(tmp_path, cloud_storage_file_root=str(tmp_path / "disk" / "archive"))
-    with pytest.raises(BucketNotFound, match="Mount its disk"):
+    with pytest.raises(BucketNotFound, match="Mount the disk of the archive"):
         host.start()
     assert not (tmp_path / "disk").exists()
     (tmp_path / "disk").mkdir()

@@ -45,12 +45,20 @@ def test_whole_batches_pass(check):
         pytest.param(DATA[:-1], BOUNDS, "cut short", 4 * BATCH_BYTES, id="cut"),
         pytest.param(DATA[: BATCH_BYTES + 30], BOUNDS, "cut short", BATCH_BYTES, id="cut-header"),
         pytest.param(DATA + b"\0" * 70, BOUNDS, "magic is 0, not 2", 5 * BATCH_BYTES, id="zeros"),
-        pytest.param(DATA[BATCH_BYTES:], {**BOUNDS, "base_offset": 104}, "belong here", 0, id="too-early"),
-        pytest.param(DATA, {**BOUNDS, "next_offset": 114}, "belong here", 4 * BATCH_BYTES, id="too-late"),
         pytest.param(
-            DATA[BATCH_BYTES:] + DATA[:BATCH_BYTES], BOUNDS, "belong here", 4 * BATCH_BYTES, id="disorder"
+            DATA[BATCH_BYTES:], {**BOUNDS, "base_offset": 104}, "are expected here", 0, id="too-early"
         ),
-        pytest.param(DATA[:BATCH_BYTES] * 2, BOUNDS, "belong here", BATCH_BYTES, id="twice"),
+        pytest.param(
+            DATA, {**BOUNDS, "next_offset": 114}, "are expected here", 4 * BATCH_BYTES, id="too-late"
+        ),
+        pytest.param(
+            DATA[BATCH_BYTES:] + DATA[:BATCH_BYTES],
+            BOUNDS,
+            "are expected here",
+            4 * BATCH_BYTES,
+            id="disorder",
+        ),
+        pytest.param(DATA[:BATCH_BYTES] * 2, BOUNDS, "are expected here", BATCH_BYTES, id="twice"),
         pytest.param(OLD_MESSAGE_V1, BOUNDS, "v1 is not supported", 0, id="old-format"),
     ],
 )

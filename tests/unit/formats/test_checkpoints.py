@@ -92,7 +92,7 @@ def test_offset_checkpoint_takes_topics_with_dots_dashes_and_underscores():
         ("a 0 -1", "line 3: a-0 has offset -1"),
         ("a -1 0", "line 3: 'a' -1 is not a partition"),
         ("a/b 0 0", "line 3: 'a/b' 0 is not a partition"),
-        ("a 0 1\na 0 2", "line 4: a-0 is there twice"),
+        ("a 0 1\na 0 2", "line 4: a-0 appears twice"),
     ],
 )
 def test_damaged_offset_checkpoint_names_the_line(row, words):

@@ -58,5 +58,5 @@ def test_other_documents_are_refused(changes, words):
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"\xff", GOLDEN.read_bytes()[:-9]])
 def test_what_is_no_document_is_refused(data):
     """A part of one as well."""
-    with pytest.raises(CorruptDataError, match="no record of a rewriting"):
+    with pytest.raises(CorruptDataError, match="not a rewriting record"):
         decode_rewriting(data, source="x")

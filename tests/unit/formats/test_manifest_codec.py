@@ -19,11 +19,13 @@ from tests.golden.make_own_golden import (
     MANIFEST_V2,
     MANIFEST_V3,
     MANIFEST_V4,
+    MANIFEST_V5,
     NEW_MANIFEST,
     NEW_MANIFEST_V1,
     NEW_MANIFEST_V2,
     NEW_MANIFEST_V3,
     NEW_MANIFEST_V4,
+    NEW_MANIFEST_V5,
     NEWEST_SEGMENTS,
     OWN,
     RETIRED_SEGMENTS,
@@ -39,9 +41,9 @@ from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment import NO_CRC, NO_TIMESTAMP
 from tieringd.model.segment_table import COLUMNS, SegmentTable
 
-GOLDEN = (OWN / "partition-manifest.v5").read_bytes()
-NEW_GOLDEN = (OWN / "partition-manifest-new.v5").read_bytes()
-WRITTEN = {"partition-manifest.v5": MANIFEST, "partition-manifest-new.v5": NEW_MANIFEST}
+GOLDEN = (OWN / "partition-manifest.v6").read_bytes()
+NEW_GOLDEN = (OWN / "partition-manifest-new.v6").read_bytes()
+WRITTEN = {"partition-manifest.v6": MANIFEST, "partition-manifest-new.v6": NEW_MANIFEST}
 READ = {
     "partition-manifest.v1": MANIFEST_V1,
     "partition-manifest-new.v1": NEW_MANIFEST_V1,
@@ -51,10 +53,13 @@ READ = {
     "partition-manifest-new.v3": NEW_MANIFEST_V3,
     "partition-manifest.v4": MANIFEST_V4,
     "partition-manifest-new.v4": NEW_MANIFEST_V4,
+    "partition-manifest.v5": MANIFEST_V5,
+    "partition-manifest-new.v5": NEW_MANIFEST_V5,
 }
 """What earlier versions wrote."""
 EXPECTED = WRITTEN | READ
-WINNERS = {"unsettled"}
+DELETION = {"deletion"}
+WINNERS = {"unsettled"} | DELETION
 SPILLOVER = {"spillover", "trimmed_offset"} | WINNERS
 RETENTION = {"allowed_local_start_offset", "expired_at_ms", "retired", "crossing"} | SPILLOVER
 NEW_FIELDS = {
@@ -62,12 +67,13 @@ NEW_FIELDS = {
     2: RETENTION,
     3: SPILLOVER,
     4: WINNERS,
+    5: DELETION,
 }
 """What came after each version."""
 
 
 def body_of(data: bytes) -> bytes:
-    return zlib.decompress(unseal(data, MAGIC, newest_version=5, kind="manifest")[1])
+    return zlib.decompress(unseal(data, MAGIC, newest_version=6, kind="manifest")[1])
 
 
 def parts_of(data: bytes) -> tuple[dict, bytes]:
@@ -77,7 +83,7 @@ def parts_of(data: bytes) -> tuple[dict, bytes]:
     return json.loads(body[4 : 4 + length]), body[4 + length :]
 
 
-def sealed(head: object, columns: bytes, version: int = 5) -> bytes:
+def sealed(head: object, columns: bytes, version: int = 6) -> bytes:
     """Return a manifest with a right checksum around any head (JSON, or bytes as they are)."""
     text = head if isinstance(head, bytes) else json.dumps(head).encode()
     return seal(MAGIC, version, zlib.compress(struct.pack(">I", len(text)) + text + columns))
@@ -121,6 +127,9 @@ def test_golden_manifest_of_an_earlier_version_says_nothing_of_what_came_later(v
     assert not NEW_FIELDS[version] & head.keys()
     assert NEW_FIELDS[version] | head.keys() == HEAD.keys()
     found = decode_manifest(old)
+    assert found.deletion is None
+    if version == 5:
+        return
     assert found.unsettled is None
     assert not any(one.is_held for one in found.retired)
     if version == 4:
@@ -139,17 +148,17 @@ def test_golden_manifest_of_an_earlier_version_says_nothing_of_what_came_later(v
 
 
 @pytest.mark.parametrize("name", READ)
-def test_manifest_of_an_earlier_version_is_stored_again_as_version_5(name):
+def test_manifest_of_an_earlier_version_is_stored_again_as_version_6(name):
     """The next commit writes the newest version, and loses nothing on the way."""
     found = decode_manifest((OWN / name).read_bytes())
     again = encode_manifest(found)
-    assert again[4:6] == b"\x00\x05"
+    assert again[4:6] == b"\x00\x06"
     assert decode_manifest(again) == found == EXPECTED[name]
 
 
 @pytest.mark.parametrize(
     ("version", "expected"),
-    [(1, MANIFEST_V1), (2, MANIFEST_V2), (3, MANIFEST_V3), (4, MANIFEST_V4)],
+    [(1, MANIFEST_V1), (2, MANIFEST_V2), (3, MANIFEST_V3), (4, MANIFEST_V4), (5, MANIFEST_V5)],
 )
 def test_fields_of_a_later_version_mean_nothing_in_an_earlier_one(version, expected):
     """A version says what its fields are; others in the head are not taken for them."""
@@ -159,7 +168,7 @@ def test_fields_of_a_later_version_mean_nothing_in_an_earlier_one(version, expec
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_golden_manifest_encodes_to_the_same_bytes(name):
-    """This release writes version 5. Deflate may differ between zlibs, so its input is compared."""
+    """This release writes version 6. Deflate may differ between zlibs, so its input is compared."""
     data = (OWN / name).read_bytes()
     assert body_of(files()[name]) == body_of(data)
     assert files()[name][:8] == data[:8]
@@ -167,7 +176,7 @@ def test_golden_manifest_encodes_to_the_same_bytes(name):
 
 def test_golden_manifest_is_laid_out_as_documented():
     """A reader that knows only the page of the format finds each value."""
-    assert (GOLDEN[:4], GOLDEN[4:8]) == (b"TRDM", b"\x00\x05\x00\x00")
+    assert (GOLDEN[:4], GOLDEN[4:8]) == (b"TRDM", b"\x00\x06\x00\x00")
     assert HEAD["gaps"] == [
         [2001, 2499, "the broker deleted them first, after 7 Tage (é)", 1_700_000_850_000]
     ]
@@ -257,11 +266,11 @@ def test_any_truncated_manifest_is_corrupt():
 
 def test_manifest_of_a_newer_version_says_what_to_do():
     """A host that was not upgraded names the version and the way out."""
-    data = seal(MAGIC, 6, b"whatever version 6 will hold")
+    data = seal(MAGIC, 7, b"whatever version 7 will hold")
     with pytest.raises(CorruptDataError) as caught:
         decode_manifest(data)
     assert str(caught.value) == (
-        "partition manifest has format version 6; this release reads 1 to 5. Upgrade tieringd on this host"
+        "partition manifest has format version 7; this release reads 1 to 6. Upgrade tieringd on this host"
     )
 
 
@@ -325,16 +334,20 @@ def test_manifest_with_any_other_head_is_read_or_corrupt(head):
             {"start_offset": 0, "spillover": None}, "offsets 0 to 999 are neither stored nor", id="start"
         ),
         pytest.param(
-            {"start_offset": 549}, "begins at 549, and its spilled part elsewhere", id="before spilled"
+            {"start_offset": 549}, "begins at 549, which is not in its spilled part", id="before spilled"
         ),
-        pytest.param({"start_offset": 1000}, "begins at 1000, and its spilled part", id="after spilled"),
-        pytest.param({"start_offset": 599}, "spilled part expired up to 600 already", id="expired"),
-        pytest.param({"spillover": SPILLED | {"segments": -1}}, "fewer than no segments", id="segments"),
-        pytest.param({"spillover": SPILLED | {"size_bytes": -1}}, "fewer than no segments", id="size"),
-        pytest.param({"spillover": SPILLED | {"gap_offsets": -1}}, "fewer than no segments", id="gaps"),
+        pytest.param(
+            {"start_offset": 1000}, "begins at 1000, which is not in its spilled part", id="after spilled"
+        ),
+        pytest.param({"start_offset": 599}, "spilled part has already expired up to 600", id="expired"),
+        pytest.param(
+            {"spillover": SPILLED | {"segments": -1}}, "bytes or offsets is negative", id="segments"
+        ),
+        pytest.param({"spillover": SPILLED | {"size_bytes": -1}}, "bytes or offsets is negative", id="size"),
+        pytest.param({"spillover": SPILLED | {"gap_offsets": -1}}, "bytes or offsets is negative", id="gaps"),
         pytest.param(
             {"start_offset": 1000, "spillover": SPILLED | {"segments": 0, "retired": []}},
-            "nothing of the spilled part is held, and nothing is left to be deleted",
+            "the manifest has a spilled part with neither live nor expired segments",
             id="nothing spilled",
         ),
         pytest.param(
@@ -384,6 +397,8 @@ def test_manifest_that_breaks_a_rule_is_not_read(changes, words):
         pytest.param({"spillover": SPILLED | {"newest": [700, 999, 0, 0, "x"]}}, id="name of words"),
         pytest.param({"spillover": SPILLED | {"segments": None}}, id="no number of segments"),
         pytest.param({"spillover": SPILLED | {"retired": [[600]]}}, id="expired at no time"),
+        pytest.param({"deletion": [5]}, id="deletion without an epoch"),
+        pytest.param({"deletion": ["x", 5]}, id="deletion of words"),
     ],
 )
 def test_manifest_with_a_wrong_new_field_is_corrupt(changes):

@@ -163,7 +163,7 @@ def test_impossible_header_is_corrupt_and_located(fields, words):
 
 def test_cut_header_is_corrupt():
     """A buffer that ends inside the header is corrupt."""
-    with pytest.raises(CorruptDataError, match="61 bytes and 60 are left"):
+    with pytest.raises(CorruptDataError, match="61 bytes, but only 60 are left"):
         parse_header(batch()[: HEADER_BYTES - 1])
 
 

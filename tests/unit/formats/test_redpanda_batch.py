@@ -154,7 +154,7 @@ def test_type_of_unknown_meaning_is_refused_by_its_own_error(batch_type):
 @pytest.mark.parametrize("length", [0, 1, 60])
 def test_header_needs_all_its_bytes(length):
     """A buffer that ends inside a header is an error that says how much is there."""
-    with pytest.raises(CorruptDataError, match=f"needs 61 bytes and {length} are left"):
+    with pytest.raises(CorruptDataError, match=f"needs 61 bytes, but only {length} are left"):
         parse_raw_header(raw_batch(batch(0), raw_offset=0)[:length])
 
 

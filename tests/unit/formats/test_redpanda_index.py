@@ -137,7 +137,7 @@ def test_index_for_newer_readers_says_what_to_do():
     """It is not damaged: the daemon is too old."""
     with pytest.raises(CorruptDataError, match=r"newer Redpanda") as caught:
         parse_base_index(index_of(12, needed=12))
-    assert "Update this daemon" in caught.value.hint
+    assert "Update tieringd" in caught.value.hint
 
 
 @pytest.mark.parametrize("version", [*VERSIONS, 10])

@@ -220,7 +220,7 @@ def with_length(number: int, length: int) -> bytes:
     [
         pytest.param(SOUND[:-1], "last batch is cut", 3, 9, id="cut-body"),
         pytest.param(
-            SOUND[: -BATCH_BYTES + 30], "last batch is cut: 30 of at least 61", 3, 9, id="cut-header"
+            SOUND[: -BATCH_BYTES + 30], "last batch is cut: only 30 of at least 61", 3, 9, id="cut-header"
         ),
         pytest.param(SOUND + bytes(500), "zero tail of 500 bytes; preallocated", 4, 12, id="zero-tail"),
         pytest.param(SOUND + bytes(60), "zero tail of 60 bytes", 4, 12, id="short-zero-tail"),

@@ -151,7 +151,7 @@ def test_spillover_manifest_with_any_other_head_is_read_or_corrupt(head):
         pytest.param({"gaps": []}, "offsets 800 to 899 are neither stored nor", id="hole"),
         pytest.param({"next_offset": 1001}, "next_offset is 1001, but", id="end"),
         pytest.param({"base_offset": 699}, "offsets 699 to 699 are neither", id="begin"),
-        pytest.param({"previous": [0, 698, 0, 0, 0]}, "follows one up to 698", id="previous"),
+        pytest.param({"previous": [0, 698, 0, 0, 0]}, "its predecessor ends at 698", id="previous"),
     ],
 )
 def test_spillover_manifest_that_breaks_a_rule_is_not_read(changes, words):
@@ -165,5 +165,5 @@ def test_spillover_manifest_that_breaks_a_rule_is_not_written():
     empty = dataclasses.replace(
         FIRST_SPILLOVER_PART, segments=SegmentTable.of(), gaps=(Gap(900, 999, "all of it", 0),)
     )
-    with pytest.raises(ValueError, match=r"refusing to write .*: it holds no segment"):
+    with pytest.raises(ValueError, match=r"refusing to write .*: the spillover manifest has no segment"):
         encode_spillover(empty)

@@ -16,6 +16,7 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.daemons import INTERVAL_SECONDS, Daemon
 from tests.fakes.hydration import Host, running
 from tests.fakes.log_writer import CLUSTER, TOPIC_ID, LogWriter
+from tests.fakes.manifests import stored_manifest
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.formats.history_link import HistoryLink
@@ -37,6 +38,7 @@ from tieringd.gateway.archive_answers import (
 )
 from tieringd.gateway.readable_partitions import FRESH_SECONDS, ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
+from tieringd.model.manifest_parts import RecordDeletion
 from tieringd.policies.cache_trim import TrimLimits
 from tieringd.reading.partition_reader import PartitionReader
 
@@ -50,7 +52,10 @@ class Behind:
     def __init__(self, daemon: Daemon, host: Host) -> None:
         self.daemon = daemon
         self.partitions = ReadablePartitions(
-            daemon.reconciler, daemon.archive.manifests, now=lambda: asyncio.get_running_loop().time()
+            daemon.reconciler,
+            daemon.archive.manifests,
+            now=lambda: asyncio.get_running_loop().time(),
+            now_ms=daemon.archive.clock,
         )
         self.host = host
         self.answers = self.made()
@@ -141,7 +146,7 @@ async def test_partitions_are_found_by_name_and_by_id(tmp_path, store, daemon):
             assert behind.partitions.may_have(topic, 2)
             # It may have come to this broker since the last look.
             assert behind.partitions.may_have(topic, 3)
-            with pytest.raises(StorageUnavailable, match=r"did not see orders-3|did not see .*-3"):
+            with pytest.raises(StorageUnavailable, match=r"did not find orders-3|did not find .*-3"):
                 await behind.partitions.find(topic, 3)
 
 
@@ -348,6 +353,60 @@ async def test_what_a_client_has_deleted_is_hidden_at_once(tmp_path, store, writ
         assert await behind.listed(EARLIEST) is None
         assert await behind.fetch(end - 1) == {}
         assert await behind.fetch(0, 0) == {1: [0]}
+
+
+@virtually
+async def test_what_a_client_has_deleted_stays_deleted_after_a_restart(tmp_path, store, writers):
+    """At a segment's base too: the bucket has it before the client is answered, and the archiver goes on."""
+    writer = writers[0]
+    for _ in range(3):
+        writer.closed_segment()
+    await archived(writer, archive_in(store))
+    daemon, key = Daemon(tmp_path, store, writers), ("orders", 0)
+    async with serving(tmp_path, store, daemon) as behind:
+        for before_offset in (3, 5, 6):
+            assert await behind.answers.delete_records({key: before_offset}) == {key: before_offset}
+            manifest = stored_manifest(store, writer)
+            assert manifest.start_offset == before_offset
+            assert manifest.deletion == RecordDeletion(before_offset, leader_epoch=0)
+        writer.closed_segment()
+        await daemon.round()
+        await daemon.round()
+        assert stored_manifest(store, writer).next_offset == writer.next_offset
+    async with serving(tmp_path, store, Daemon(tmp_path, store, writers)) as behind:
+        assert await behind.fetch(5) == {}
+        assert await behind.fetch(6) == {0: [6]}
+        assert (await behind.listed(EARLIEST)).offset == 6
+
+
+@virtually
+async def test_deletion_that_the_bucket_does_not_have_is_an_error(tmp_path, store, writers):
+    """The client tries again; until then this gateway does not serve the records, and forgets nothing."""
+    writer = writers[0]
+    writer.closed_segment()
+    await archived(writer, archive_in(store))
+    daemon, key = Daemon(tmp_path, store, writers), ("orders", 0)
+    async with serving(tmp_path, store, daemon) as behind:
+        store.fail_next("put", lambda: StorageUnavailable("away"))
+        answered = await behind.answers.delete_records({key: 3})
+        assert isinstance(answered[key], StorageUnavailable)
+        assert stored_manifest(store, writer).deletion is None
+        assert await behind.fetch(1) == {}
+        assert await behind.answers.delete_records({key: 3}) == {key: 3}
+        assert stored_manifest(store, writer).start_offset == 3
+
+
+@virtually
+async def test_deletion_of_a_partition_that_is_not_archived_any_more_is_recorded(tmp_path, store, writers):
+    """No archiver of this daemon commits to its manifest; the epoch is the manifest's own."""
+    writer = writers[0]
+    writer.closed_segment()
+    await archived(writer, archive_in(store))
+    daemon, key = Daemon(tmp_path, store, writers), ("orders", 0)
+    daemon.broker.configs["orders"] = {"redpanda.remote.write": "false", "redpanda.remote.read": "true"}
+    async with serving(tmp_path, store, daemon) as behind:
+        assert await behind.answers.delete_records({key: 2}) == {key: 2}
+    assert stored_manifest(store, writer).deletion == RecordDeletion(2, leader_epoch=0)
 
 
 @virtually

@@ -238,6 +238,18 @@ async def test_trim_of_a_daemon_is_no_deletion(broker):
         assert archive.deleted == {}
 
 
+async def test_deletion_that_is_not_recorded_is_an_error_of_that_partition(broker):
+    """The client asks again, and the broker accepts the same offset again."""
+    archive = BegunArchive(start=FAULT)
+    async with running(broker, archive) as server, connected(server.port) as client:
+        request = deletion(2, tiered=50, plain=10)
+        client.send(request)
+        head, _, answers = await broker.next()
+        answers.write(response_frame(deleted(2, tiered=50, plain=10), correlation_id=head.correlation_id))
+        told = deleted(2, tiered=ErrorCode.kafka_storage_error, plain=10)
+        assert await client.answer(request) == told
+
+
 def list_offsets(version, timestamps):
     """Return a question for an offset of partition 0 of each topic."""
     module = request_module(InspectedApi.LIST_OFFSETS, version)
@@ -295,5 +307,19 @@ async def test_offset_0_is_certain_without_an_archive(broker, timestamp):
         client.send(list_offsets(7, {"new": timestamp}))
         head, _, answers = await broker.next()
         frame = response_frame(listed(7, {"new": (ErrorCode.none, 0)}), correlation_id=head.correlation_id)
+        answers.write(frame)
+        assert await client.frame() == frame
+
+
+@pytest.mark.parametrize("timestamp", [-2, 1_700_000_000_000])
+async def test_daemon_is_told_where_the_brokers_own_log_begins(broker, timestamp):
+    """Its bootstrap address may lead to a gateway; its bounds of a log are those of the broker."""
+    archive = BegunArchive()
+    archive.listed = {("tiered", 0): ListedOffset(40)}
+    async with running(broker, archive) as server, connected(server.port) as client:
+        asked = list_offsets(7, {"tiered": timestamp})
+        client.writer.write(request_frame(asked, correlation_id=1, client_id="tieringd"))
+        _, _, answers = await broker.next()
+        frame = response_frame(listed(7, {"tiered": (ErrorCode.none, 50)}), correlation_id=1)
         answers.write(frame)
         assert await client.frame() == frame

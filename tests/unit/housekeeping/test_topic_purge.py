@@ -260,7 +260,7 @@ async def test_archive_that_a_restored_topic_goes_on_from_is_kept(world, purging
     await purging.work()
     mark = await world.manifest(OLD)
     assert (mark.lifecycle, world.keys_of(OLD)) == (Lifecycle.KEPT, before)
-    assert mark.deletion.reason == f"topic orders ({LATER.topic_id}) goes on from this archive"
+    assert mark.deletion.reason == f"topic orders ({LATER.topic_id}) continues this archive"
 
 
 async def test_nothing_goes_on_from_an_archive_that_is_being_purged(world, purging):
@@ -268,7 +268,7 @@ async def test_nothing_goes_on_from_an_archive_that_is_being_purged(world, purgi
     await purging.note()
     await purging.turn(after_ms=GRACE_MS, requests_max=4)
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGING
-    with pytest.raises(ConfigError, match="is purging: nothing can go on from it"):
+    with pytest.raises(ConfigError, match="is purging: no topic can continue it"):
         await archive_in(world.store).history.link(HistoryLink(LATER, OLD, ((0, 5),)))
     assert history_link_key(LATER) not in world.store._objects
 
@@ -282,7 +282,7 @@ async def test_archiver_of_a_deleted_topic_is_fenced_before_anything_goes(world,
     await purging.note()
     await purging.turn(after_ms=GRACE_MS, requests_max=8)
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGING
-    with pytest.raises(FencedError, match="is closed: it was moved to another one, or its topic is being"):
+    with pytest.raises(FencedError, match="is closed: it was moved to another bucket, or its topic is being"):
         await archiver.step(observed(writer))
 
 

@@ -384,14 +384,14 @@ def test_merge_puts_one_segment_in_the_place_of_its_parts():
 def test_merge_of_what_is_not_there_is_refused(merged):
     """A merged segment is all of two or more neighbours, to the byte."""
     manifest = stored([remote(0, 4), remote(5, 9), remote(10, 19), remote(20, 29)])
-    with pytest.raises(ValueError, match="are not what the manifest has there"):
+    with pytest.raises(ValueError, match="do not match the manifest"):
         manifest.merged(merged, now_ms=0)
 
 
 def test_merge_over_a_gap_is_refused():
     """What is beside a recorded gap is not one segment."""
     manifest = stored([remote(0, 4)]).with_gap(Gap(5, 6, "lost", 0)).appended([remote(7, 9)])
-    with pytest.raises(ValueError, match="are not what the manifest has there"):
+    with pytest.raises(ValueError, match="do not match the manifest"):
         manifest.merged(remote(0, 9, size_bytes=2048), now_ms=0)
 
 

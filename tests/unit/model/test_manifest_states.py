@@ -150,7 +150,7 @@ class ManifestMachine(RuleBasedStateMachine):
                 merged = replace(merged, size_bytes=size_bytes + 1)
             case "alone":
                 merged = parts[0]
-        with pytest.raises(ValueError, match="are not what the manifest has there"):
+        with pytest.raises(ValueError, match="do not match the manifest"):
             self.manifest.merged(merged, now_ms=0)
 
     @rule(data=st.data(), now_ms=st.integers(0, 9))

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.examples import examples
 from tests.unit.model.values import PARTITION, WRITERS, remote, remote_segments
+from tieringd.archive.record_deletion import following_deletion
 from tieringd.formats.manifest_codec import (
     decode_manifest,
     decode_spillover,
@@ -20,10 +21,12 @@ from tieringd.formats.manifest_codec import (
     encode_spillover,
 )
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.manifest_parts import Gap
+from tieringd.model.manifest_parts import Gap, RecordDeletion
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import (
+    live_piece,
     part_to_spill,
+    piece_of,
     spilled,
     spillover_deleted,
     spillover_expired,
@@ -35,6 +38,20 @@ if TYPE_CHECKING:
     from tieringd.model.spillover import SpilloverManifest, SpilloverName
 
 LONGEST = 6
+
+
+class _Parts:
+    """Gives out spilled parts as `SpilloverManifests` does, without ever waiting."""
+
+    def __init__(self, parts: list[SpilloverManifest]) -> None:
+        self._parts = parts
+
+    async def pieces(self, manifest: PartitionManifest, *, from_offset: int):
+        """Yield the pieces from the one that holds *from_offset* on."""
+        for part in self._parts:
+            if part.next_offset > from_offset:
+                yield piece_of(manifest, part)
+        yield live_piece(manifest)
 
 
 class SpillingMachine(RuleBasedStateMachine):
@@ -54,6 +71,7 @@ class SpillingMachine(RuleBasedStateMachine):
         self.retired: list[tuple[RemoteSegment, int]] = []
         self.bucket: dict[SpilloverName, bytes] = {}
         self.now_ms = 0
+        self.deleted_before = 0
 
     @property
     def is_spilled(self) -> bool:
@@ -76,7 +94,12 @@ class SpillingMachine(RuleBasedStateMachine):
     def append(self, count: int, data: st.DataObject) -> None:
         added = []
         for _ in range(count):
-            added.append(data.draw(remote_segments(self.next_offset, max_length=LONGEST)))
+            drawn = data.draw(remote_segments(self.next_offset, max_length=LONGEST))
+            # No upload has the name of an earlier one, so none is equal to a segment that has expired.
+            crc32c = drawn.crc32c
+            while any(replace(drawn, crc32c=crc32c) == one for one, _ in self.retired):
+                crc32c = (crc32c + 1) % 2**32
+            added.append(replace(drawn, crc32c=crc32c))
             self.next_offset = added[-1].next_offset
         self.segments += added
         self.manifest = self.manifest.appended(added)
@@ -222,6 +245,25 @@ class SpillingMachine(RuleBasedStateMachine):
             self.start_offset = offset
             self.gaps = [one for one in self.gaps if one.base_offset >= offset]
 
+    @rule(distance=st.integers(-20, 5))
+    def delete_records(self, distance: int) -> None:
+        """Record a deletion, and follow it over spilled and live segments at once."""
+        self.now_ms += 1
+        before_offset = max(0, self.next_offset + distance)
+        self.deleted_before = max(self.deleted_before, before_offset)
+        recorded = self.manifest.with_deletion(RecordDeletion(before_offset, leader_epoch=2**31 - 1))
+        following = following_deletion(recorded, _Parts(self.parts()), now_ms=self.now_ms)
+        with pytest.raises(StopIteration) as done:
+            following.send(None)
+        self.manifest = done.value.value
+        gone = [one for one in self.segments if one.next_offset <= self.deleted_before]
+        self.segments = self.segments[len(gone) :]
+        self.retired += [(one, self.now_ms) for one in gone]
+        self.start_offset = gone[-1].next_offset if gone else self.start_offset
+        if self.segments and self.segments[0].base_offset < self.deleted_before:
+            self.start_offset = max(self.start_offset, self.deleted_before)
+        self.gaps = [one for one in self.gaps if one.base_offset >= self.start_offset]
+
     @precondition(lambda self: len(self.manifest.segments) > 1)
     @rule(data=st.data())
     def merge(self, data: st.DataObject) -> None:
@@ -233,7 +275,7 @@ class SpillingMachine(RuleBasedStateMachine):
             return
         merged = replace(parts[0], last_offset=parts[-1].last_offset, size_bytes=size_bytes)
         if any(one.next_offset != later.base_offset for one, later in pairwise(parts)):
-            with pytest.raises(ValueError, match="are not what the manifest has there"):
+            with pytest.raises(ValueError, match="do not match the manifest"):
                 self.manifest.merged(merged, now_ms=0)
             return
         self.now_ms += 1

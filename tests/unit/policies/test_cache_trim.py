@@ -27,7 +27,7 @@ from tieringd.policies.cache_trim import (
 )
 
 MANY = 10**9
-OBJECT_TOO_MANY = "it holds 9 objects of 9 and 1 more are asked for"
+OBJECT_TOO_MANY = "the cache holds 9 objects of 9, and 1 more are needed"
 
 
 def chunk(name, accessed_ms, size_bytes=10, segment="s"):
@@ -87,14 +87,18 @@ def test_demand_is_what_brings_the_cache_to_its_target(use, limits, size_bytes, 
     ("use", "limits", "because"),
     [
         (CacheUse(1, 1), TrimLimits(9, 9), WITHIN_LIMITS),
-        (CacheUse(101, 1), TrimLimits(100, 9), "it holds 101 bytes of 100"),
+        (CacheUse(101, 1), TrimLimits(100, 9), "the cache holds 101 bytes of 100"),
         (
             CacheUse(90, 9, 0, 0, None, 11, 1),
             TrimLimits(100, 9),
-            f"it holds 90 bytes of 100 and 11 more are asked for; {OBJECT_TOO_MANY}",
+            f"the cache holds 90 bytes of 100, and 11 more are needed; {OBJECT_TOO_MANY}",
         ),
-        (CacheUse(1, 1, 0, 0, 3), TrimLimits(9, 9, 5), "its disk lacks 2 bytes to what has to stay free"),
-        (CacheUse(1, 1, 0, 0, 3, 10, 1), TrimLimits(9, 9), "10 bytes are more than the whole cache may hold"),
+        (CacheUse(1, 1, 0, 0, 3), TrimLimits(9, 9, 5), "its disk has 2 bytes less free space than required"),
+        (
+            CacheUse(1, 1, 0, 0, 3, 10, 1),
+            TrimLimits(9, 9),
+            "10 bytes are more than the limit of the whole cache",
+        ),
     ],
 )
 def test_demand_says_why(use, limits, because):

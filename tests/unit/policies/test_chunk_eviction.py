@@ -65,7 +65,7 @@ def test_eager_closes_all_that_nobody_reads():
         (0, NOBODY_READS),
         (2, NOBODY_READS),
     ]
-    assert [(one.chunk.number, one.because) for one in plan.held] == [(1, "it is being read (2)")]
+    assert [(one.chunk.number, one.because) for one in plan.held] == [(1, "the chunk is being read (2)")]
 
 
 @pytest.mark.parametrize("strategy", [CAPPED, PREDICTIVE])
@@ -73,7 +73,7 @@ def test_within_its_share_a_segment_keeps_all_open(strategy):
     """Seven of ten may."""
     plan = plan_releases(chunks(dict.fromkeys(range(7), 0)), {"s": 10}, limits(strategy))
     assert plan.releases == ()
-    assert {one.because for one in plan.held} == {"its segment may have 7 chunks open"}
+    assert {one.because for one in plan.held} == {"its segment may have 7 open chunks"}
 
 
 def test_capped_closes_the_least_recently_used_over_the_share():
@@ -89,7 +89,7 @@ def test_predictive_keeps_what_a_reader_gets_to_next():
     plan = plan_releases(open_chunks, {"s": 10}, limits(PREDICTIVE, hydrated_ratio=0.3))
     assert [one.chunk.number for one in plan.releases] == [0, 1, 9, 8, 7, 6]
     assert {one.chunk.number: one.because for one in plan.held} == {
-        3: "it is being read (1)",
+        3: "the chunk is being read (1)",
         4: "a reader is 1 chunks before it",
         5: "a reader is 2 chunks before it",
     }

@@ -114,7 +114,7 @@ def planned(log, manifest=THREE, *, at=None, failed=()):
             {0: 1025},
             [],
             {0: LARGER, 100: AS_LARGE, 200: AS_LARGE, 300: ACTIVE},
-            id="another broker had compacted it further",
+            id="another broker had already compacted the segment further",
         ),
         pytest.param(
             [0, 200, 300],

@@ -86,11 +86,11 @@ def test_log_that_is_not_archived_is_uploaded_in_order():
         40: (Place.LOCAL, State.ACTIVE),
     }
     assert found[0].reason == "closed and stable, and not uploaded yet"
-    assert found[0].next_step == "the daemon's next rounds upload it"
-    assert found[30].next_step == "the daemon's next rounds upload it, after 3 before it"
+    assert found[0].next_step == "the daemon's next rounds upload the segment"
+    assert found[30].next_step == "the daemon's next rounds upload the segment, after 3 earlier segments"
     assert (found[0].local_bytes, found[0].archived_bytes, found[0].last_offset) == (1024, None, 9)
-    assert (found[40].reason, found[40].last_offset) == ("the broker still appends to it", None)
-    assert found[40].next_step == "it is uploaded once the broker has closed it"
+    assert (found[40].reason, found[40].last_offset) == ("the broker still appends to the segment", None)
+    assert found[40].next_step == "the segment is uploaded once the broker has closed it"
 
 
 def test_open_transaction_holds_a_segment_and_those_after_it():
@@ -108,8 +108,8 @@ def test_open_transaction_holds_a_segment_and_those_after_it():
         "a transaction is open, or the data is not replicated yet"
     )
     assert found[20].reason == waits
-    assert found[30].reason == f"uploads are in order, and {waits}"
-    assert found[30].next_step == "it follows segment 20"
+    assert found[30].reason == f"segments are uploaded in order, and {waits}"
+    assert found[30].next_step == "the segment is uploaded after segment 20"
 
 
 def test_active_segment_tells_when_its_stable_part_goes():
@@ -119,14 +119,19 @@ def test_active_segment_tells_when_its_stable_part_goes():
     uploaded_ms = TIME_MS + 2000
     before = explained(topic, manifest=manifest, now_ms=uploaded_ms + 15_000)[40]
     assert (before.state, before.due_ms) == (State.ACTIVE, uploaded_ms + 60_000)
-    assert before.next_step == "it is uploaded once the broker has closed it; its stable part in 45 s"
+    assert (
+        before.next_step == "the segment is uploaded once the broker has closed it; its stable part in 45 s"
+    )
     after = explained(topic, manifest=manifest, now_ms=uploaded_ms + 60_000)[40]
     assert (after.state, after.reason) == (
         State.DUE,
-        "its stable part has waited for long enough, and not uploaded yet",
+        "its stable part has waited long enough, and not uploaded yet",
     )
     idle = explained(topic, manifest=manifest, now_ms=uploaded_ms + 60_000, stable=40)[40]
-    assert idle.next_step == "it is uploaded once the broker has closed it, or with the next stable record"
+    assert (
+        idle.next_step
+        == "the segment is uploaded once the broker has closed it, or with the next stable record"
+    )
 
 
 def test_part_of_a_segment_in_the_archive_is_said():
@@ -147,9 +152,9 @@ def test_trim_takes_what_is_past_the_local_target():
         State.KEPT,
         State.ACTIVE,
     ]
-    assert found[0].reason == "it is in the archive, and local retention does not keep it"
+    assert found[0].reason == "the segment is in the archive, and local retention does not keep it"
     assert found[20].reason == "2048 of 3072 bytes follow it (bytes)"
-    assert found[20].next_step == "local retention lets it go after 1024 more bytes"
+    assert found[20].next_step == "local retention releases the segment after 1024 more bytes"
 
 
 def test_segment_behind_one_that_stays_waits_for_it():
@@ -158,8 +163,8 @@ def test_segment_behind_one_that_stays_waits_for_it():
     found = explained(facts(target_ms=30_000), bases=(0, 10, 20), manifest=stored(rows))
     assert found[0].due_ms == NOW_MS + 30_000
     assert found[10].state is State.KEPT
-    assert found[10].reason.startswith("a trim takes from the head only, and segment 0")
-    assert found[10].next_step == "it follows the segments before it"
+    assert found[10].reason.startswith("segments are trimmed in order, and segment 0")
+    assert found[10].next_step == "the segment is trimmed after the segments before it"
 
 
 def test_stable_part_of_a_closed_segment_goes_before_its_end():
@@ -167,8 +172,8 @@ def test_stable_part_of_a_closed_segment_goes_before_its_end():
     topic = facts(upload_interval_ms=0)
     found = explained(topic, manifest=archive(0, 10, 20), stable=25)
     assert [found[base].state for base in (20, 30)] == [State.DUE, State.WAITING]
-    assert found[20].reason == "its stable part has waited for long enough, and not uploaded yet"
-    assert found[30].next_step == "it follows segment 20"
+    assert found[20].reason == "its stable part has waited long enough, and not uploaded yet"
+    assert found[30].next_step == "the segment is uploaded after segment 20"
 
 
 def test_segment_in_two_pieces_is_as_young_as_the_younger_and_goes_with_the_later():
@@ -194,14 +199,14 @@ def test_stored_segment_in_a_hole_of_the_log_is_told():
     holed = replace(log, segments=(log.segments[0], *log.segments[2:]))
     found = explained(facts(), log=holed, manifest=archive(*BASES))
     assert seen(found)[10] == (Place.ARCHIVE, State.ARCHIVED)
-    assert found[10].reason == "the local log has no file with all of its offsets"
+    assert found[10].reason == "the local log has no file with all offsets of the segment"
 
 
 def test_trimmed_segment_waits_for_the_broker():
     """Below the log's start the files are the broker's to delete."""
     found = explained(facts(), manifest=archive(*BASES), start=20)
     assert [found[base].state for base in (0, 10, 20)] == [State.LEAVING, State.LEAVING, State.KEPT]
-    assert found[10].reason == "the log begins after it, at offset 20"
+    assert found[10].reason == "the log begins after the segment, at offset 20"
 
 
 @pytest.mark.parametrize(
@@ -223,9 +228,7 @@ def test_topic_without_local_retention_still_waits_for_what_is_not_durable():
     found = explained(
         facts(mode=StorageMode.CLOUD, target_bytes=10**9), manifest=archive(*BASES), sizes={0: 1000}
     )
-    assert found[10].reason.startswith(
-        "a trim takes from the head only, and segment 0 has 1000 bytes on disk"
-    )
+    assert found[10].reason.startswith("segments are trimmed in order, and segment 0 has 1000 bytes on disk")
 
 
 @pytest.mark.parametrize(
@@ -234,7 +237,7 @@ def test_topic_without_local_retention_still_waits_for_what_is_not_durable():
         pytest.param(
             facts(target_bytes=0, is_compacted=True, is_compact_only=True),
             "Kafka refuses to delete records of a topic whose cleanup.policy is only compact",
-            "unless cleanup.policy gets delete",
+            "it is trimmed only if cleanup.policy includes delete",
             id="compact-only on Kafka",
         ),
         pytest.param(
@@ -274,8 +277,8 @@ def test_archive_only_segment_tells_when_total_retention_takes_it():
     assert (found[0].local_bytes, found[0].archived_bytes) == (None, 1024)
     assert found[0].reason == "the local log begins at offset 20"
     # Four stored segments and the active one, which is on disk alone.
-    assert found[0].next_step == "total retention lets it go in 1 min or after 1025 more bytes"
-    assert found[10].next_step == "total retention lets it go in 1 min or after 2049 more bytes"
+    assert found[0].next_step == "total retention removes the segment in 1 min or after 1025 more bytes"
+    assert found[10].next_step == "total retention removes the segment in 1 min or after 2049 more bytes"
     assert found[0].due_ms == NEWEST_MS + 120_000
 
 
@@ -290,13 +293,13 @@ def test_archive_only_segment_without_a_time_counts_from_its_upload():
     ("total", "because"),
     [
         (TotalRetention(0, 0, deletes=False), "cleanup.policy does not delete"),
-        (TotalRetention(None, None), "retention.ms and retention.bytes are without limit"),
+        (TotalRetention(None, None), "retention.ms and retention.bytes are unlimited"),
     ],
 )
 def test_archive_without_total_retention_keeps_everything(total, because):
     """What nothing deletes says so."""
     found = explained(facts(total=total), bases=(40, 50), manifest=archive(*BASES), start=40)
-    assert (found[0].state, found[0].next_step) == (State.ARCHIVED, f"it stays: {because}")
+    assert (found[0].state, found[0].next_step) == (State.ARCHIVED, f"the segment stays: {because}")
 
 
 def test_segments_past_total_retention_go_for_good():
@@ -310,7 +313,7 @@ def test_segments_past_total_retention_go_for_good():
         30: (Place.BOTH, State.KEPT),
         40: (Place.LOCAL, State.ACTIVE),
     }
-    assert found[10].reason == "total retention keeps only offset 20 and what follows"
+    assert found[10].reason == "total retention keeps only offset 20 and later"
 
 
 def test_stored_segment_that_reaches_into_the_local_log_has_its_own_entry():
@@ -344,7 +347,7 @@ def test_gap_that_is_on_disk_is_told_with_its_file():
     manifest = archive(0, 10).with_gap(Gap(10, 19, "magic 1", TIME_MS)).appended([remote(20, 29)])
     found = explained(facts(target_bytes=0), manifest=manifest)
     assert seen(found)[10] == (Place.LOCAL, State.UNPROVED)
-    assert found[10].next_step == "nothing uploads it: a gap is recorded there (magic 1)"
+    assert found[10].next_step == "the segment is never uploaded: a gap is recorded for its offsets (magic 1)"
     assert found[0].state is State.TRIMMABLE
     assert found[20].state is State.KEPT
     assert "offset 10 of segment 10 is not in the archive" in found[20].reason
@@ -361,18 +364,18 @@ def test_gap_beside_a_segment_is_not_its_own():
 @pytest.mark.parametrize(
     ("topic", "next_step"),
     [
-        (facts(target_bytes=0), "compare with `tieringd archive verify --deep`"),
+        (facts(target_bytes=0), "compare it with the archive by `tieringd archive verify --deep`"),
         (
             facts(target_bytes=0, is_compacted=True),
-            "compaction rewrote it: cloud_storage_enable_compacted_topic_reupload is off",
+            "but it is not uploaded again: cloud_storage_enable_compacted_topic_reupload is off",
         ),
         (
             facts(target_bytes=0, is_compacted=True, idle_because="the topic is paused"),
-            "compaction rewrote it: the topic is paused",
+            "but it is not uploaded again: the topic is paused",
         ),
         (
             facts(target_bytes=0, is_compacted=True, reuploads_compacted=True),
-            "housekeeping puts it in the place of what is archived",
+            "housekeeping replaces the archived one",
         ),
     ],
 )
@@ -389,7 +392,7 @@ def test_compacted_file_that_replaces_nothing_says_why():
     topic = facts(target_bytes=0, is_compacted=True, is_compact_only=True, reuploads_compacted=True)
     found = explained(topic, manifest=archive(*BASES), sizes={10: 1025})
     assert found[10].state is State.UNPROVED
-    assert "another broker had compacted it further" in found[10].next_step
+    assert "another broker had already compacted the segment further" in found[10].next_step
 
 
 @pytest.mark.parametrize(
@@ -429,7 +432,7 @@ def test_partition_without_files_here_is_explained_from_the_archive():
         local_log(()), archive(0, 10), None, facts(idle_because="this broker has no replica"), now_ms=NOW_MS
     )
     (one,) = found.segments
-    assert (one.place, one.reason) == (Place.ARCHIVE, "this broker has nothing of the partition on disk")
+    assert (one.place, one.reason) == (Place.ARCHIVE, "this broker has no file of the partition on disk")
 
 
 def test_explanation_sums_up_what_holds_for_all():
@@ -437,7 +440,7 @@ def test_explanation_sums_up_what_holds_for_all():
     log, bounds = local_log(BASES), LogBounds(0, 45, 45)
     topic = facts(target_bytes=3 * 1024, total=TotalRetention(None, 4 * 1024))
     found = explain(log, archive(*BASES), bounds, topic, now_ms=NOW_MS)
-    assert (found.trim_offset, found.trim_because) == (20, "local retention keeps offset 20 and what follows")
+    assert (found.trim_offset, found.trim_because) == (20, "local retention keeps offset 20 and later")
     assert (found.expired_offset, found.never_trimmed_because) == (10, "")
     assert found.expired_because == "segment 10 stays: the partition has 4096 of at most 4096 bytes"
 
@@ -487,7 +490,7 @@ def test_segment_that_retention_took_is_told_until_its_objects_are_gone():
     due = explained(
         facts(delete_delay_ms=1000), manifest=manifest, log=local_log(BASES[2:]), start=20, bases=BASES[2:]
     )
-    assert due[10].next_step == "its objects are deleted with the next rounds"
+    assert due[10].next_step == "its objects are deleted in the next rounds"
 
 
 def test_parts_of_a_merged_segment_are_told_of_once():
@@ -503,11 +506,11 @@ def test_parts_of_a_merged_segment_are_told_of_once():
 @pytest.mark.parametrize(
     ("changes", "next_step"),
     [
-        pytest.param({}, "it is trimmed next", id="to be trimmed"),
+        pytest.param({}, "the segment is trimmed next", id="to be trimmed"),
         pytest.param(
             {"is_compact_only": True},
-            "the broker deletes it by its own retention: Kafka refuses to delete records of a topic whose "
-            "cleanup.policy is only compact",
+            "the broker deletes the segment by its own retention: Kafka refuses to delete records of a "
+            "topic whose cleanup.policy is only compact",
             id="never trimmed",
         ),
     ],
@@ -516,6 +519,6 @@ def test_local_segment_that_retention_took_from_the_archive_is_expired(changes, 
     """It is not called unproved: nobody wants it any more."""
     found = explained(facts(**changes), manifest=archive(*BASES).expired(2, now_ms=NOW_MS))
     assert [found[base].state for base in BASES[:3]] == [State.EXPIRED, State.EXPIRED, State.KEPT]
-    assert found[0].reason == "total retention keeps only offset 20 and what follows"
+    assert found[0].reason == "total retention keeps only offset 20 and later"
     assert found[0].next_step == next_step
     assert found[0].archived_bytes is None

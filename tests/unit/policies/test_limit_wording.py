@@ -49,7 +49,7 @@ def test_span_names_two_neighbouring_units(milliseconds, words):
             0,
             KeptReason(
                 "its newest record is 1 h of 2 h old (ms of the file)",
-                "local retention lets it go in 1 h",
+                "local retention releases the segment in 1 h",
                 NOW_MS + HOUR_MS,
             ),
             id="time",
@@ -60,7 +60,7 @@ def test_span_names_two_neighbouring_units(milliseconds, words):
             300,
             KeptReason(
                 "300 of 500 bytes follow it (bytes of the broker)",
-                "local retention lets it go after 200 more bytes",
+                "local retention releases the segment after 200 more bytes",
             ),
             id="size",
         ),
@@ -71,7 +71,7 @@ def test_span_names_two_neighbouring_units(milliseconds, words):
             KeptReason(
                 "its newest record is 1 h of 2 h old (ms of the file), "
                 "and 499 of 500 bytes follow it (bytes of the broker)",
-                "local retention lets it go in 1 h or after 1 more bytes",
+                "local retention releases the segment in 1 h or after 1 more bytes",
                 NOW_MS + HOUR_MS,
             ),
             id="both",
@@ -83,7 +83,7 @@ def test_span_names_two_neighbouring_units(milliseconds, words):
             9,
             KeptReason(
                 "no local limit is in force (ms of the file; bytes of the broker)",
-                "it stays while there is none",
+                "the segment stays as long as there is no limit",
             ),
             id="no limit",
         ),
@@ -103,7 +103,7 @@ def test_advice_is_told_from_a_rule():
     unset = LocalLimit(None, None, "unset", is_explicit=False)
     kept = kept_locally(LocalTarget(limit, unset), following_bytes=0, newest_ms=0, now_ms=NOW_MS)
     assert kept.reason == (
-        "no local limit is in force (a default, which is only advice: total retention holds; unset)"
+        "no local limit is in force (a default, which is not enforced: total retention applies; unset)"
     )
 
 
@@ -120,4 +120,4 @@ def test_advice_is_told_from_a_rule():
 def test_total_limits_say_when_they_let_go(limits, left_bytes, next_step, due_ms):
     """A segment goes when its newest record is old enough, or when the partition is over its size."""
     kept = kept_in_total(limits, left_bytes=left_bytes, time_ms=NOW_MS - HOUR_MS, now_ms=NOW_MS)
-    assert (kept.next_step, kept.due_ms) == (f"total retention lets it go {next_step}", due_ms)
+    assert (kept.next_step, kept.due_ms) == (f"total retention removes the segment {next_step}", due_ms)

@@ -152,15 +152,15 @@ def test_divergence_is_found_by_the_newest_epoch_that_both_logs_have(archived, l
             THREE,
             {"epochs": ((5, 0), (NEW, 210)), "leader_epoch": OLD},
             Lineage.UNDECIDED,
-            "the local leader-epoch history ends with epoch 8, and this broker was seen to lead "
-            "since epoch 6",
+            "the local leader-epoch history ends with epoch 8, but this broker was last seen leading since "
+            "epoch 6",
             id="own tail, under a log of a later epoch",
         ),
         pytest.param(
             archive((0, 99), (100, 299, "gap")),
             {"epochs": ((5, 0), (NEW, 150))},
             Lineage.HOLDS,
-            "the local log holds leader epoch 5 as far as the archive does",
+            "the local log has leader epoch 5 up to the end of the archive",
             id="ends with a gap",
         ),
         pytest.param(
@@ -174,14 +174,14 @@ def test_divergence_is_found_by_the_newest_epoch_that_both_logs_have(archived, l
             THREE,
             {"epochs": ((5, 0), (OLD, 250), (NEW, 300))},
             Lineage.HOLDS,
-            "the local log holds leader epoch 6 as far as the archive does",
+            "the local log has leader epoch 6 up to the end of the archive",
             id="a clean election",
         ),
         pytest.param(
             THREE,
             {"epochs": ((7, 310), (NEW, 350)), "bases": (310,)},
             Lineage.HOLDS,
-            "the archive ends before offset 310, the first that the local history knows",
+            "the archive ends before offset 310, the first offset of the local leader-epoch history",
             id="the log begins later",
         ),
         pytest.param(
@@ -209,31 +209,31 @@ def test_divergence_is_found_by_the_newest_epoch_that_both_logs_have(archived, l
             THREE,
             {"epochs": ((5, 0),)},
             Lineage.UNDECIDED,
-            "the local leader-epoch history ends with epoch 5, and this broker was seen to lead "
-            "since epoch 8",
+            "the local leader-epoch history ends with epoch 5, but this broker was last seen leading since "
+            "epoch 8",
             id="just elected",
         ),
         pytest.param(
             THREE,
             {"epochs": ((5, 0), (NEW, 210), (9, 220))},
             Lineage.UNDECIDED,
-            "the local leader-epoch history ends with epoch 9, and this broker was seen to lead "
-            "since epoch 8",
+            "the local leader-epoch history ends with epoch 9, but this broker was last seen leading since "
+            "epoch 8",
             id="another election since",
         ),
         pytest.param(
             archive((0, 99), (100, 199), (200, 299), uploaded_under=9),
             {"epochs": ((5, 0), (NEW, 210))},
             Lineage.UNDECIDED,
-            "leader epoch 9 wrote the manifest, and this broker was seen to lead since epoch 8",
+            "leader epoch 9 wrote the manifest, but this broker was last seen leading since epoch 8",
             id="a newer leader",
         ),
         pytest.param(
             archive((0, 99), (100, 299), epochs=((5, 0), (NEW, 210))),
             {"epochs": ((5, 0), (NEW, 210)), "log_end_offset": 280},
             Lineage.UNDECIDED,
-            "the archive holds leader epoch 8 up to offset 299, and the log that leads since epoch 8 is "
-            "known up to offset 279 only",
+            "the archive has leader epoch 8 up to offset 299, but the log that leads since epoch 8 is only "
+            "known up to offset 279",
             id="the end of the log lags",
         ),
     ],
@@ -268,8 +268,8 @@ def test_an_archive_off_the_lineage_is_replaced_from_the_segment_that_leaves_it(
     """The segment with the divergence goes as a whole, and the plan says what an operator must know."""
     assert plan(THREE, epochs=((5, 0), (NEW, 210))) == LineagePlan(
         Lineage.DIVERGES,
-        "offsets 210 to 299 were archived from a leader whose records the log that leads since epoch 8 "
-        "does not hold",
+        "offsets 210 to 299 were archived from a leader whose records are not in the log that leads since "
+        "epoch 8",
         resume_offset=200,
         replacement=ArchiveTruncation(
             base_offset=200,
@@ -536,8 +536,8 @@ def test_reopened_transaction_is_named_with_the_marker_that_is_gone():
     """An operator can look for it in both logs."""
     assert plan(crossed((150, 320, OLD)), epochs=SHORT) == LineagePlan(
         Lineage.REOPENED,
-        "the transaction of producer 7 that began at offset 150 was archived as leader epoch 6 ended it at "
-        "offset 320; the log that leads since epoch 8 lacks that marker",
+        "the transaction of producer 7 that began at offset 150 was archived with a marker of leader epoch "
+        "6 at offset 320; the log that leads since epoch 8 lacks that marker",
         resume_offset=100,
         replacement=ArchiveTruncation(
             base_offset=100,

@@ -149,7 +149,7 @@ def test_local_target_remarks_on_what_kafka_refuses(local_ms, local_bytes, total
     values = {"ms": (local_ms, total_ms), "bytes": (local_bytes, total_bytes)}
     assert found.remarks == tuple(
         f"local.retention.{kind}={values[kind][0]} in the file is more than "
-        f"retention.{kind}={values[kind][1]}, which holds as well"
+        f"retention.{kind}={values[kind][1]}, which also applies"
         for kind in faults
     )
 
@@ -162,7 +162,7 @@ def test_local_target_remarks_on_two_names_for_one_limit(kind, shadowed):
     (remark,) = resolve(both).remarks
     assert remark == (
         f"local.retention.{kind} and retention.local.target.{kind} are both set in the broker: "
-        f"local.retention.{kind} holds; remove retention.local.target.{kind}"
+        f"local.retention.{kind} takes precedence; remove retention.local.target.{kind}"
     )
     apart = LocalSettings("the broker", **{f"kafka_{kind}": -2, f"redpanda_{_other(kind)}": 5})
     assert resolve(apart).remarks == ()

@@ -245,8 +245,8 @@ def test_what_is_held_is_not_merged_with_others():
 def test_winner_past_the_end_is_a_fault_of_the_manifest():
     """Nothing can be dropped for what the archive does not have."""
     assert compacted(archive(), 0, winners_end=50).faults() == ()
-    assert "past the archive's end" in compacted(archive(), 0, winners_end=51).faults()[0]
-    assert "past the archive's end" in compacted(archive(), 0, winners_end=51, is_held=False).faults()[0]
+    assert "past the end of the archive" in compacted(archive(), 0, winners_end=51).faults()[0]
+    assert "past the end of the archive" in compacted(archive(), 0, winners_end=51, is_held=False).faults()[0]
 
 
 def test_moved_archive_notes_what_was_held():

@@ -319,7 +319,7 @@ def test_log_start_that_comes_back_lower_is_planned_again():
         pytest.param(
             {"durable": 1},
             EVERYTHING,
-            (25, "segment 10 is not proved durable: the archive ends at 10"),
+            (25, "segment 10 is not known to be durable: the archive ends at 10"),
             id="not durable",
         ),
         pytest.param({"durable": 1}, 10, (25, "segment 10 is not"), id="just enough was durable"),

@@ -96,7 +96,10 @@ def test_topic_is_absent_only_beside_one_that_is_no_younger():
     plan = plan_presence(found, ids)
     assert {key.topic_id for key in plan.absent} == {"2"}
     assert {key.topic_id for key in plan.gone} == {"2", "3"}
-    assert plan.nothing_known_because == "the cluster lacks 1 live topics that are older than all that it has"
+    assert (
+        plan.nothing_known_because
+        == "the cluster lacks 1 live topics that are older than all topics that it has"
+    )
 
 
 def test_topic_without_an_id_vouches_for_none():

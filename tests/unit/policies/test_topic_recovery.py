@@ -32,7 +32,7 @@ def test_topic_gets_the_name_that_was_asked_for(renaming, name):
         pytest.param(Renaming(suffix="/x"), "would be named 'orders/x'", id="characters"),
         pytest.param(Renaming(".*", "."), "would be named '.'", id="a dot"),
         pytest.param(Renaming(".*", ""), "would be named ''", id="nothing"),
-        pytest.param(Renaming(prefix="x" * 244), "which no topic may be", id="too long"),
+        pytest.param(Renaming(prefix="x" * 244), "which is not a valid topic name", id="too long"),
         pytest.param(Renaming(".*", r"\3"), "cannot replace", id="no such group"),
     ],
 )
@@ -49,14 +49,16 @@ def test_name_that_no_topic_may_have_is_refused(renaming, message):
         pytest.param(KEEPING, None, id="created by us"),
         pytest.param({}, None, id="nothing known"),
         pytest.param({"retention.ms": "1000"}, None, id="just young enough"),
-        pytest.param({"retention.ms": "999"}, "retention.ms=999, and the oldest record is 1000 ms", id="old"),
+        pytest.param({"retention.ms": "999"}, "retention.ms=999, but the oldest record is 1000 ms", id="old"),
         pytest.param({"retention.ms": "999", "cleanup.policy": "compact"}, None, id="compacted only"),
         pytest.param(
             {"retention.ms": "999", "cleanup.policy": "compact,delete"}, "retention.ms=999", id="both"
         ),
         pytest.param({"retention.bytes": "500"}, None, id="just small enough"),
-        pytest.param({"retention.bytes": "499"}, "retention.bytes=499, and 500 bytes", id="large"),
-        pytest.param({"message.timestamp.type": "LogAppendTime"}, "lose their times", id="stamps"),
+        pytest.param({"retention.bytes": "499"}, "retention.bytes=499, but 500 bytes", id="large"),
+        pytest.param(
+            {"message.timestamp.type": "LogAppendTime"}, "replace the timestamps of the records", id="stamps"
+        ),
     ],
 )
 def test_topic_that_would_not_keep_its_records_is_a_fault(settings, fault):

@@ -89,7 +89,7 @@ def test_total_retention_of_an_empty_archive_leaves_its_start():
             TotalRetention(0, 0, deletes=False), "cleanup.policy does not delete", id="compact only"
         ),
         pytest.param(
-            TotalRetention(None, None), "retention.ms and retention.bytes are without limit", id="no limit"
+            TotalRetention(None, None), "retention.ms and retention.bytes are unlimited", id="no limit"
         ),
     ],
 )
@@ -223,8 +223,8 @@ def test_total_retention_of_a_write_only_topic_waits_for_the_broker(log_start_of
     assert (found.segments, found.start_offset) == (segments, 100 * segments)
     if segments < 50:
         assert found.kept_because == (
-            f"segment {100 * segments} stays: remote read is off for the topic, "
-            "and the broker's own retention has not taken it yet"
+            f"segment {100 * segments} stays: remote read is off for the topic, and the broker's own "
+            "retention has not deleted the segment yet"
         )
 
 

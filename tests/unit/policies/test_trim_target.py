@@ -32,12 +32,12 @@ def choose(durable_offset, *, log_start_offset=0, **wishes):
     )
 
 
-KEEPS_20 = "local retention keeps offset 20 and what follows"
-KEEPS_30 = "local retention keeps offset 30 and what follows"
+KEEPS_20 = "local retention keeps offset 20 and later"
+KEEPS_30 = "local retention keeps offset 30 and later"
 NO_HINT = "there is no local retention hint"
-ASKED = "the space manager asked for a trim to offset"
-TO_20 = ", and only what is below offset 20 is durable"
-TO_30 = ", and only what is below offset 30 is durable"
+ASKED = "the space manager requested a trim to offset"
+TO_20 = ", but only offsets below 20 are durable"
+TO_30 = ", but only offsets below 30 are durable"
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ TO_30 = ", and only what is below offset 30 is durable"
         pytest.param(20, 30, None, 20, KEEPS_30 + TO_20, id="durable"),
         pytest.param(30, 30, None, 30, KEEPS_30, id="equal"),
         pytest.param(30, None, None, 30, NO_HINT + TO_30, id="no hint"),
-        pytest.param(30, 0, None, 0, "local retention keeps offset 0 and what follows", id="hint is 0"),
+        pytest.param(30, 0, None, 0, "local retention keeps offset 0 and later", id="hint is 0"),
         pytest.param(30, 10, 20, 20, f"{ASKED} 20", id="raised"),
         pytest.param(30, 10, 30, 30, f"{ASKED} 30", id="raised to all that is durable"),
         pytest.param(30, 10, 99, 30, f"{ASKED} 99{TO_30}", id="raised and clamped"),
@@ -84,8 +84,8 @@ def test_trim_target_is_never_below_the_log_start(durable, hint, cloud_gc):
     ("hint", "cloud_gc", "offset", "because"),
     [
         pytest.param(None, None, 5, "the local retention hint is not published yet", id="nothing goes"),
-        pytest.param(None, 20, 20, "the space manager asked for a trim to offset 20", id="but for space"),
-        pytest.param(None, 99, 30, "the space manager asked", id="as far as it is durable"),
+        pytest.param(None, 20, 20, "the space manager requested a trim to offset 20", id="but for space"),
+        pytest.param(None, 99, 30, "the space manager requested", id="as far as it is durable"),
         pytest.param(20, None, 20, "local retention keeps offset 20", id="there is one"),
     ],
 )

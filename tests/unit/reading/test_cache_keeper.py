@@ -185,7 +185,7 @@ async def test_threshold_is_kept_by_the_periodic_look_alone(tmp_path, store, sto
         await read_all(host, stored)
         assert cached(host, stored) == [0, 1, 2, 3]
         plan = await host.keeper.step()
-        assert plan.demand.because == f"it holds {4 * CHUNK_BYTES} bytes of {int(2.8 * CHUNK_BYTES)}"
+        assert plan.demand.because == f"the cache holds {4 * CHUNK_BYTES} bytes of {int(2.8 * CHUNK_BYTES)}"
         assert cached(host, stored) == [2, 3]
         assert (await host.keeper.step()).evictions == ()
 

@@ -240,7 +240,7 @@ async def test_object_that_is_too_short_is_corrupt(host, store, stored):
     """Its index says where it should end."""
     store.add(stored.key, stored.data[:-10])
     async with running(host):
-        with pytest.raises(CorruptDataError, match="ends 10 bytes before its index says") as caught:
+        with pytest.raises(CorruptDataError, match="is 10 bytes shorter than its index says") as caught:
             await host.read(stored, 3)
     assert (caught.value.source, caught.value.position) == (stored.key, len(stored.data) - 10)
 
@@ -461,7 +461,7 @@ async def test_chunk_that_fits_nowhere_and_cannot_be_cut_is_an_error(tmp_path, s
     """It says what an operator can do."""
     host = Host(tmp_path / "cache", store, limits=NOTHING)
     async with running(host, downloads=DownloadLimits(stream_bytes_max=BATCH_BYTES)):
-        with pytest.raises(LocalFileError, match="fit neither the cache nor the memory"):
+        with pytest.raises(LocalFileError, match="fit neither in the cache nor in memory"):
             await host.read(stored)
 
 

@@ -297,9 +297,9 @@ async def closed_too_early(world, target, moving, *, is_copied: bool):
     ("is_copied", "fault"),
     [
         pytest.param(
-            True, "the target has a gap from offset 4 to 4, and the source holds", id="copied in part"
+            True, "the target has a gap from offset 4 to 4, although the source has", id="copied in part"
         ),
-        pytest.param(False, "a daemon began the archive in the target anew", id="not copied"),
+        pytest.param(False, "a daemon has begun a new archive in the target", id="not copied"),
     ],
 )
 async def test_target_that_lacks_what_the_source_holds_is_not_taken_over(
@@ -500,7 +500,7 @@ class TestObjectCopier:
         source.add("k", b"ours")
         target.add("k", b"else")
         copier = ObjectCopier(source, target, work_directory=tmp_path)
-        with pytest.raises(StorageError, match="is in the target already, and is another object"):
+        with pytest.raises(StorageError, match="is already in the target, but it is another object"):
             await copier.copy(CopySource("k", 4, crc32c(b"ours")))
         assert target._objects["k"][0] == b"else"
 
@@ -509,7 +509,7 @@ async def test_verify_says_what_the_target_has_not(world, target, moving):
     """Partitions without a manifest, an end that is too early, and other counts than were closed."""
     topics = await moving.mover.topics(["third"])
     (fault,) = await moving.mover.verify(topics)
-    assert fault == "third-0: the target has no manifest of it"
+    assert fault == "third-0: the target has no manifest of the partition"
     await moving.copy("third")
     assert await moving.mover.verify(topics) == []
 

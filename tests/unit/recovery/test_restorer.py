@@ -242,7 +242,7 @@ async def test_partition_that_the_broker_does_not_know_is_refused(writer, archiv
     writer.closed_segment()
     manifest = await archived(writer, archive)
     target = RestoredLog(site.directory, tmp_path / "staging", TopicPartition("unknown", 5))
-    with pytest.raises(ConfigError, match="the broker knows of no partition"):
+    with pytest.raises(ConfigError, match="the broker has no partition"):
         await site.restore(manifest, target=target)
 
 

@@ -83,7 +83,7 @@ async def test_ballast_is_made_by_hand_where_there_is_room(site):
     """The command tells what there is then; on a full disk it makes nothing, and says what to do."""
     assert await site.keeper.show() == BallastStatus(str(site.path), 0, SIZE)
     site.disk.free_bytes = 21 * MIB
-    with pytest.raises(LocalFileError, match=r"its disk would be low on space\. Make room"):
+    with pytest.raises(LocalFileError, match=r"its disk would be low on space\. Free some disk space"):
         await site.keeper.create()
     assert not site.path.exists()
     site.disk.free_bytes = 22 * MIB
@@ -130,7 +130,7 @@ async def test_disk_that_cannot_be_looked_at_keeps_its_ballast(site):
     site.disk.is_readable = False
     with capture_logs() as lines:
         await site.keeper.step()
-    assert "cannot be looked at" in lines[0]["error"]
+    assert "cannot be inspected" in lines[0]["error"]
     assert site.path.stat().st_size == SIZE
 
 

@@ -151,7 +151,7 @@ async def test_answer_that_is_no_listing_is_worth_another_try(document):
         await exchange.answer("200 OK", document)
 
     async with store_of(handle) as store:
-        with pytest.raises(StorageUnavailable, match="no listing"):
+        with pytest.raises(StorageUnavailable, match="not a listing"):
             await store.list_page("")
 
 

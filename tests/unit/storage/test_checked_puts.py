@@ -117,7 +117,7 @@ async def test_object_that_cannot_be_read_back_may_be_stored():
     puts = CheckedPuts(store)
     await puts.find_out()
     store.fail_next("get_range", lambda: store_unavailable("get_range"))
-    with pytest.raises(StorageUnavailable, match="cannot be read back") as caught:
+    with pytest.raises(StorageUnavailable, match="could not be read back") as caught:
         await put(puts)
     assert caught.value.outcome_unknown
 

@@ -22,6 +22,6 @@ async def test_refusal_without_an_object_is_tried_again():
     """A store that refuses a write because two met has stored neither of them."""
     store = MemoryStore()
     store.fail_next("put", lambda: PreconditionFailed("409 Conflict"))
-    with pytest.raises(StorageUnavailable, match="does not have it"):
+    with pytest.raises(StorageUnavailable, match="finds no such object"):
         await create(store, "key", b"first", crc32c=crc32c(b"first"))
     assert await create(store, "key", b"first", crc32c=crc32c(b"first"))

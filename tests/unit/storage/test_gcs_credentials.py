@@ -277,7 +277,7 @@ async def test_missing_object_does_not_cost_the_token():
         pytest.param("403 Forbidden", StorageDenied, "attach a service account", id="no-right"),
         pytest.param("429 Too Many Requests", StorageUnavailable, "429", id="throttled"),
         pytest.param("503 Service Unavailable", StorageUnavailable, "503", id="trouble"),
-        pytest.param("200 OK", StorageUnavailable, "answered something else", id="page"),
+        pytest.param("200 OK", StorageUnavailable, "response is not a token", id="page"),
     ],
 )
 async def test_metadata_server_without_a_token_is_told_by_class(status, error, match):
@@ -323,7 +323,7 @@ async def test_answer_without_a_usable_token_is_unavailable(document):
     async with serving(handle) as url:
         source = {"credentials_source": "gcp_instance_metadata", "metadata_host": url.removeprefix("http://")}
         async with store_of(bucket, **source) as store:
-            with pytest.raises(StorageUnavailable, match="something else"):
+            with pytest.raises(StorageUnavailable, match="response is not a token"):
                 await store.get("key")
     assert bucket.seen == []
 

@@ -19,7 +19,7 @@ from tieringd.storage.resilient import ResilientStore
         ({"versioning": {"enabled": False}, "softDeletePolicy": {"retentionDurationSeconds": "0"}}, ()),
         (
             {"versioning": {"enabled": True}},
-            ("the bucket keeps versions: what is deleted stays as a noncurrent one",),
+            ("the bucket keeps versions: a deleted object stays as a noncurrent version",),
         ),
         (
             {
@@ -31,7 +31,7 @@ from tieringd.storage.resilient import ResilientStore
             (
                 "soft delete keeps deleted objects for 604800 seconds",
                 "the bucket's retention policy keeps objects for 60 seconds",
-                "new objects are held until someone releases them",
+                "new objects have a hold, and stay until the hold is released",
                 "objects may be locked",
             ),
         ),
@@ -80,7 +80,7 @@ SOFT_DELETE = "<DeleteRetentionPolicy><Enabled>{}</Enabled><Days>7</Days></Delet
             {"x_ms_version_id": "2026-01-02T03:04:05.6789012Z"},
             {"x_ms_has_immutability_policy": "true", "x_ms_has_legal_hold": "true"},
             (
-                "the account keeps versions: what is deleted stays as an older one",
+                "the account keeps versions: a deleted blob stays as an older version",
                 "an immutability policy keeps blobs",
                 "a legal hold keeps blobs",
             ),
@@ -116,7 +116,7 @@ async def test_answer_that_is_no_account_s_is_told():
         await exchange.answer("200 OK", b"" if exchange.method == "HEAD" else b"<html>", **azure_wire.STORED)
 
     async with azure_wire.store_of(handle) as store:
-        with pytest.raises(StorageUnavailable, match="no XML"):
+        with pytest.raises(StorageUnavailable, match="not XML"):
             await store.kept_after_delete("key")
 
 
@@ -128,4 +128,4 @@ async def test_store_that_cannot_be_asked_is_not_taken_for_one_that_keeps_nothin
     """Nothing is known of it."""
     assert await ResilientStore(MemoryStore()).kept_after_delete("key") == ()
     (told,) = await ResilientStore(Silent()).kept_after_delete("key")
-    assert "cannot be asked" in told
+    assert "does not report" in told

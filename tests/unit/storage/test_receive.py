@@ -150,7 +150,7 @@ async def test_receive_gives_up_on_a_body_that_stalls(new_loop, both_ends, execu
             await half.send(exchange)
 
         async with serving(answer, tls=server_tls) as url, new_session() as session:
-            with pytest.raises(TimeoutError, match=r"nothing came for 0\.1 s"):
+            with pytest.raises(TimeoutError, match=r"no data was received for 0\.1 s"):
                 await get(session, url, executor, client_tls, stall_seconds=0.1)
             assert await get(session, url, executor, client_tls) == content(LARGE)
             half.may_go_on.set()

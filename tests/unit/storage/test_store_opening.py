@@ -164,7 +164,7 @@ async def test_file_store_is_tried_through_two_openings(tmp_path):
     async with opened_store(config, Metrics()) as store:
         await StoreCheck(config, store)()
         assert (await store.list_page("")).objects == ()
-    with pytest.raises(ConfigError, match="replaces objects that were to be created only"):
+    with pytest.raises(ConfigError, match="it replaced an object that was only to be created"):
         await StoreCheck(config, MemoryStore())()
 
 

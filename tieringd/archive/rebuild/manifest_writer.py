@@ -33,7 +33,7 @@ from tieringd.storage.base import IfVersion, ObjectStore
 
 _OF_TOPICS = frozenset({FaultKind.TOPIC_MANIFEST_DAMAGED, FaultKind.TOPIC_MANIFEST_MISSING})
 
-_AGAIN = "Run it again: it looks at what is there now"
+_AGAIN = "Run the command again: it reads the current state"
 
 
 class ManifestState(StrEnum):
@@ -189,13 +189,15 @@ class ManifestWriter:
         damaged = await read_object(self._store, key, size_bytes=info.size_bytes)
         with suppress(CorruptDataError):
             if is_sound(damaged):
-                raise StorageUnavailable(f"{key} was written meanwhile", hint=_AGAIN)
+                raise StorageUnavailable(f"another process wrote {key} during the rebuild", hint=_AGAIN)
         checksum = crc32c(damaged)
         await self._store.put(damaged_copy_key(key, crc32c=checksum), damaged, crc32c=checksum)
         try:
             await self._store.put(key, data, crc32c=crc32c(data), condition=IfVersion(info.version))
         except PreconditionFailed as error:
-            raise StorageUnavailable(f"{key} was written meanwhile", hint=_AGAIN) from error
+            raise StorageUnavailable(
+                f"another process wrote {key} during the rebuild", hint=_AGAIN
+            ) from error
 
 
 async def _swapped(
@@ -203,5 +205,7 @@ async def _swapped(
 ) -> PartitionManifest:
     """Return *manifest* if *found* is still the manifest that the rebuild read."""
     if found != before.stored:
-        raise StorageUnavailable(f"the manifest of {found.partition} was changed meanwhile", hint=_AGAIN)
+        raise StorageUnavailable(
+            f"another process changed the manifest of {found.partition} during the rebuild", hint=_AGAIN
+        )
     return manifest

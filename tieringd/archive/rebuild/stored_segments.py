@@ -89,16 +89,18 @@ async def stored_segment(
     """
     name = require_data_key(listed.key)
     if listed.size_bytes != name.size_bytes:
-        return _unusable(listed, name, f"it has {listed.size_bytes} bytes, and its name says otherwise")
+        return _unusable(
+            listed, name, f"the object has {listed.size_bytes} bytes, but its name has another size"
+        )
     try:
         index = await _index(store, listed, name)
         if index is None or deep:
             return await _scanned(store, listed, name, index)
         times = await _times(store, listed.key, index)
     except ObjectNotFound:
-        return _unusable(listed, name, "it has gone since it was listed")
+        return _unusable(listed, name, "the object was deleted after it was listed")
     except CorruptDataError as error:
-        return _unusable(listed, name, f"it is damaged: {error.message}")
+        return _unusable(listed, name, f"the object is damaged: {error.message}")
     return _segment(listed, name, index, crc32c=index.crc32c, times=times, has_index=True)
 
 
@@ -132,10 +134,10 @@ async def _scanned(
     )
     scan = found.scan
     if scan is None:
-        fault = found.seen.content_fault or "it is shorter than it should be"
-        return _unusable(listed, name, f"it is damaged: {fault}")
+        fault = found.seen.content_fault or "the object is shorter than it should be"
+        return _unusable(listed, name, f"the object is damaged: {fault}")
     if index is not None and index.crc32c != scan.crc32c:
-        return _unusable(listed, name, "it is damaged: it has another checksum than its index says")
+        return _unusable(listed, name, "the object is damaged: its checksum is not the one in its index")
     times = (scan.base_timestamp_ms, scan.max_timestamp_ms)
     has_index = index is not None
     return _segment(listed, name, index or scan, crc32c=scan.crc32c, times=times, has_index=has_index)

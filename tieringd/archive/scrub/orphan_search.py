@@ -264,7 +264,7 @@ class OrphanSearch:
                 Finding(
                     FaultKind.MANIFEST_MISSING,
                     manifest_key(partition),
-                    "the manifest is missing, and the bucket has objects of the partition",
+                    "the manifest is missing, but the bucket has objects of the partition",
                     partition,
                 )
             )
@@ -274,7 +274,7 @@ class OrphanSearch:
                 Finding(
                     FaultKind.TOPIC_MANIFEST_MISSING,
                     key,
-                    "the topic manifest is missing, and the bucket has manifests of its partitions",
+                    "the topic manifest is missing, but the bucket has manifests of its partitions",
                 )
             )
 

@@ -153,7 +153,7 @@ def _disagreement(scan: SegmentScan, index: SegmentIndex) -> str:
         index.batch_count,
         index.epochs,
     ):
-        return "the index counts other records, batches or epochs than the object holds"
+        return "the index counts other records, batches or epochs than the object has"
     if scan.entries != index.entries:
         return "the index has entries that are not in the object"
     return ""
@@ -192,7 +192,7 @@ class Verifier:
             wanted = manifest.live_offset if newest is not None and newest <= len(manifest.segments) else None
             manifest = await self._spillovers.with_history(manifest, from_offset=wanted)
         except (ObjectNotFound, CorruptDataError) as error:
-            faults.append(f"its older segments cannot be looked at: {error}")
+            faults.append(f"the partition's older segments cannot be checked: {error}")
         records = 0
         rows = len(manifest.segments)
         first = 0 if newest is None else max(0, rows - newest)

@@ -72,8 +72,8 @@ class SpilledChain:
                 finding = Finding(
                     FaultKind.SPILLOVER_DISAGREES,
                     spillover_key(partition, name),
-                    f"offsets {begin_offset} to {name.base_offset - 1} should be spilled, and it names no "
-                    "spillover manifest of them",
+                    f"this manifest names no spillover manifest for offsets {begin_offset} to "
+                    f"{name.base_offset - 1}, which should be spilled",
                     partition,
                 )
             return ChainLink(name, part, finding, part.previous, requests)

@@ -45,7 +45,7 @@ async def compare(
     """Read one partition back, and add the counts and differences to *total*."""
     manifest = view.manifest
     if manifest is None:
-        total.differences.append(f"{view.partition}: nothing is in the archive")
+        total.differences.append(f"{view.partition}: the archive holds nothing of the partition")
         return
     report = await archive.verifier.verify(manifest, deep=True)
     total.differences.extend(report.faults)
@@ -65,7 +65,9 @@ async def compare(
     total.local_records += _compare_records(tail, expected, f"{view.partition} on the local disk", total)
     left = sum(1 for _ in expected)
     if left:
-        total.differences.append(f"{view.partition}: {left} records are neither archived nor local")
+        total.differences.append(
+            f"{view.partition}: {left} records are neither in the archive nor on the local disk"
+        )
 
 
 async def _compare_segments(
@@ -83,7 +85,7 @@ async def _compare_segments(
         if found.digest() == digest:
             equal += 1
         else:
-            total.differences.append(f"{key}: other bytes than the segment that was written")
+            total.differences.append(f"{key}: the bytes differ from the segment that was written")
     return equal
 
 
@@ -91,7 +93,9 @@ async def _compare_archived(
     archive: Archive, manifest: PartitionManifest, expected: Iterator[tuple[int, bytes]], total: Comparison
 ) -> int:
     def on_gap(gap: Gap) -> None:
-        total.differences.append(f"{manifest.partition}: offsets {gap.base_offset} to {gap.last_offset} gone")
+        total.differences.append(
+            f"{manifest.partition}: offsets {gap.base_offset} to {gap.last_offset} are missing"
+        )
 
     records = [
         record
@@ -109,10 +113,12 @@ def _compare_records(
     for record in found:
         offset, digest = next(expected, (-1, b""))
         if offset != record.offset:
-            total.differences.append(f"{where}: offset {record.offset} where {offset} was expected")
+            total.differences.append(f"{where}: found offset {record.offset}, expected {offset}")
             return equal
         if digest != record_digest(record.timestamp_ms, record.key, record.value, tuple(record.headers)):
-            total.differences.append(f"{where}: the record at offset {offset} is not the one written")
+            total.differences.append(
+                f"{where}: the record at offset {offset} differs from the one that was written"
+            )
         else:
             equal += 1
     return equal

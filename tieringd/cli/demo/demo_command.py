@@ -24,13 +24,19 @@ PARTITIONS = (TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPar
 def demo(
     config: Annotated[
         Path,
-        typer.Option("--config", "-c", help="config/embedded.yaml; it reads ${TIERINGD_DEMO_DIR}."),
+        typer.Option(
+            "--config",
+            "-c",
+            help="The demo's configuration, such as config/embedded.yaml; it may use ${TIERINGD_DEMO_DIR}.",
+        ),
     ],
     directory: Annotated[
         Path | None,
-        typer.Option(help="A new directory to work in, and to leave behind; a temporary one when not given."),
+        typer.Option(
+            help="A new directory for the demo's files, kept afterwards; without it, a temporary directory."
+        ),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Write for this long.", min=1)] = 15.0,
+    seconds: Annotated[float, typer.Option(help="How long to write records.", min=1)] = 15.0,
 ) -> None:
     """Write record batches, archive and trim them, read everything back, and compare."""
     if directory is not None and directory.exists():
@@ -44,10 +50,9 @@ def demo(
         _run(config, Path(path).resolve(), seconds)
         if directory is not None:
             typer.echo(
-                f"\nIt is all still there. Look around:\n"
-                f"  export TIERINGD_DEMO_DIR={Path(path).resolve()} TIERINGD_CONFIG={config}\n"
-                f"  tieringd archive describe orders\n"
-                f"  tieringd read orders --partition 0 --count 3"
+                "\nAll files are still there. To look around:\n  export "
+                f"TIERINGD_DEMO_DIR={Path(path).resolve()} TIERINGD_CONFIG={config}\n  tieringd archive "
+                "describe orders\n  tieringd read orders --partition 0 --count 3"
             )
 
 
@@ -61,7 +66,9 @@ def _run(config: Path, directory: Path, seconds: float) -> None:
     )
     loaded = load_config(config, environ=setup.environ)
     if loaded.broker.kind != "none" or loaded.cloud_storage_file_root is None:
-        raise typer.BadParameter(f"{config} is not for a log directory without a broker and a file store")
+        raise typer.BadParameter(
+            f"{config} is not a configuration for a log directory without a broker and a file store"
+        )
     loaded.cloud_storage_file_root.mkdir(parents=True, exist_ok=True)
     journal = Journal(PARTITIONS)
     writer = LogDirectoryWriter(loaded.broker.log_dirs[0], journal, seconds=seconds)

@@ -94,11 +94,11 @@ def summary(total: Comparison, *, seconds: float) -> str:
         f"  {archived}: objects have the sizes and CRC32Cs of their manifest, batches their own CRCs",
         f"  {total.archived_records} records read from the archive: offset, time, key, value, headers equal",
         f"  {total.local_records} records of active segments read from the local disk: equal",
-        f"  {total.trimmed_bytes / mib:.1f} MiB trimmed; archive and local log meet without a gap",
+        f"  {total.trimmed_bytes / mib:.1f} MiB trimmed; no gap between the archive and the local log",
         f"  the daemon ended on SIGTERM with exit code 0; {seconds:.0f} s in all",
     ]
     if total.equal_segments:
-        lines.insert(1, f"  {total.equal_segments} segments: the SHA-256 of the file as it was closed")
+        lines.insert(1, f"  {total.equal_segments} segments have the SHA-256 of the closed file")
     if not total.differences:
         return "\n".join(["Verified", *lines])
     named = [f"  {one}" for one in total.differences[:_DIFFERENCES_NAMED]]

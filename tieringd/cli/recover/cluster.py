@@ -109,7 +109,8 @@ async def recovered_into_cluster(config: Config, asked: ClusterRecovery) -> list
     """
     if not config.broker.bootstrap:
         raise ConfigError(
-            "the configuration names no cluster to write to", hint="Set broker.bootstrap to the new cluster's"
+            "the configuration names no cluster to restore into",
+            hint="Set broker.bootstrap to an address of the new cluster",
         )
     async with (
         opened_archive(config, Metrics()) as archive,
@@ -136,7 +137,7 @@ def _named(found: Sequence[ArchivedTopic], renaming: Renaming) -> list[tuple[Arc
         raise ConfigError(str(error)) from error
     twice = repeated(names)
     if twice:
-        raise ConfigError(f"more than one topic would be named {', '.join(twice)}")
+        raise ConfigError(f"more than one topic would be restored under the name {', '.join(twice)}")
     return list(zip(found, names, strict=True))
 
 
@@ -154,7 +155,7 @@ async def _checked_topic(
     # Limits select the newest part of what this cluster archived itself. Older archives are left out then.
     for one in archived.partitions if asked.limits == RestoreLimits() else ():
         history[one.partition.partition] = await archive.history.parts(
-            one.partition, start_offset=one.start_offset
+            one.partition, start_offset=one.start_offset, deleted_before=one.deleted_before
         )
     target = await cluster.topic(name)
     topic = _Topic(archived, name, target, {}, history)
@@ -172,7 +173,9 @@ async def _checked_topic(
         now_ms=wall_clock_ms(),
     )
     if fault is not None:
-        raise ConfigError(f"topic {name} of the target cluster has {fault.reason}", hint=fault.hint)
+        raise ConfigError(
+            f"the target cluster's topic {name} cannot take the records: {fault.reason}", hint=fault.hint
+        )
     return topic
 
 
@@ -190,14 +193,15 @@ def _require_ours(topic: _Topic, target: TargetTopic, asked: ClusterRecovery) ->
     name = topic.name
     if not topic.marks and not asked.into_existing:
         raise ConfigError(
-            f"the target cluster has a topic {name}, and no recovery of this archive has made it",
-            hint="Write to another with --rename, --prefix or --suffix; --into-existing appends to this one",
+            f"the target cluster already has a topic {name}, which no recovery of this archive created",
+            hint="Choose another name with --rename, --prefix or --suffix, or append to this topic with "
+            "--into-existing",
         )
     if target.partition_count < topic.archived.topic.partition_count:
         raise ConfigError(
-            f"topic {name} of the target cluster has {target.partition_count} partitions, and "
-            f"{topic.archived.topic.partition_count} come",
-            hint="Add partitions to it, or write to another topic",
+            f"topic {name} of the target cluster has {target.partition_count} partitions, and the archived "
+            f"topic has {topic.archived.topic.partition_count}",
+            hint="Add partitions to it, or restore into another topic",
         )
     _require_one_isolation(name, topic.marks, asked)
 
@@ -206,8 +210,9 @@ def _require_one_isolation(name: str, marks: Mapping[int, RecoveryMark], asked: 
     others = {one.isolation for one in marks.values()} - {asked.isolation}
     if others:
         raise ConfigError(
-            f"topic {name} was begun with --isolation {min(others)}: it would hold a mixture",
-            hint="Go on with the same, or delete the topic and begin again",
+            f"the recovery of topic {name} was begun with --isolation {min(others)}: another isolation "
+            "would mix two kinds of content",
+            hint="Give the same --isolation, or delete the topic and begin again",
         )
 
 
@@ -227,9 +232,11 @@ async def _require_no_mark_lost(cluster: TargetCluster, topic: _Topic, target: T
     lost = sorted(number for number in numbers if ends.get(number))
     if lost:
         raise ConfigError(
-            f"the cluster has forgotten how far the recovery of topic {topic.name} was: partitions "
-            f"{', '.join(map(str, lost))} hold records, and group {topic.group} has no offset of them",
-            hint="Delete the topic and begin again, or write to another with --rename, --prefix or --suffix",
+            f"the cluster has lost the progress of the recovery of topic {topic.name}: partitions "
+            f"{', '.join(map(str, lost))} hold records, and group {topic.group} has no committed offset for "
+            "them",
+            hint="Delete the topic and begin again, or choose another name with --rename, --prefix or "
+            "--suffix",
         )
 
 
@@ -275,7 +282,7 @@ def _kept(topic: _Topic, target: TargetTopic) -> str:
     """Return a message on the retention of the target, and on that of the archived topic if it is known."""
     original = topic.archived.topic.original_retention
     was = original.effective_ms if original is not None else None
-    told = f"it keeps its records by retention.ms={target.settings.get('retention.ms')}"
+    told = f"it has retention.ms={target.settings.get('retention.ms')}"
     return told if was is None else f"{told}, and the archived topic had {was}"
 
 
@@ -315,8 +322,8 @@ async def _written(
                 mark = marks.get(partition.partition)
                 if mark is None:
                     raise BrokerUnavailable(
-                        f"the mark of {job.topic.name}-{partition.partition} has gone: group "
-                        f"{job.topic.group} was deleted meanwhile"
+                        f"the progress mark of {job.topic.name}-{partition.partition} is missing: group "
+                        f"{job.topic.group} was deleted during the recovery"
                     )
                 # Stored again even if nothing is written: brokers expire marks by age, and so all of a
                 # topic's marks have the same age.

@@ -33,7 +33,7 @@ from tieringd.metrics import Metrics
 from tieringd.policies.recovery import Renaming, RestoreLimits
 
 recover_app = typer.Typer(
-    help="Bring topics back from the bucket: into a cluster, or the log directory of a stopped broker.",
+    help="Restore topics from the bucket, into a cluster or into the log directory of a stopped broker.",
     no_args_is_help=True,
 )
 
@@ -57,7 +57,7 @@ def list_topics(
     from_cluster: FromCluster = None,
     output: Format = OutputFormat.TEXT,
 ) -> None:
-    """List what can be brought back: topics of all clusters, sizes, and the times they reach over."""
+    """List the topics that can be restored: topics of all clusters, their sizes and time ranges."""
     _print(run_async(_listed(loaded(config), TopicSelection(topics, from_cluster))), LISTED, output)
 
 
@@ -72,13 +72,17 @@ def directory(
     last_ms: LastMs = None,
     staging: Annotated[
         Path | None,
-        typer.Option(help="Build here; on the log directory's filesystem. Default: hidden beside it."),
+        typer.Option(
+            help="The directory to build in, on the log directory's filesystem. Default: a hidden directory "
+            "beside it."
+        ),
     ] = None,
     shallow: Annotated[
         bool,
         typer.Option(
             "--shallow",
-            help="Download nothing: logs begin where the archive ends, and it stays their history.",
+            help="Download nothing: the logs begin where the archive ends, and the archive stays their "
+            "history.",
         ),
     ] = False,
     validate: Validate = Validation.CHECK_MANIFEST_EXISTENCE,
@@ -88,11 +92,11 @@ def directory(
     """
     Restore topics with their offsets into the log directory of a stopped broker.
 
-    Create the topics on the new broker first, with one replica and as many partitions, and stop it. What
-    an interrupted attempt has left is used by the next one.
+    First create the topics on the new broker, with one replica and the archived number of partitions,
+    and stop the broker. The next attempt continues the work of an interrupted one.
     """
     if shallow and (last_bytes is not None or last_ms is not None):
-        raise typer.BadParameter("--shallow downloads nothing: --last-bytes and --last-ms have no meaning")
+        raise typer.BadParameter("--shallow downloads nothing: leave out --last-bytes and --last-ms")
     asked = into_directory.DirectoryRecovery(
         TopicSelection(topics, from_cluster, topic_id),
         log_dir=log_dir,
@@ -119,36 +123,42 @@ def cluster(
     last_ms: LastMs = None,
     rename: Annotated[
         str | None,
-        typer.Option(help=r"RE=REPLACEMENT: a topic whose whole name matches is named so; \1 is a group."),
+        typer.Option(help="REGEX=REPLACEMENT: rename each topic whose whole name matches; \1 is a group."),
     ] = None,
-    prefix: Annotated[str, typer.Option(help="Put this before each name.")] = "",
-    suffix: Annotated[str, typer.Option(help="Put this behind each name.")] = "",
+    prefix: Annotated[str, typer.Option(help="Text to put before each name.")] = "",
+    suffix: Annotated[str, typer.Option(help="Text to put after each name.")] = "",
     replication_factor: Annotated[
-        int, typer.Option(help="Of the topics that are created; -1 is the cluster's default.", min=-1)
+        int,
+        typer.Option(
+            help="Replication factor of the topics that are created; -1 is the cluster's default.", min=-1
+        ),
     ] = -1,
     topic_config: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VALUE, a setting of the topics that are created. May be given again."),
+        typer.Option(
+            help="NAME=VALUE, a setting of the topics that are created. May be given several times."
+        ),
     ] = None,
     compression: Annotated[
-        Compression, typer.Option(help="Of what is written; `archived` is as it was.")
+        Compression,
+        typer.Option(help="Compression of the written records; `archived` keeps that of the archive."),
     ] = Compression.ARCHIVED,
     isolation: Annotated[
-        Isolation, typer.Option(help="Leave out aborted transactions, or not.")
+        Isolation, typer.Option(help="read_committed leaves out aborted transactions.")
     ] = Isolation.READ_COMMITTED,
     into_existing: Annotated[
-        bool, typer.Option("--into-existing", help="Append to topics that the cluster has.")
+        bool, typer.Option("--into-existing", help="Append to topics that the cluster already has.")
     ] = False,
-    parallel: Annotated[int, typer.Option(help="Partitions at once.", min=1, max=64)] = 4,
+    parallel: Annotated[int, typer.Option(help="How many partitions to write at once.", min=1, max=64)] = 4,
     validate: Validate = Validation.CHECK_MANIFEST_EXISTENCE,
     validation_depth: ValidationDepth = DEFAULT_DEPTH,
     output: Format = OutputFormat.TEXT,
 ) -> None:
     """
-    Write topics into the live cluster of the configuration's broker section, with offsets of its own.
+    Write topics into the live cluster of the configuration's broker section; records get new offsets.
 
-    Topics are created, and keep what is written to them whatever its age. What an interrupted attempt has
-    written is neither written again nor left out: the same command goes on.
+    The command creates the topics with a retention that keeps records of any age. Run the same command
+    again after an interruption: it continues, without duplicates and without omissions.
     """
     asked = into_cluster.ClusterRecovery(
         TopicSelection(topics, from_cluster, topic_id),
@@ -172,7 +182,7 @@ def _renamed(text: str | None) -> tuple[str | None, str]:
         return None, ""
     pattern, separator, replacement = text.partition("=")
     if not separator:
-        raise typer.BadParameter(f"--rename {text!r} is not RE=REPLACEMENT")
+        raise typer.BadParameter(f"--rename {text!r} is not REGEX=REPLACEMENT")
     return checked_pattern(pattern), replacement
 
 

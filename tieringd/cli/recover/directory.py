@@ -122,9 +122,9 @@ def _places_of(topic: ArchivedTopic, asked: DirectoryRecovery) -> set[str]:
 def _require_one_id(topic: ArchivedTopic, topic_ids: set[str], asked: DirectoryRecovery) -> None:
     if len(topic_ids) > 1 or NO_TOPIC_ID in topic_ids:
         raise ConfigError(
-            f"the directories of topic {topic.topic.key.topic} in {asked.log_dir} do not tell the one id of "
-            "the topic",
-            hint="Delete the topic, create it again on a broker of Kafka 2.8 or newer, and come again",
+            f"the directories of topic {topic.topic.key.topic} in {asked.log_dir} do not name one topic id",
+            hint="Delete the topic, create it again on a broker of Kafka 2.8 or newer, stop the broker, and "
+            "run this again",
         )
 
 
@@ -140,22 +140,24 @@ async def _require_no_history(archive: Archive, topic: ArchivedTopic, places: Se
     """
     name = topic.topic.key.topic
     for one in topic.partitions:
-        parts = await archive.history.parts(one.partition, start_offset=one.start_offset)
+        parts = await archive.history.parts(
+            one.partition, start_offset=one.start_offset, deleted_before=one.deleted_before
+        )
         if parts:
             old = parts[-1].partition
             raise ConfigError(
-                f"topic {name} goes on from an older archive, of cluster {old.cluster} (topic id "
-                f"{old.topic_id}), which a restore into a directory does not bring back",
-                hint="Restore it with --shallow, which keeps all of it readable, or write it to a cluster "
-                "with `recover cluster`",
+                f"topic {name} continues an older archive, of cluster {old.cluster} (topic id "
+                f"{old.topic_id}), which a restore into a directory does not restore",
+                hint="Restore it with --shallow, which keeps the whole history readable, or write it to a "
+                "cluster with `recover cluster`",
             )
     for key in places:
         if await archive.history.link_of(key) is not None:
             raise ConfigError(
-                f"a shallow restore of topic {name} was begun for its id {key.topic_id}: the link to the old "
-                "archive is there, and would put old records before the restored ones",
-                hint="Go on with --shallow, or delete the topic, create it again and come again: it has a "
-                "new id then",
+                f"a shallow restore of topic {name} was begun for its id {key.topic_id}: the link to the "
+                "old archive exists already, and would put old records before the restored ones",
+                hint="Continue with --shallow, or delete the topic, create it again under a new id, and run "
+                "this again",
             )
 
 
@@ -174,7 +176,8 @@ def _cluster_of(log_dir: Path) -> str:
     found = scan_log_dirs([str(log_dir)]).cluster_id
     if found is None:
         raise ConfigError(
-            f"{log_dir}/meta.properties does not name the cluster", hint="Start the new broker once before"
+            f"{log_dir}/meta.properties does not name the cluster",
+            hint="Start the new broker once, stop it, and run this again",
         )
     return found
 

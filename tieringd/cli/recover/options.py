@@ -30,36 +30,48 @@ def checked_pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise typer.BadParameter(f"{text!r} is no regular expression: {error}") from error
+        raise typer.BadParameter(f"{text!r} is not a regular expression: {error}") from error
     return text
 
 
 Topics = Annotated[
     str,
     typer.Option(
-        "--topics", "-t", help="A regular expression that a whole name matches.", callback=checked_pattern
+        "--topics",
+        "-t",
+        help="A regular expression that must match the whole name.",
+        callback=checked_pattern,
     ),
 ]
 FromCluster = Annotated[
-    str | None, typer.Option("--from-cluster", help="Of this cluster only, where the bucket has several.")
+    str | None, typer.Option("--from-cluster", help="Topics of this cluster only, if the bucket has several.")
 ]
-TopicId = Annotated[str | None, typer.Option("--topic-id", help="Of this incarnation of a topic only.")]
+TopicId = Annotated[
+    str | None,
+    typer.Option("--topic-id", help="The topic with this id only, if the topic was created more than once."),
+]
 LastBytes = Annotated[
     int | None,
-    typer.Option("--last-bytes", help="Of each partition the newest so much: 10GiB.", parser=amount(SIZE)),
+    typer.Option(
+        "--last-bytes",
+        help="Only the newest data of each partition, up to this size, such as 10GiB.",
+        parser=amount(SIZE),
+    ),
 ]
 LastMs = Annotated[
     int | None,
     typer.Option(
-        "--last-ms", help="Of each partition the newest so long, such as 7d.", parser=amount(DURATION)
+        "--last-ms",
+        help="Only the newest data of each partition, up to this age, such as 7d.",
+        parser=amount(DURATION),
     ),
 ]
-Validate = Annotated[Validation, typer.Option(help="What is looked at first.")]
+Validate = Annotated[Validation, typer.Option(help="What to check before the restore.")]
 ValidationDepth = Annotated[
     int,
     typer.Option(
-        help="How many of each partition's newest segments check_manifest_and_segment_metadata looks at; "
-        "0 is all.",
+        help="How many of each partition's newest segments check_manifest_and_segment_metadata checks; 0 is "
+        "all.",
         min=0,
     ),
 ]

@@ -69,13 +69,14 @@ async def matching_once(archive: Archive, wanted: TopicSelection) -> list[Archiv
     found = await matching(archive, wanted)
     if not found:
         raise ObjectNotFound(
-            f"no archived topic matches {wanted.pattern!r}", hint="`tieringd recover list` says what there is"
+            f"no archived topic matches {wanted.pattern!r}",
+            hint="`tieringd recover list` lists the archived topics",
         )
     twice = repeated([one.topic.key.topic for one in found])
     if twice:
         raise ConfigError(
             f"the bucket holds more than one topic named {', '.join(twice)}",
-            hint="Choose one with --from-cluster, or with --topic-id where it was created again",
+            hint="Choose one with --from-cluster, or with --topic-id if the topic was created more than once",
         )
     return found
 

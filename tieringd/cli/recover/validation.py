@@ -32,7 +32,7 @@ class Findings:
         if self.mode is Validation.NO_CHECK:
             return "not_checked"
         lost = self.gap_offsets.get(partition, 0)
-        return f"offset_gap: {lost} offsets" if lost else "passed"
+        return f"offset_gap: {lost} offsets are missing" if lost else "passed"
 
 
 def missing(topic: ArchivedTopic) -> list[TopicIdPartition]:
@@ -72,8 +72,8 @@ async def validated(
                 findings.gap_offsets[manifest.partition] = lost
     if faults:
         raise CorruptDataError(
-            f"the archive is not whole: {'; '.join(faults)}",
-            hint=f"Bring back what there is with --validate {Validation.NO_CHECK.value}",
+            f"the archive is incomplete: {'; '.join(faults)}",
+            hint=f"Restore what exists with --validate {Validation.NO_CHECK.value}",
         )
     return findings
 

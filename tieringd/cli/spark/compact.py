@@ -33,7 +33,7 @@ def compact(
         typer.Option(
             parser=duration,
             metavar="DURATION",
-            help="Tombstones whose own timestamp is older go; those without a timestamp stay.",
+            help="Remove tombstones whose own timestamp is older; tombstones without a timestamp stay.",
             show_default="1d",
         ),
     ] = None,
@@ -42,7 +42,7 @@ def compact(
         typer.Option(
             parser=duration,
             metavar="DURATION",
-            help="A segment with a record younger than that stays as it is, and all that follow.",
+            help="Leave alone each segment with a record younger than this, and all later segments.",
             show_default="0",
         ),
     ] = None,
@@ -58,10 +58,11 @@ def compact(
     report: ReportFile = None,
 ) -> None:
     """
-    Leave the latest record of each key, as a read_committed reader sees them. The others go for good.
+    Keep the latest committed record of each key, and delete the others permanently.
 
-    Try it with --dry-run. For topics that a broker does not compact: of others the archive follows the
-    broker's cleaner by itself. Exit 1 when a partition had to be left as it was.
+    Try it with --dry-run first. Use it for topics that the broker does not compact: the archive of a
+    topic that the broker compacts follows the broker's cleaner. Exit 1 when a partition could not be
+    compacted.
     """
     with optional_parts():
         from tieringd.spark.jobs import compact as job  # noqa: PLC0415 - commands that need no Spark begin sooner

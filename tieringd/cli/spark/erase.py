@@ -30,24 +30,29 @@ def erase(
     topics: NamedTopics,
     config: ConfigFile,
     requested_by: Annotated[
-        str, typer.Option(help="Who asks for it: stored in the bucket with what was done.")
+        str,
+        typer.Option(
+            help="The person who requested the erasure; stored in the bucket with the record of the erasure."
+        ),
     ],
     key: Annotated[
         list[str] | None,
         typer.Option(
-            help="A key; '' is the empty one. May be given several times. Others on this machine may see it "
-            "in the list of processes, and under spark-submit in Spark's pages and logs as well: --keys-file "
-            "does not show any.",
+            help="A key; '' is the empty one. May be given several times. Other users of this machine may "
+            "see it in the list of processes, and under spark-submit in Spark's pages and logs; use "
+            "--keys-file to hide it.",
             show_default=False,
         ),
     ] = None,
     keys_file: Annotated[
-        Path | None, typer.Option(help="A file with a key in each line.", show_default=False)
+        Path | None, typer.Option(help="A file with one key per line.", show_default=False)
     ] = None,
     key_encoding: Annotated[
-        KeyEncoding, typer.Option(help="How the keys are written, here and in the file.")
+        KeyEncoding, typer.Option(help="The encoding of the keys, in the options and in the file.")
     ] = KeyEncoding.TEXT,
-    reason: Annotated[str, typer.Option(help="Why: stored likewise.", show_default=False)] = "",
+    reason: Annotated[
+        str, typer.Option(help="The reason; stored with the record of the erasure.", show_default=False)
+    ] = "",
     delete_after: DeleteAfter = None,
     dry_run: DryRun = False,
     master: Master = None,
@@ -56,14 +61,18 @@ def erase(
     report: ReportFile = None,
 ) -> None:
     """
-    Take every record with one of some keys out of the archives of topics, for good.
+    Remove every record with one of the given keys from the archives of topics, permanently.
 
-    Old versions, tombstones, and records that nobody can read. Try it with --dry-run, which stores no record
-    of it either. Brokers, exports and copies of the bucket are not gone over: see the documentation. Exit 1
-    when an object of these topics may still have one of the keys and was not erased.
+    This includes old versions, tombstones, and records of aborted transactions. Try it with --dry-run
+    first, which stores no record of the erasure. Brokers, exports and copies of the bucket are not
+    changed: see the documentation. Exit 1 when an object of these topics may still have a record with
+    one of the keys.
     """
     if not requested_by.strip():
-        raise ConfigError("--requested-by is empty", hint="The record of the erasure needs a name")
+        raise ConfigError(
+            "--requested-by is empty",
+            hint="The record of the erasure needs the name of the person who requested it",
+        )
     keys = _keys(key or (), keys_file, key_encoding)
     with optional_parts():
         from tieringd.spark.jobs import erase as job  # noqa: PLC0415 - commands that need no Spark begin sooner
@@ -101,6 +110,6 @@ def _keys(texts: Sequence[str], path: Path | None, encoding: KeyEncoding) -> fro
     if not keys:
         raise ConfigError(
             "no key is given: nothing can be erased",
-            hint="Give one or more with --key, or a file with a key in each line with --keys-file",
+            hint="Give one or more keys with --key, or a file with one key per line with --keys-file",
         )
     return frozenset(keys)

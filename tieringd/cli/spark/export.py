@@ -72,7 +72,7 @@ def refuse_other_options(target_format: TargetFormat, given: Mapping[str, object
     for name, value in given.items():
         if value is not None and _ONLY_FOR[name] is not target_format:
             raise typer.BadParameter(
-                f"{name} is an option of --target-format {_ONLY_FOR[name]}, and not of {target_format}"
+                f"{name} is an option of --target-format {_ONLY_FOR[name]}, not of {target_format}"
             )
 
 
@@ -96,7 +96,7 @@ def parquet_target(
 
     if url is None:
         raise ConfigError(
-            "nothing says where the Parquet files go",
+            "no place is given for the Parquet files",
             hint="Give --target, as in --target s3://bucket/prefix",
         )
     own = None if config is None else loaded(config, needs_broker=False)
@@ -151,7 +151,7 @@ def _parsed(properties: Sequence[str]) -> dict[str, str]:
         key, separator, value = one.partition("=")
         if not key or not separator:
             # The message gives the number only: the text may be a secret.
-            raise typer.BadParameter(f"--catalog-property: number {number} of them is not key=value")
+            raise typer.BadParameter(f"--catalog-property: value {number} is not key=value")
         found[key] = value
     return found
 
@@ -173,13 +173,13 @@ class Recreated(StrEnum):
 def export(
     topics: NamedTopics,
     config: ConfigFile,
-    target_format: Annotated[TargetFormat, typer.Option(help="What is written.")],
+    target_format: Annotated[TargetFormat, typer.Option(help="The format of the target.")],
     target: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Parquet: where to. file:///directory, s3://bucket/prefix, gs://bucket/prefix or "
-            "azure://container/prefix, as the tieringd configuration reaches its own bucket.",
+            help="Parquet: where to write. file:///directory, s3://bucket/prefix, gs://bucket/prefix or "
+            "azure://container/prefix, with the access settings of the archive's bucket.",
             show_default=False,
         ),
     ] = None,
@@ -200,39 +200,44 @@ def export(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Iceberg: a property of the catalogue, over what its configuration says. May be given "
-            "several times. Secrets are better in PYICEBERG_CATALOG__NAME__KEY, where the list of "
+            help="Iceberg: a property of the catalogue, which overrides pyiceberg's configuration. May be "
+            "given several times. Put secrets in PYICEBERG_CATALOG__NAME__KEY, where the list of "
             "processes does not show them.",
             show_default=False,
         ),
     ] = None,
     namespace: Annotated[
-        str | None, typer.Option(help="Iceberg: of the tables.", show_default="redpanda")
+        str | None, typer.Option(help="Iceberg: the namespace of the tables.", show_default="redpanda")
     ] = None,
     dot_replacement: Annotated[
         str | None,
-        typer.Option(help="Iceberg: what stands for a dot in a topic's name.", show_default="the dot"),
+        typer.Option(help="Iceberg: the replacement for a dot in a topic's name.", show_default="the dot"),
     ] = None,
     partition_by: Annotated[
         PartitionBy | None,
         typer.Option(
-            help="By the records' timestamps in UTC.", show_default="day for Parquet, hour for Iceberg"
+            help="Partition by the records' timestamps, in UTC.",
+            show_default="day for Parquet, hour for Iceberg",
         ),
     ] = None,
     isolation: Annotated[
         IsolationLevel,
-        typer.Option(help="As of a consumer. A target is begun with one, and stays with it."),
+        typer.Option(
+            help="The isolation of a consumer. A target keeps the isolation that it was begun with."
+        ),
     ] = IsolationLevel.READ_COMMITTED,
     allow_gaps: Annotated[
         bool,
         typer.Option(
-            "--allow-gaps", help="Go on where the archive lacks something, and list it in the report."
+            "--allow-gaps",
+            help="Export the rest if records are missing in the archive, and list the gaps in the report.",
         ),
     ] = False,
     recreated: Annotated[
         Recreated,
         typer.Option(
-            help="What to do where the target holds an earlier topic of the same name: offsets begin again."
+            help="What to do if the target holds an earlier topic of the same name, whose offsets began at "
+            "0 as well."
         ),
     ] = Recreated.ERROR,
     portion_size: Annotated[
@@ -240,7 +245,7 @@ def export(
         typer.Option(
             parser=size,
             metavar="SIZE",
-            help="About how much of the archive goes into a file.",
+            help="Approximate amount of archived data for each file.",
             show_default="128MiB",
         ),
     ] = None,
@@ -249,7 +254,7 @@ def export(
         typer.Option(
             parser=size,
             metavar="SIZE",
-            help="About how much of the archive goes into a commit.",
+            help="Approximate amount of archived data for each commit.",
             show_default="16GiB",
         ),
     ] = None,
@@ -259,11 +264,11 @@ def export(
     report: ReportFile = None,
 ) -> None:
     """
-    Copy topics to Parquet files or Iceberg tables: what is in the archive and not yet there, each once.
+    Copy topics to Parquet files or Iceberg tables: each archived record once.
 
-    Run it again to bring the target up to date, also after it was killed. Exit 1 when some of the topics
-    were not exported to their end, and when records that were exported have been replaced in the archive
-    since, by another leader's.
+    Run it again to bring the target up to date, also after it was killed. Exit 1 when a topic was not
+    exported completely, or when exported records have since been replaced in the archive by another
+    leader's.
     """
     refuse_other_options(
         target_format,

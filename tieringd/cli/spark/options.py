@@ -63,18 +63,18 @@ def _require_unit(text: str, *, example: str) -> None:
 Master = Annotated[
     str | None,
     typer.Option(
-        help="Where Spark runs: local[*] is this machine, and what holds without this option. "
-        "Under spark-submit its own --master holds.",
+        help="The Spark master. Default: local[*], this machine. Under spark-submit, set spark-submit's own "
+        "--master instead.",
         show_default=False,
     ),
 ]
 Conf = Annotated[
     list[str] | None,
-    typer.Option(help="A property of Spark's, as key=value. May be given several times.", show_default=False),
+    typer.Option(help="A property of Spark, as key=value. May be given several times.", show_default=False),
 ]
 ReportFile = Annotated[
     Path | None,
-    typer.Option("--report", help="Write the report to this file as well, as JSON.", show_default=False),
+    typer.Option("--report", help="Also write the report to this file, as JSON.", show_default=False),
 ]
 Topics = Annotated[
     list[str] | None,
@@ -89,14 +89,14 @@ NamedTopics = Annotated[
     list[str], typer.Argument(metavar="TOPICS", help="Names of topics, or patterns such as 'orders-*'.")
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Read as much, say what would go, and change nothing.")
+    bool, typer.Option("--dry-run", help="Read the same data, report what would change, and change nothing.")
 ]
 NoBroker = Annotated[
     bool,
     typer.Option(
         "--no-broker",
-        help="No broker has these topics any more: join what lies after the last trim as well. Where a topic "
-        "is deleted in its cluster that is done anyway.",
+        help="No broker has these topics any more: merge segments after the last trim as well. Not needed "
+        "for a topic that was deleted in its cluster.",
     ),
 ]
 DeleteAfter = Annotated[
@@ -104,8 +104,9 @@ DeleteAfter = Annotated[
     typer.Option(
         parser=duration,
         metavar="DURATION",
-        help="Delete what was replaced at least so long ago, by this run or an earlier one; 0 is at once, "
-        "also under readers. Without it the daemon that archives the topic deletes it, after its delay.",
+        help="Delete replaced objects that are at least this old, of this run or an earlier one; 0 deletes "
+        "them at once, also under active readers. Without it, the daemon that archives the topic "
+        "deletes them after its delay.",
         show_default=False,
     ),
 ]

@@ -16,13 +16,13 @@ def rebuild(
     config: ConfigFile,
     topic: Topics = None,
     write: Annotated[
-        bool, typer.Option("--write", help="Write the manifests. Without it nothing is changed.")
+        bool, typer.Option("--write", help="Write the manifests. Without it, nothing is changed.")
     ] = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Make manifests again that can be read, too.")
+        bool, typer.Option("--replace", help="Rebuild manifests that can be read, too.")
     ] = False,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Read every data object whole, and leave out damaged ones.")
+        bool, typer.Option("--deep", help="Read every data object completely, and leave out damaged ones.")
     ] = False,
     master: Master = None,
     conf: Conf = None,
@@ -30,10 +30,10 @@ def rebuild(
     report: ReportFile = None,
 ) -> None:
     """
-    Make lost or damaged manifests again from the objects in the bucket; a dry run without --write.
+    Rebuild lost or damaged manifests from the objects in the bucket; a dry run without --write.
 
-    Stop the daemons that archive these topics first. Nothing is deleted, and of a damaged manifest a copy
-    is kept. Exit 1 when offsets are lost, or a manifest could not be written.
+    Stop the daemons that archive these topics first. Nothing is deleted, and a copy of each damaged
+    manifest is kept. Exit 1 when offsets are lost, or a manifest could not be written.
     """
     with optional_parts():
         from tieringd.spark.jobs import rebuild as job  # noqa: PLC0415 - commands that need no Spark begin sooner

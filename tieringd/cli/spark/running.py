@@ -147,8 +147,8 @@ def _require_writable(path: Path) -> None:
     """
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(
-            f"--report {path}: no file can be written there",
-            hint="Nothing was begun. The directory has to exist, and to be writable",
+            f"--report {path}: the file cannot be written",
+            hint="Nothing was begun. The directory must exist and be writable",
         )
 
 

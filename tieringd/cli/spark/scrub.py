@@ -16,7 +16,7 @@ def scrub(
     config: ConfigFile,
     topic: Topics = None,
     orphans: Annotated[
-        bool, typer.Option(help="List the whole bucket, and with it the objects that no manifest names.")
+        bool, typer.Option(help="List the whole bucket, and report the objects that no manifest names.")
     ] = True,
     master: Master = None,
     conf: Conf = None,
@@ -24,10 +24,10 @@ def scrub(
     report: ReportFile = None,
 ) -> None:
     """
-    Read every object of the archive, and compare it with the manifests; exit 1 when anything is wrong.
+    Read every object of the archive and compare it with the manifests; exit 1 when anything is wrong.
 
-    Every batch's checksum, every offset, every index, every manifest. Nothing is changed: what is broken is
-    mended by `tieringd archive scrub --fix`, and lost manifests are made again by `tieringd spark rebuild`.
+    Checks every batch's checksum, every offset, every index and every manifest. Nothing is changed:
+    `tieringd archive scrub --fix` repairs faults, and `tieringd spark rebuild` rebuilds lost manifests.
     """
     with optional_parts():
         from tieringd.spark.jobs import scrub as job  # noqa: PLC0415 - commands that need no Spark begin sooner

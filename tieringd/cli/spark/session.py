@@ -31,7 +31,7 @@ T = TypeVar("T")
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """A variable that `spark-submit` sets for the program that it starts."""
 HERE: Final = "local[*]"
-_HINT = "What Spark printed tells more; on this machine it prints with --conf spark.log.level=WARN"
+_HINT = "Spark's output has more details; on this machine it is shown with --conf spark.log.level=WARN"
 _TIME_ZONE: Final = "spark.sql.session.timeZone"
 _ANYWHERE: Final = {
     _TIME_ZONE: "UTC",
@@ -199,12 +199,12 @@ def _beside(context: SparkContext, *, master: str | None, conf: Mapping[str, str
         if session.conf.isModifiable(name):
             session.conf.set(name, value)
         elif fixed.get(name) != value:
-            refused.append(f"{name} is {fixed.get(name, 'not set')}, and {value} is asked for")
+            refused.append(f"{name} is {fixed.get(name, 'not set')}, but {value} is requested")
     if refused:
         raise ConfigError(
-            "this program has a Spark session, whose properties cannot be changed any more",
+            "this program has a running Spark session, whose properties cannot be changed",
             problems=tuple(refused),
-            hint="Leave out --master and such a --conf, or end that session first: spark.stop()",
+            hint="Leave out --master and these --conf options, or end that session first: spark.stop()",
         )
     return session
 
@@ -242,6 +242,7 @@ def _require_java(environ: Mapping[str, str]) -> None:
     found = Path(home, "bin", "java").exists() if home else shutil.which("java", path=environ.get("PATH"))
     if not found and not is_submitted(environ):
         raise ConfigError(
-            f"Spark needs Java 17 or newer, and {f'JAVA_HOME={home} has none' if home else 'there is none'}",
+            "Spark needs Java 17 or newer, and "
+            f"{(f'JAVA_HOME={home} has none' if home else 'there is none')}",
             hint="apt-get install openjdk-17-jre-headless, or set JAVA_HOME",
         )

@@ -25,13 +25,13 @@ def usage(
     config: ConfigFile,
     topic: Topics = None,
     by: Annotated[
-        DayOf, typer.Option(help="Days of uploads, or of each segment's newest record.")
+        DayOf, typer.Option(help="Count by the day of the upload, or of each segment's newest record.")
     ] = DayOf.UPLOAD,
-    days: Annotated[int | None, typer.Option(help="Show only so many of the last days.", min=1)] = None,
+    days: Annotated[int | None, typer.Option(help="Show only this many of the last days.", min=1)] = None,
     prices: Annotated[
         Path | None,
         typer.Option(
-            help="A YAML file with storage_gib_month and writes_1000; without it the store's list prices.",
+            help="A YAML file with storage_gib_month and writes_1000; without it, the store's list prices.",
             show_default=False,
         ),
     ] = None,

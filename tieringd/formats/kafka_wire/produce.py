@@ -158,7 +158,7 @@ def acks_of(view: memoryview, head: RequestHead) -> int:
     """
     if head.version not in _ALL_VERSIONS:
         raise ProtocolViolation(
-            f"a client writes with version {head.version} of Produce, which was not offered"
+            f"a client sent a Produce request of version {head.version}, which was not offered"
         )
     return _skip_to_topics(Cursor(view, request_body(view, head)), head)
 
@@ -201,8 +201,8 @@ class ProduceRequestWalk(Walk):
     def _limit(self, what: str, count: int) -> None:
         if count > MAX_PARTITIONS:
             raise ProtocolViolation(
-                f"a client writes to {count} {what} with one request",
-                hint=f"Requests may name up to {MAX_PARTITIONS}",
+                f"a client wrote to {count} {what} with one request",
+                hint=f"Requests may name at most {MAX_PARTITIONS}",
             )
 
     def _next_topic(self) -> int:

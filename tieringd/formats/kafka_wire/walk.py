@@ -66,9 +66,7 @@ class Walk:
             if begin + len(view) == self.end:
                 raise
         if self._is_finished and self.position != self.end:
-            raise ProtocolViolation(
-                f"a message is {self.end - self.position} bytes longer than what it holds"
-            )
+            raise ProtocolViolation(f"a message is {self.end - self.position} bytes longer than its fields")
         return self.position - begin
 
     def _walk(self, cursor: Cursor) -> None:

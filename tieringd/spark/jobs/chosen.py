@@ -23,7 +23,9 @@ TASK_BYTES: Final = 64 << 20
 """The least that one task reads. A smaller task costs more to start than to run."""
 ROUND_BYTES: Final = 1 << 40
 """The data that is read between two rounds of swaps. A job that dies loses about this much work at most."""
-LEFT_MEANWHILE: Final = "it was moved or deleted while the job was at others, and was not gone over"
+LEFT_MEANWHILE: Final = (
+    "the partition was moved or deleted while the job processed others, and was not processed"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ def compact(
     if clock_status.doubt:
         raise ConfigError(
             f"nothing is compacted: {clock_status.doubt}",
-            hint="Set this host's clock: the ages of records and tombstones decide what goes",
+            hint="Set this host's clock: the job removes records and tombstones by their age",
         )
     outcome.faults += chosen.faults
     options = options or CompactOptions()
@@ -271,7 +271,7 @@ class _Compaction:
             counts.tombstones_removed += row.key_count - row.kept
             if row.fault is not None:
                 faulty.add(row.partition)
-                self._outcome.faults.append(f"{one.manifest.partition}: it is left as it is: {row.fault}")
+                self._outcome.faults.append(f"{one.manifest.partition}: not compacted: {row.fault}")
             remainders[row.partition][row.row] = Remainder(
                 one.segments[row.row], row.records, row.kept + row.keyless
             )
@@ -330,7 +330,7 @@ class _Compaction:
         faults = [each for each in done if isinstance(each, str)]
         if faults:
             # The new segments belong together: one may lack tombstones that hide records of another.
-            self._outcome.faults += [f"{partition}: it is left as it is: {fault}" for fault in faults]
+            self._outcome.faults += [f"{partition}: not compacted: {fault}" for fault in faults]
             return
         successors = [each for each in done if not isinstance(each, str)]
         basis = one.basis(has_log=partition in self._with_log)

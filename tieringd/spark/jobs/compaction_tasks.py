@@ -146,8 +146,9 @@ class RunRewriter:
         if successor.removed_records != run.removed_records:
             # Spark computed lost keys again, and the result differs. An object may have been missing then.
             return row.run, (
-                f"{successor.removed_records} records would go of the segments from offset "
-                f"{run.parts[0].base_offset} on, and {run.removed_records} were to. Run the job again"
+                f"{successor.removed_records} records would be removed from the segments from offset "
+                f"{run.parts[0].base_offset} on, instead of the planned {run.removed_records}. Run the job "
+                "again"
             )
         return row.run, successor
 

@@ -140,7 +140,10 @@ def erase(
     if not keys:
         raise ConfigError("no key is given: nothing can be erased")
     if not requested_by.strip():
-        raise ConfigError("nobody is named who asks for this", hint="The record of the erasure needs a name")
+        raise ConfigError(
+            "the name of the person who requested the erasure is missing",
+            hint="Give the name; the record of the erasure needs it",
+        )
     bucket, job_id = bucket_of(config), secrets.token_hex(8)
     request = ErasureRequest(job_id, bucket.clock(), requested_by, reason, tuple(topics), fingerprints(keys))
     chosen = bucket.run(chosen_partitions(bucket, topics))
@@ -168,7 +171,9 @@ def erase(
         bucket.run(delete_replaced(bucket, named, outcome, after_ms=delete_after_ms))
     deleted_at_ms = bucket.clock()
     left, suspects = Leftovers(), []
-    with outcome_reported(outcome, "the bucket was not listed for what no manifest names; run the job again"):
+    with outcome_reported(
+        outcome, "the bucket was not searched for objects that no manifest names; run the job again"
+    ):
         left = bucket.run(find_leftovers(bucket, topics, reached.gone_over, told=reached.faulty))
         outcome.faults += left.faults
         suspects = search(spark, config, [*left.unnamed, *left.quarantined], shared_keys, progress=progress)
@@ -186,7 +191,7 @@ def erase(
         kept_by_store,
     )
     record: Value = None
-    with outcome_reported(outcome, "the record of what was erased is not stored; run the job again"):
+    with outcome_reported(outcome, "the record of the erasure is not stored; run the job again"):
         _store_record(bucket, request, encode_erasure_outcome(request, done), is_done=True)
         record = erasure_key(begun_at_ms=request.begun_at_ms, job_id=job_id, is_done=True)
     figures: dict[str, Value] = {
@@ -255,7 +260,7 @@ async def _kept_by_store(bucket: Bucket, key: str) -> tuple[str, ...]:
     try:
         return await bucket.store.kept_after_delete(key)
     except TieringError as error:
-        return (f"whether the store keeps deleted objects is not known: {error}",)
+        return (f"it is not known whether the store keeps deleted objects: {error}",)
 
 
 def _store_record(bucket: Bucket, request: ErasureRequest, data: bytes, *, is_done: bool) -> None:

@@ -53,8 +53,8 @@ def read_keys(path: Path, encoding: KeyEncoding) -> frozenset[bytes]:
         raise ConfigError(f"the keys cannot be read from {path}: {error}") from error
     if text.startswith("\ufeff"):
         raise ConfigError(
-            f"{path} begins with a byte order mark, which would count as a part of the first key",
-            hint="Store it as UTF-8 without one; a key that begins so can be given in hex",
+            f"{path} begins with a byte order mark, which would become a part of the first key",
+            hint="Store the file as UTF-8 without the mark; give a key that begins with these bytes in hex",
         )
     # Only \n and \r\n end a line. A key may contain the other characters that `splitlines` splits at.
     keys: set[bytes] = set()

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 PARTITIONS_AT_ONCE = 16
 SUSPECTS_TOLD_MAX = 20
 """Suspects that a report names; a crash may leave thousands. The record of an erasure names all of them."""
-HAS_A_KEY = "it has a record with one of the keys"
+HAS_A_KEY = "the object has a record with one of the keys"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ def suspect_faults(suspects: Sequence[Suspect]) -> list[str]:
     if more:
         faults.append(f"{more} more objects that no manifest names have one of the keys, or cannot be read")
     advice = (
-        "To erase these objects, let `tieringd archive scrub --fix` put orphans into quarantine, purge it "
-        "(`tieringd archive quarantine purge`), and run the job again"
+        "To erase these objects, let `tieringd archive scrub --fix` move orphans into quarantine, purge "
+        "the quarantine (`tieringd archive quarantine purge`), and run the job again"
     )
     return [*faults, advice]
 
@@ -184,7 +184,9 @@ class _Searcher:
             except ObjectNotFound:
                 continue
             except CorruptDataError as error:
-                found.append(Suspect(one, f"it cannot be read, and may have one of the keys: {error}"))
+                found.append(
+                    Suspect(one, f"the object cannot be read, and may have one of the keys: {error}")
+                )
         return found
 
     def _has_any(self, bucket: Bucket, one: StoredData) -> bool:
@@ -222,14 +224,14 @@ def _note_replaced(found: Leftovers, owner: Owner, before: PartitionManifest) ->
     if bases and min(bases) < before.next_offset:
         found.replaced_from[owner.partition] = min(bases)
         found.faults.append(
-            f"{owner.partition}: another leader's records took the place of those from offset {min(bases)} "
-            "on while the job ran, and were not gone over. Run the job again"
+            f"{owner.partition}: records of another leader replaced those from offset {min(bases)} on while "
+            "the job ran, and were not searched. Run the job again"
         )
 
 
 def _not_gone_over(owner: Owner, objects: int) -> str:
     return (
-        f"{owner.partition} (topic id {owner.partition.topic_id}): its {objects} objects were not gone over, "
+        f"{owner.partition} (topic id {owner.partition.topic_id}): its {objects} objects were not searched, "
         f"and may have one of the keys: {_why(owner)}"
     )
 
@@ -238,16 +240,19 @@ def _why(owner: Owner) -> str:
     if owner.uncertain:
         return owner.uncertain
     if owner.topic is TopicState.LEAVING:
-        return "its topic is being purged. Run the job again when that is done"
+        return "its topic is being purged. Run the job again when the purge has finished"
     if owner.manifest is None:
-        return "its manifest is missing. `tieringd archive scrub` says what to do; run the job again then"
+        return "its manifest is missing. Follow the advice of `tieringd archive scrub`, and run the job again"
     if owner.manifest.is_closed:
-        return "its archive is closed, since it was moved. Purge it here, and run the job where it is now"
+        return (
+            "its archive is closed, because it was moved. Purge the archive here, and run the job on the "
+            "bucket that it was moved to"
+        )
     if owner.topic is TopicState.UNKNOWN:
         return (
-            "no topic manifest leads to it. `tieringd archive scrub` says what to do; run the job again then"
+            "no topic manifest names it. Follow the advice of `tieringd archive scrub`, and run the job again"
         )
-    return "it came while the job was at others. Run the job again"
+    return "it was created while the job ran. Run the job again"
 
 
 def _shares(objects: Iterable[StoredData]) -> Iterator[tuple[StoredData, ...]]:

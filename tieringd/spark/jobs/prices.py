@@ -77,7 +77,7 @@ def _prices(document: Any, path: Path) -> Prices:
     numbers = ("storage_gib_month", "writes_1000")
     texts = {"label": f"{path.name}", "currency": "USD"}
     if not isinstance(document, dict):
-        raise ConfigError(f"{path} is no list of prices", hint=f"It has to have {' and '.join(numbers)}")
+        raise ConfigError(f"{path} is no list of prices", hint=f"It must have {' and '.join(numbers)}")
     problems = [f"{key}: there is no such key" for key in document if key not in {*numbers, *texts}]
     problems += [
         f"{key}: expected a number that is not negative"

@@ -66,10 +66,10 @@ BATCH_OBJECTS: Final = 100_000
 """Data objects that are rebuilt together. The driver holds their descriptions in memory."""
 GAP_REASON: Final = "no object of these offsets was in the bucket when the manifest was rebuilt"
 UNREAD: Final = (
-    "it is not written while a record of what a job rewrote cannot be read: erased records might be back. "
-    "Bring that object back, or move it out of the bucket to go without it"
+    "the manifest is not written while a rewriting record of a job cannot be read: erased records might "
+    "come back. Restore that object, or move it out of the bucket to continue without it"
 )
-UNDECIDED: Final = "its index is missing, and the archive does not tell how a transaction in it ended"
+UNDECIDED: Final = "its index is missing, and the archive does not show how a transaction in it ended"
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,28 +51,28 @@ class RebuiltPartition:
         if self.error:
             yield f"{name}: {self.error}"
         if self.manifest is None and self.before.state is ManifestState.BROKEN:
-            yield f"{name}: {self.before.detail}. The manifest can be read: give --replace to have it rebuilt"
+            yield f"{name}: {self.before.detail}. The manifest can be read: give --replace to rebuild it"
         for fault in self.damaged_records:
-            yield f"{name}: a record of what a job rewrote cannot be read: {fault}"
+            yield f"{name}: the rewriting record of a job cannot be read: {fault}"
         for stored in self.plan.unfinished if self.plan else ():
             segment = stored.segment
             yield (
-                f"{name}: offsets {segment.base_offset} to {segment.last_offset} are as a job left them that "
-                "took records out, and nothing says that it came to its end: older values may be back. "
-                f"Nothing else holds these offsets: {data_key(name, segment)}"
+                f"{name}: offsets {segment.base_offset} to {segment.last_offset} were stored by a job that "
+                "removed records, but no record shows that the job finished: older values may be back. No "
+                f"other object has these offsets: {data_key(name, segment)}"
             )
         for job, some in self.plan.brought_back if self.plan else ():
             yield (
                 f"{name}: {len(some)} objects of offsets {some[0].segment.base_offset} to "
-                f"{some[-1].segment.last_offset} are from before job {job} took records out: what it "
-                "stored is not all there any more, or others were stored after it. Erased records or older "
+                f"{some[-1].segment.last_offset} are older than job {job}, which removed records: the "
+                "objects of that job are incomplete, or others were stored later. Erased records or older "
                 "values may be back: run that job again"
             )
         for one in self.unusable:
             if self._is_missed(one):
                 yield (
-                    f"{name}: offsets {one.base_offset} to {one.last_offset} are not all in the archive any "
-                    f"more: {one.key}: {one.reason}"
+                    f"{name}: offsets {one.base_offset} to {one.last_offset} are no longer all in the "
+                    f"archive: {one.key}: {one.reason}"
                 )
 
     def _is_missed(self, one: Unusable) -> bool:

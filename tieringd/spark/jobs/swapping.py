@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     # An ordinary import would load prometheus_client into processes that do not need it.
     from tieringd.spark.bucket import Bucket
 
-CHANGED_MEANWHILE = "someone else has replaced the same segments meanwhile. Run the job again"
+CHANGED_MEANWHILE = "another process replaced the same segments while the job ran. Run the job again"
 _ALL_TIMES_MS = 2**62
 
 
@@ -156,13 +156,13 @@ async def swap(
         )
         return
     except TieringError as error:
-        outcome.faults.append(f"{partition}: its segments are as they were: {error}")
+        outcome.faults.append(f"{partition}: its segments are unchanged: {error}")
         return
     if swapped.done:
         outcome.swapped.append(SwappedPartition(partition, swapped.done, swapped.retired_at_ms))
     if swapped.left_because:
         outcome.faults.append(
-            f"{partition}: its segments are as they were: {swapped.left_because}. Run the job again"
+            f"{partition}: its segments are unchanged: {swapped.left_because}. Run the job again"
         )
     elif swapped.left:
         outcome.faults.append(
@@ -182,8 +182,8 @@ async def end_holding(bucket: Bucket, partitions: Sequence[TopicIdPartition], ou
             await segment_swap.release(partition)
         except TieringError as error:
             outcome.faults.append(
-                f"{partition}: segments that a compaction replaced may still have one of the keys, and take "
-                f"their places again after an election: {error}. Run the job again"
+                f"{partition}: segments that a compaction replaced may still have one of the keys, and an "
+                f"election could bring them back: {error}. Run the job again"
             )
 
 
@@ -205,8 +205,8 @@ async def delete_replaced(
     clock_status = bucket.clock.status()
     if after_ms and clock_status.doubt:
         outcome.faults.append(
-            f"objects that nothing names any more are left: {clock_status.doubt}; set this host's clock, and "
-            "run the job again"
+            f"objects that no manifest names any more were not deleted: {clock_status.doubt}; set this "
+            "host's clock, and run the job again"
         )
         return
     until_ms = clock_status.now_ms - after_ms if after_ms else _ALL_TIMES_MS
@@ -222,11 +222,14 @@ async def delete_replaced(
         except StorageUnavailable as error:
             # Each other partition would wait for the store as well.
             outcome.faults.append(
-                f"{partition}, and all after it: objects that nothing names any more are left: {error}"
+                f"{partition}, and all later partitions: objects that no manifest names any more were not "
+                f"deleted: {error}"
             )
             return
         except TieringError as error:
-            outcome.faults.append(f"{partition}: objects that nothing names any more are left: {error}")
+            outcome.faults.append(
+                f"{partition}: objects that no manifest names any more were not deleted: {error}"
+            )
         else:
             outcome.deleted_segments += len(deleted)
 

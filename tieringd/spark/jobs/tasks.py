@@ -91,7 +91,7 @@ def failures_in_words() -> Iterator[None]:
         what = "Spark gave up" if raised_in_task(str(error)) is None else "a task failed"
         raise TaskFailed(
             f"{what}: {cause_of(error)}",
-            hint="Spark's own log has the whole story; on this machine --conf spark.log.level=ERROR shows it",
+            hint="Spark's own log has the details; on this machine --conf spark.log.level=ERROR shows it",
         ) from error
 
 

@@ -60,8 +60,9 @@ class OffsetFinder:
             if on_no_match == "error":
                 raise fault(
                     _option(position),
-                    f"no archived record of {partition} is as late as {_time_ms(position, partition)}",
-                    hint="With startingOffsetsByTimestampStrategy latest such a partition begins at its end",
+                    f"no archived record of {partition} has a time of {_time_ms(position, partition)} or "
+                    "later",
+                    hint="With startingOffsetsByTimestampStrategy latest, such a partition begins at its end",
                 )
         return self._or_latest(found)
 
@@ -122,8 +123,8 @@ class OffsetFinder:
             names = ", ".join(str(partition) for partition in missing)
             raise fault(
                 position.option,
-                f"says nothing of {names}: it has to name every partition",
-                hint="Among offsets, -2 is the earliest one and -1 the latest",
+                f"does not name {names}: it must name every partition",
+                hint="As offsets, -2 is the earliest and -1 the latest",
             )
         topics = {partition.topic for partition in known}
         others = sorted({partition.topic for partition in given} - topics)
@@ -186,7 +187,7 @@ def readable_range(
     """
     begin, end = _NOTHING if manifest is None else (manifest.start_offset, manifest.next_offset)
     if from_offset < min(begin, next_offset):
-        reason = f"the archive begins at offset {begin}; what was before it has expired or was deleted"
+        reason = f"the archive begins at offset {begin}; earlier offsets have expired or were deleted"
         rule.meet(Loss(partition, from_offset, min(begin, next_offset) - 1, reason))
         from_offset = begin
     # A request for no offsets that begins past the archive's end assumes archived offsets before its begin.
@@ -195,7 +196,7 @@ def readable_range(
     beyond_offset = max(from_offset, next_offset)
     if beyond_offset > end:
         reason = (
-            f"the archive ends at offset {end}; what is after it has not been archived yet"
+            f"the archive ends at offset {end}; later offsets have not been archived yet"
             if manifest
             else "the bucket has nothing of this partition"
         )

@@ -122,10 +122,10 @@ class OptionValues:
         found: dict[TopicPartition, T] = {}
         for topic, partitions in document.items():
             if not isinstance(partitions, dict):
-                raise fault(name, f"{example}; {topic!r} has no partitions in it")
+                raise fault(name, f"{example}; {topic!r} has no partitions")
             for number, value in partitions.items():
                 if not number.isdecimal():
-                    raise fault(name, f"{number!r} is no partition of {topic}")
+                    raise fault(name, f"{number!r} is not a partition of {topic}")
                 partition = TopicPartition(topic, int(number))
                 try:
                     found[partition] = read(value)

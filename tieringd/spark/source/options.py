@@ -161,7 +161,7 @@ def read_columns(given: Mapping[str, str]) -> tuple[str, ...]:
     columns: list[str] = []
     for name in _listed(text):
         if name.lower() not in by_name:
-            raise fault("columns", f"there is no column {name!r}; there are {', '.join(COLUMNS)}")
+            raise fault("columns", f"there is no column {name!r}; the columns are {', '.join(COLUMNS)}")
         columns.append(by_name[name.lower()])
     if not columns or len(set(columns)) < len(columns):
         raise fault("columns", f"must name each column once, such as key,value; not {text!r}")
@@ -197,7 +197,7 @@ def read_subscription(values: OptionValues) -> Subscription:
             try:
                 re.compile(text)
             except re.error as error:
-                raise fault("subscribePattern", f"is no regular expression: {error}") from error
+                raise fault("subscribePattern", f"is not a regular expression: {error}") from error
             return Subscription(pattern=text, cluster=cluster)
 
 
@@ -212,7 +212,7 @@ def _assigned(values: OptionValues) -> tuple[TopicPartition, ...]:
             raise fault("assign", f"{example}; {topic!r} has no list of partitions")
         for number in numbers:
             if type(number) is not int or number < 0:
-                raise fault("assign", f"{number!r} is no partition of {topic}")
+                raise fault("assign", f"{number!r} is not a partition of {topic}")
             found.append(TopicPartition(topic, number))
     return tuple(dict.fromkeys(found))
 
@@ -252,18 +252,18 @@ def _check_names(given: Mapping[str, str], *, is_streaming: bool) -> None:
                 raise _unknown(name, known.values())
             idle.append(name)
         elif is_streaming and known[lowered] in _BATCH_ONLY:
-            raise fault(known[lowered], "a streaming query has no end; leave it out")
+            raise fault(known[lowered], "a streaming query has no end; leave this option out")
         elif not is_streaming and known[lowered] in _STREAMING_ONLY:
             idle.append(known[lowered])
     if idle:
-        why = "no Kafka client reads this, and only a stream has triggers"
+        why = "the option is for Kafka clients, or for streams, and has no effect here"
         log.warning("options without effect", options=", ".join(sorted(idle)), reason=why)
 
 
 def _unknown(name: str, known: Iterable[str]) -> Exception:
     names = {one.lower(): one for one in known}
     near = get_close_matches(name.lower(), names, n=1)
-    hint = f"Did you mean {names[near[0]]}?" if near else f"There are {', '.join(KNOWN)}"
+    hint = f"Did you mean {names[near[0]]}?" if near else f"The options are {', '.join(KNOWN)}"
     return fault(name, "the data source tieringd has no such option", hint=hint)
 
 

@@ -64,7 +64,9 @@ def read_start(values: OptionValues, *, is_streaming: bool) -> Position:
     default = Edge.LATEST if is_streaming else Edge.EARLIEST
     position = _read(values, "starting", default)
     if not is_streaming and Edge.LATEST in _edges(position):
-        raise fault("startingOffsets", "a batch cannot begin at the latest offset: nothing is after it")
+        raise fault(
+            "startingOffsets", "a batch cannot begin at the latest offset: there are no records after it"
+        )
     return position
 
 
@@ -77,7 +79,9 @@ def read_end(values: OptionValues) -> Position:
     """
     position = _read(values, "ending", Edge.LATEST)
     if Edge.EARLIEST in _edges(position):
-        raise fault("endingOffsets", "a batch cannot end at the earliest offset: nothing is before it")
+        raise fault(
+            "endingOffsets", "a batch cannot end at the earliest offset: there are no records before it"
+        )
     return position
 
 
@@ -112,7 +116,7 @@ def _edges(position: Position) -> set[Edge]:
 
 def _offset(value: object) -> int:
     if type(value) is not int or value < EARLIEST_OFFSET:
-        raise ValueError(f"{value!r} is no offset; -2 is the earliest one, -1 the latest")
+        raise ValueError(f"{value!r} is not an offset; -2 is the earliest one, -1 the latest")
     return value
 
 

@@ -106,24 +106,27 @@ def read_settings(given: Mapping[str, str]) -> StoreSettings:
     path = values.text("config")
     if path is not None:
         if found:
-            raise fault("config", f"contradicts {', '.join(found)}: where the archive is, the file says")
+            raise fault(
+                "config",
+                f"contradicts {', '.join(found)}: the configuration file already says where the archive is",
+            )
         return StoreSettings(path, _store_part(_file_text(path)))
     properties: dict[str, str] = {}
     for name, one in found.items():
         for key, value in one.items():
             if key in properties:
-                raise fault(name, f"another option says what {key} is; leave one of them out")
+                raise fault(name, f"another option already sets {key}; leave one of them out")
             if key in _SHOWN and not _ASKED.search(value):
                 raise fault(
                     name,
-                    "Spark shows the values of options of this name in plans, and this one is a secret",
-                    hint="Write ${NAME} for a variable of the environment, or use config",
+                    "Spark shows the values of options of this name in plans, but this value is a secret",
+                    hint="Write ${NAME} for an environment variable, or use config",
                 )
             properties[key] = value
     if not properties:
         raise fault(
             "path",
-            "nothing says where the archive is",
+            "no option says where the archive is",
             hint='Use load("s3://bucket/prefix"), or set config to the path of a configuration file',
         )
     lines = {name: _value_text(name, value) for name, value in properties.items()}
@@ -172,7 +175,7 @@ def _place(path: str) -> dict[str, str]:
             return {"cloud_storage_backend": "file", "cloud_storage_file_root": url.path}
     raise fault(
         "path",
-        f"{_without_password(url)!r} is no place of an archive",
+        f"{_without_password(url)!r} does not name an archive",
         hint="Write s3://bucket/prefix, gs://bucket/prefix, azure://account/container/prefix or file:///directory",
     )
 
@@ -225,7 +228,8 @@ def _file_text(path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         hint = (
-            "It is read on the driver, by Spark's own process: a relative path begins where that was started"
+            "Spark's driver process reads it: a relative path begins at the directory where the driver was "
+            "started"
         )
         raise fault("config", f"{path} cannot be read: {error.strerror}", hint=hint) from error
     except UnicodeDecodeError:
@@ -265,4 +269,4 @@ def _with_source(problem: str, source: str) -> str:
         problem = re.sub(rf"^{_OPTIONS}(:\d+)?: ", "", problem)
     for option, name in _SHORT.items():
         problem = problem.replace(f"{name}: ", f"{name} (option {option}): ")
-    return problem.replace(_FROM_ENVIRONMENT, "the value that is given")
+    return problem.replace(_FROM_ENVIRONMENT, "the given value")

@@ -46,7 +46,7 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
     for field in schema.fields:
         wanted = _TYPES.get(field.name)
         if wanted is None:
-            raise fault("schema", f"there is no column {field.name!r}; there are {', '.join(_TYPES)}")
+            raise fault("schema", f"there is no column {field.name!r}; the columns are {', '.join(_TYPES)}")
         if field != StructField(field.name, wanted):
-            raise fault("schema", f"column {field.name} is a {wanted.simpleString()} that may be null")
+            raise fault("schema", f"column {field.name} must be a nullable {wanted.simpleString()}")
     return tuple(schema.fieldNames())

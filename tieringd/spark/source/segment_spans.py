@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tieringd.spark.bucket import Bucket
 
 RANGES_AT_ONCE: Final = 16
-UNTOLD: Final = "the manifest names no segment that holds them, and no gap"
+UNTOLD: Final = "the manifest has neither a segment nor a gap for these offsets"
 _TRIES: Final = 3
 """Tries with a newly loaded live manifest: a missing spillover manifest means that the live one changed."""
 

@@ -100,7 +100,8 @@ class StreamOffsets:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptDataError(
                 f"the checkpoint's offset is not of the data source tieringd: {error!r}",
-                hint="A checkpoint of another source cannot be gone on from; use a new checkpoint location",
+                hint="A stream cannot continue from the checkpoint of another source; use a new checkpoint "
+                "location",
             ) from error
 
 
@@ -140,12 +141,12 @@ def goes_on_from(start: StreamOffsets, archived: SubscribedPartitions, *, rule: 
         manifest = archived.manifests.get(partition)
         reason = ""
         if partition.topic in recreated:
-            reason = "the topic was deleted and created again; what the old one had after this was not read"
+            reason = "the topic was deleted and created again; later records of the old topic were not read"
             offsets.pop(partition)
         elif partition not in archived.partitions:
-            reason = "the bucket has nothing of this partition any more"
+            reason = "the bucket no longer has this partition"
         elif manifest is not None and manifest.next_offset < offset:
-            reason = f"the archive was cut back and ends at offset {manifest.next_offset} now"
+            reason = f"the archive was cut back, and now ends at offset {manifest.next_offset}"
             offsets[partition] = manifest.next_offset
         if reason:
             rule.meet(Loss(partition, offset, offset, reason))

@@ -73,13 +73,14 @@ class SubscriptionTopics:
             where = f" of cluster {subscription.cluster}" if subscription.cluster else ""
             raise ObjectNotFound(
                 f"the bucket holds no topic named {', '.join(sorted(missing))}{where}",
-                hint="`tieringd archive topics` lists what it holds. A topic is there once a segment is",
+                hint="`tieringd archive topics` lists what it holds. A topic is listed after its first "
+                "segment is archived",
             )
         unknown = set(subscription.assigned) - archived.partitions
         if unknown:
             raise ObjectNotFound(
                 f"the bucket holds nothing of {_names(unknown)}",
-                hint=f"Partitions that are archived: {_names(archived.manifests)}",
+                hint=f"Archived partitions: {_names(archived.manifests)}",
             )
         if not topics:
             log.warning("no archived topic has such a name", subscribePattern=subscription.pattern)
@@ -141,7 +142,7 @@ def _require_one_cluster(topics: Iterable[TopicManifest]) -> None:
         if len(found) > 1:
             raise ConfigError(
                 f"option cluster: topic {name} is archived from the clusters {', '.join(found)}",
-                hint="Set the option cluster to the one that is meant",
+                hint="Set the option cluster to one of them",
             )
 
 

@@ -100,7 +100,9 @@ class TaskReader:
         if manifest is None:
             last_offset = stale[-1].next_offset - 1
             self._rules.loss.meet(
-                Loss(name, first.from_offset, last_offset, "the topic's archive was deleted meanwhile")
+                Loss(
+                    name, first.from_offset, last_offset, "the topic's archive was deleted while it was read"
+                )
             )
         else:
             wanted = OffsetRange(name, manifest, first.from_offset, stale[-1].next_offset)
@@ -109,7 +111,7 @@ class TaskReader:
             raise ObjectNotFound(
                 f"the manifest of {name} names an object that the bucket does not have: {gone.cause.key}",
                 key=gone.cause.key,
-                hint="`tieringd archive scrub` finds out what is left of the segment",
+                hint="`tieringd archive scrub` shows what is left of the segment",
             ) from gone.cause
         log.info(
             "a segment has been replaced; reading goes on", partition=str(name), offset=first.from_offset

@@ -92,7 +92,7 @@ class Requests:
             credential = identity = await open_identity(settings, resources)
         else:
             raise ConfigError(
-                f"{settings.credentials} needs TLS: whoever reads a token can use it",
+                f"{settings.credentials} needs TLS, because anyone who reads a token can use it",
                 hint="do not set cloud_storage_disable_tls, or use a shared key",
             )
         session = await resources.enter_async_context(
@@ -178,7 +178,7 @@ class Requests:
             raise from_answer(call, response.status_code, response.headers, _said(data))
         announced = response.headers.get("Content-Length")
         if method != "HEAD" and announced is not None and int(announced) != len(data):
-            raise StorageUnavailable(f"{call.subject}: {len(data)} bytes arrived of {announced} announced")
+            raise StorageUnavailable(f"{call.subject}: received {len(data)} of {announced} bytes")
         return AzureResponse(response.status_code, response.headers, data)
 
     async def readable(self, key: str) -> tuple[str, dict[str, str]]:

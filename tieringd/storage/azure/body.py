@@ -64,7 +64,7 @@ class CheckedBody(FileBody):
         is_last = position + len(chunk) == self._slice.position + len(self)
         if is_last and self._expected not in (None, self.checksum):
             self.is_rejected = True
-            raise ConnectionAbortedError("the file's bytes have another checksum")
+            raise ConnectionAbortedError("the checksum of the file's bytes is not the expected one")
         return chunk
 
 

@@ -36,8 +36,9 @@ _CLIENT_ERRORS = range(400, 500)
 _NEARLY_EXPIRED_SECONDS = 600  # The SDK asks anew from 300 s before expiry, at a random moment.
 _RENEWAL_PAUSE_SECONDS = 30
 _DENIED_HINT = {
-    "azure_vm_instance_metadata": "assign a managed identity to this machine, or check "
-    "cloud_storage_azure_managed_identity_id",
+    "azure_vm_instance_metadata": (
+        "assign a managed identity to this machine, or check cloud_storage_azure_managed_identity_id"
+    ),
     "azure_aks_oidc_federation": "check the application's federated credential: issuer, subject, audience",
 }
 
@@ -51,7 +52,10 @@ def shared_key_credential(settings: AzureSettings) -> dict[str, str]:
     """
     key = settings.shared_key
     if not key:
-        raise ConfigError("cloud_storage_azure_shared_key is not set", hint="set it, or use an identity")
+        raise ConfigError(
+            "cloud_storage_azure_shared_key is not set",
+            hint="set it, or set cloud_storage_credentials_source to an identity",
+        )
     try:
         base64.b64decode(key, validate=True)
     except (binascii.Error, ValueError) as error:

@@ -66,13 +66,16 @@ _REFUSED_FROM = 400
 _FAILED_FROM = 500
 
 _HINTS = {
-    "AuthorizationPermissionMismatch": "give the identity the role Storage Blob Data Contributor",
+    "AuthorizationPermissionMismatch": "assign the role Storage Blob Data Contributor to the identity",
     "BlobArchived": "the blob is in the archive tier: rehydrate it, and keep lifecycle rules off the prefix",
-    "BlobImmutableDueToPolicy": "an immutability policy holds the blob: exempt the prefix, or keep it longer",
-    "KeyBasedAuthenticationNotPermitted": "the account refuses shared keys: name an identity in "
-    "cloud_storage_credentials_source",
-    "LeaseIdMissing": "somebody holds a lease on the blob: release it",
-    "SnapshotsPresent": "the blob has snapshots, which are not ours to delete: delete them first",
+    "BlobImmutableDueToPolicy": (
+        "an immutability policy protects the blob: exempt the prefix, or keep objects longer than the policy"
+    ),
+    "KeyBasedAuthenticationNotPermitted": (
+        "the account refuses shared keys: set cloud_storage_credentials_source to an identity"
+    ),
+    "LeaseIdMissing": "another client holds a lease on the blob: release the lease",
+    "SnapshotsPresent": "the blob has snapshots, which tieringd does not delete: delete them first",
 }
 _CREDENTIALS_HINT = (
     "check cloud_storage_azure_storage_account, cloud_storage_azure_shared_key (or the identity's role, "
@@ -97,7 +100,7 @@ def translated(call: AzureCall) -> Iterator[None]:
             raise from_answer(call, response.status_code, response.headers) from error
         if isinstance(error, ClientAuthenticationError):
             raise StorageDenied(
-                f"{call.subject}: the request cannot be signed", key=call.key, hint=_CREDENTIALS_HINT
+                f"{call.subject}: the request could not be signed", key=call.key, hint=_CREDENTIALS_HINT
             ) from error
         raise calls.unanswered(call, error.__cause__ or error) from error
     except (AzureError, aiohttp.ClientError, OSError) as error:

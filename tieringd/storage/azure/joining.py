@@ -83,8 +83,7 @@ class BlockCopies:
         crc32c = parse_crc32c(answer.headers.get("x-ms-meta-crc32c"))
         if size_bytes != source.size_bytes or crc32c not in {None, source.crc32c}:
             raise ChecksumRejected(
-                f"{call.subject}: it has {size_bytes} bytes, and is not the object of {source.size_bytes} "
-                f"bytes that was asked for",
+                f"{call.subject}: the source object has {size_bytes} bytes instead of {source.size_bytes}",
                 key=source.key,
             )
         return _Found(
@@ -116,5 +115,5 @@ class BlockCopies:
         if code == _UNREADABLE:
             return False
         if answer.status == HTTPStatus.PRECONDITION_FAILED:
-            raise ChecksumRejected(f"{call.subject}: {source.name} was replaced meanwhile", key=key)
+            raise ChecksumRejected(f"{call.subject}: {source.name} was replaced during the join", key=key)
         raise from_answer(call, answer.status, answer.headers)

@@ -83,7 +83,7 @@ class Listing:
                 return _parsed(answer.data, self._key_prefix)
             return await asyncio.to_thread(_parsed, answer.data, self._key_prefix)
         except (ET.ParseError, KeyError, ValueError) as error:
-            raise StorageUnavailable(f"{call.subject}: the answer is no listing ({error!r})") from error
+            raise StorageUnavailable(f"{call.subject}: the response is not a listing ({error!r})") from error
 
     def _remember(self, prefix: str, last_key: str, place: _Place) -> None:
         self._places[prefix, last_key] = place
@@ -110,7 +110,7 @@ def _parsed(document: bytes, key_prefix: str) -> tuple[list[ObjectInfo], str | N
     root = ET.fromstring(document)  # noqa: S314
     blobs = root.find("Blobs")
     if blobs is None:
-        raise ValueError("it has no Blobs")
+        raise ValueError("the listing has no Blobs")
     found = [info for blob in blobs.iter("Blob") if (info := _listed(blob, key_prefix)) is not None]
     return found, root.findtext("NextMarker") or None
 

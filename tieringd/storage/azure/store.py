@@ -73,7 +73,7 @@ def soft_delete(document: bytes) -> tuple[str, ...]:
         properties = ET.fromstring(document.removeprefix(b"\xef\xbb\xbf"))  # noqa: S314 - TLS and our service
         policy = properties.find("DeleteRetentionPolicy")
     except ET.ParseError as error:
-        raise StorageUnavailable(f"the account's properties are no XML ({error})") from error
+        raise StorageUnavailable(f"the account's properties are not XML ({error})") from error
     if policy is None or policy.findtext("Enabled") != "true":
         return ()
     return (f"soft delete keeps deleted blobs for {policy.findtext('Days')} days",)
@@ -259,7 +259,9 @@ class AzureStore:
         if is_proven is None:
             return None
         if combined_crc32c((source.crc32c, source.size_bytes) for source in sources) != crc32c:
-            raise ChecksumRejected(f"join {key}: the sources have another checksum than announced", key=key)
+            raise ChecksumRejected(
+                f"join {key}: the checksum of the sources is not the expected one", key=key
+            )
         call = AzureCall("join", self._container, key, is_conditional_put=condition is not None)
         answer = await self._commit_blocks(call, names, self._blob_headers(crc32c, condition))
         size_bytes = sum(source.size_bytes for source in sources)
@@ -272,7 +274,7 @@ class AzureStore:
         answer = await self._requests.send(call, "GET", self._prefix + key, accept=_OK)
         info = _info(key, answer.headers, size_bytes=len(answer.data))
         if info.crc32c is not None and await _crc32c(answer.data) != info.crc32c:
-            raise StorageUnavailable(f"{call.subject}: the bytes that arrived have another checksum")
+            raise StorageUnavailable(f"{call.subject}: the received bytes have a wrong checksum")
         return answer.data, info
 
     async def get_range(self, key: str, *, position: int, size_bytes: int) -> bytes:
@@ -349,7 +351,7 @@ class AzureStore:
             is_of_account=True,
         )
         ways = {
-            "the account keeps versions: what is deleted stays as an older one": "x-ms-version-id"
+            "the account keeps versions: a deleted blob stays as an older version": "x-ms-version-id"
             in blob.headers,
             "an immutability policy keeps blobs": container.headers.get("x-ms-has-immutability-policy")
             == "true",
@@ -398,7 +400,7 @@ def _require_md5(call: AzureCall, answer: AzureResponse, headers: Mapping[str, s
 
 def _rejected(call: AzureCall) -> ChecksumRejected:
     return ChecksumRejected(
-        f"{call.subject}: the bytes have another checksum than announced",
+        f"{call.subject}: the checksum of the bytes is not the expected one",
         key=call.key,
         hint="nothing was stored",
     )

@@ -49,7 +49,7 @@ _FILE_HINT = (
     "check that the service account and its key still exist (cloud_storage_gcs_credentials_file), and set "
     "this machine's clock"
 )
-_METADATA_HINT = "attach a service account that may use the bucket to this instance"
+_METADATA_HINT = "attach a service account with access to the bucket to this instance"
 
 
 class GcsToken(Token):
@@ -71,7 +71,7 @@ class GcsToken(Token):
         self._refresh_at = 0.0
         self._expires_at = 0.0
         self._refreshes: SingleFlight[Literal["token"], None] = SingleFlight(
-            lambda key: f"the access {key} from {self.origin}: the store was closed"
+            lambda key: f"fetching the access {key} from {self.origin} was cancelled: the store was closed"
         )
         self._is_replacement = False
         self._last_refusal: tuple[str, bool] | None = None
@@ -163,7 +163,7 @@ class GcsToken(Token):
                 return StorageUnavailable(text, retry_after_seconds=retry_after_seconds(wait))
             return StorageDenied(text, hint=_FILE_HINT if self.service_data else _METADATA_HINT)
         if isinstance(error, (aiohttp.ContentTypeError, KeyError, TypeError, ValueError)):
-            return StorageUnavailable(f"{subject}: it answered something else")
+            return StorageUnavailable(f"{subject}: its response is not a token")
         if isinstance(error, (aiohttp.ClientError, OSError)):
             is_tls = isinstance(error, aiohttp.ClientSSLError)
             return StorageUnavailable(

@@ -63,13 +63,13 @@ _FINAL: dict[int, tuple[type[StorageError], str]] = {
     HTTPStatus.FORBIDDEN: (StorageDenied, _CREDENTIALS_HINT),
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: (
         StorageError,
-        "the store, or a proxy before it, takes no object so large",
+        "the store, or a proxy in front of it, does not accept objects of this size",
     ),
     HTTPStatus.NOT_IMPLEMENTED: (
         StorageError,
         "check that cloud_storage_api_endpoint is a Cloud Storage server",
     ),
-    HTTPStatus.INSUFFICIENT_STORAGE: (StoreFull, "make room in the store"),
+    HTTPStatus.INSUFFICIENT_STORAGE: (StoreFull, "free some space in the store"),
 }
 """Statuses with an error class and a hint of their own. A retry would not change them."""
 
@@ -188,7 +188,7 @@ def decoded_crc32c(text: str | None) -> int | None:
         return None
     data = base64.b64decode(text, validate=True)
     if len(data) != 4:  # noqa: PLR2004 - 32 bits
-        raise ValueError(f"{text} is no CRC32C")
+        raise ValueError(f"{text} is not a CRC32C")
     return int.from_bytes(data, "big")
 
 
@@ -199,7 +199,7 @@ def _milliseconds(moment: datetime) -> int:
 def malformed(call: Call, what: str) -> StorageUnavailable:
     """Return the error for a successful response that lacks required content."""
     return StorageUnavailable(
-        f"{call.subject}: the answer {what}",
+        f"{call.subject}: the response {what}",
         outcome_unknown=call.may_have_effect(),
         hint="check that cloud_storage_api_endpoint is a Cloud Storage server",
     )
@@ -247,7 +247,7 @@ def _is_worth_another_try(answer: GcsResponse) -> bool:
 def token_refused(call: Call, answer: GcsResponse, *, may_recover: bool) -> TieringError:
     """Return the error for a 401; the token has been dropped."""
     if may_recover:
-        return StorageUnavailable(f"{call.subject}: the access token has expired or was withdrawn")
+        return StorageUnavailable(f"{call.subject}: the access token has expired or was revoked")
     return from_answer(call, answer)
 
 

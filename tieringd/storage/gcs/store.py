@@ -120,7 +120,7 @@ class GcsStore:
         answer = await self._upload(call, description, body, self._upload_parameters(condition))
         info = info_of_document(call, key, document_of(call, answer))
         if info.crc32c is None:
-            raise malformed(call, "tells no checksum of what was stored")
+            raise malformed(call, "has no checksum of the stored object")
         if info.crc32c != crc32c:
             await self._take_back(call, info)
         return info
@@ -163,7 +163,7 @@ class GcsStore:
         Raises:
             ChecksumRejected: Always. The message tells whether the wrong object was deleted.
         """
-        text = f"{call.subject}: the server received other bytes than those announced"
+        text = f"{call.subject}: the server received other bytes than were sent"
         try:
             await self._client.request(
                 Call("delete", self._bucket, call.key),
@@ -190,7 +190,7 @@ class GcsStore:
             call.may_have_effect = lambda: True
             info = await self._compose(call, last, condition)
             if info.crc32c is None:
-                raise malformed(call, "does not tell of the object that was to be composed")
+                raise malformed(call, "does not describe the composed object")
             if (info.size_bytes, info.crc32c) != (sum(source.size_bytes for source in sources), crc32c):
                 await self._take_back(call, info)
         finally:
@@ -225,7 +225,7 @@ class GcsStore:
         answer = await self._client.request(call, "GET", self._url(key), params={"alt": "media"})
         info = info_of_media(call, key, answer)
         if info.crc32c is not None and await asyncio.to_thread(crc32c_of, answer.body) != info.crc32c:
-            raise StorageUnavailable(f"{call.subject}: the bytes that arrived have another checksum")
+            raise StorageUnavailable(f"{call.subject}: the received bytes have a wrong checksum")
         return answer.body, info
 
     async def get_range(self, key: str, *, position: int, size_bytes: int) -> bytes:
@@ -323,12 +323,14 @@ class GcsStore:
         soft_seconds = int(found.get("softDeletePolicy", {}).get("retentionDurationSeconds", 0))
         kept_seconds = int(found.get("retentionPolicy", {}).get("retentionPeriod", 0))
         ways = {
-            "the bucket keeps versions: what is deleted stays as a noncurrent one": bool(
+            "the bucket keeps versions: a deleted object stays as a noncurrent version": bool(
                 found.get("versioning", {}).get("enabled")
             ),
             f"soft delete keeps deleted objects for {soft_seconds} seconds": bool(soft_seconds),
             f"the bucket's retention policy keeps objects for {kept_seconds} seconds": bool(kept_seconds),
-            "new objects are held until someone releases them": bool(found.get("defaultEventBasedHold")),
+            "new objects have a hold, and stay until the hold is released": bool(
+                found.get("defaultEventBasedHold")
+            ),
             "objects may be locked": found.get("objectRetention", {}).get("mode") == "Enabled",
         }
         return tuple(way for way, holds in ways.items() if holds)

@@ -90,7 +90,7 @@ class RoleCredentials:
         self._loaded: Any = None
         self._frozen: Any = None
         self._refreshes: SingleFlight[Literal["credentials"], None] = SingleFlight(
-            lambda key: f"refreshing the {key} was ended: the store is closed"
+            lambda key: f"refreshing the {key} was cancelled: the store is closed"
         )
         self._early_from = 0.0
         self._is_proven = True
@@ -229,10 +229,10 @@ class _WatchedSession:
         """Return the error for the last request: the service is down, or has no credentials for us."""
         cause = f" ({error})" if error is not None and self.status is None else ""
         if self.status is None:
-            return StorageUnavailable(f"{service} does not answer{cause}", hint=hint)
+            return StorageUnavailable(f"{service} does not respond{cause}", hint=hint)
         if self.status >= _FAILED_FROM or self.status in _BUSY_STATUSES:
             return StorageUnavailable(f"{service} answers with status {self.status}", hint=hint)
-        return StorageDenied(f"{service} gives no credentials (status {self.status})", hint=hint)
+        return StorageDenied(f"{service} returns no credentials (status {self.status})", hint=hint)
 
 
 class _InstanceMetadata:
@@ -260,7 +260,8 @@ class _InstanceMetadata:
             error,
             service=f"the instance metadata service at {self._fetcher.get_base_url()}",
             hint="cloud_storage_credentials_source is aws_instance_metadata: attach a role to the instance "
-            "and leave its metadata service on (a container may need a hop limit of 2), or choose another",
+            "and leave its metadata service on (a container may need a hop limit of 2), or set another "
+            "source",
         )
 
 
@@ -280,7 +281,8 @@ class _ContainerMetadata:
             error,
             service="the container's credentials service",
             hint="cloud_storage_credentials_source is aws_instance_metadata, and the environment names a "
-            f"container's service: check {' and '.join(_CONTAINER_VARIABLES)} and the task's role",
+            f"container's credentials service: check {' and '.join(_CONTAINER_VARIABLES)} and the "
+            "task's role",
         )
 
 
@@ -291,8 +293,9 @@ class _WebIdentity:
         missing = [name for name in _STS_VARIABLES if not os.environ.get(name)]
         if missing:
             raise ConfigError(
-                f"cloud_storage_credentials_source is sts, but {' and '.join(missing)} must be set with it",
-                hint="give the process a role with web identity, or choose another source",
+                f"cloud_storage_credentials_source is sts, but the variables {' and '.join(missing)} are "
+                "not set",
+                hint="set these variables, as for a role with web identity, or choose another source",
             )
         self._session = session
         self._region = region
@@ -316,7 +319,7 @@ class _WebIdentity:
 
     def explain(self, error: Exception | None) -> TieringError:
         role = os.environ.get("AWS_ROLE_ARN", "")
-        subject = f"STS gives no credentials for role {role} ({error or 'its answer cannot be read'})"
+        subject = f"STS returns no credentials for role {role} ({error or 'its response cannot be read'})"
         if isinstance(error, ClientError):
             code = error.response.get("Error", {}).get("Code")
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -326,5 +329,5 @@ class _WebIdentity:
         if isinstance(error, OSError) and error.filename is not None:
             return StorageDenied(subject, hint="check the file that AWS_WEB_IDENTITY_TOKEN_FILE names")
         return StorageUnavailable(
-            subject, hint="check the way to sts.<region>.amazonaws.com, or set AWS_ENDPOINT_URL_STS"
+            subject, hint="check the connection to sts.<region>.amazonaws.com, or set AWS_ENDPOINT_URL_STS"
         )

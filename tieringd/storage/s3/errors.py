@@ -152,9 +152,9 @@ def require(call: Call, answer: dict[str, Any], name: str) -> Any:
     if name in answer:
         return answer[name]
     raise StorageUnavailable(
-        f"{call.subject}: the answer has no {name}, so it is not a store's",
+        f"{call.subject}: the response has no {name}, so it does not come from an object store",
         outcome_unknown=call.may_have_effect(),
-        hint="check cloud_storage_api_endpoint, and proxies on the way",
+        hint="check cloud_storage_api_endpoint, and proxies in between",
     )
 
 

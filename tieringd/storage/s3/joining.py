@@ -158,8 +158,7 @@ class PartJoin:
         info = await self.head(source.key)
         if info.size_bytes != source.size_bytes or info.crc32c not in {None, source.crc32c}:
             raise ChecksumRejected(
-                f"{call.subject}: {source.key} has {info.size_bytes} bytes, and is not the object of "
-                f"{source.size_bytes} bytes that was asked for",
+                f"{call.subject}: {source.key} has {info.size_bytes} bytes instead of {source.size_bytes}",
                 key=source.key,
             )
         return info
@@ -171,7 +170,7 @@ class PartJoin:
             return await self._copy(call, parameters, part.piece, versions[part.piece.source.key])
         data = b"".join([await self.read(piece) for piece in part.pieces])
         if len(data) != part.size_bytes:
-            raise ChecksumRejected(f"{call.subject}: a source is shorter than it was", key=call.key)
+            raise ChecksumRejected(f"{call.subject}: a source became shorter during the join", key=call.key)
         checksum = await asyncio.to_thread(crc32c_of, data)
         answer = await self.uploads.ask(
             step_of(call),
@@ -198,7 +197,7 @@ class PartJoin:
             )
         except PreconditionFailed as error:
             raise ChecksumRejected(
-                f"{call.subject}: {piece.source.key} was replaced meanwhile", key=piece.source.key
+                f"{call.subject}: {piece.source.key} was replaced during the join", key=piece.source.key
             ) from error
         result = require(call, answer, "CopyPartResult")
         told = result.get("ChecksumCRC32C")
@@ -235,6 +234,6 @@ def _require_checksum(call: Call, parts: Sequence[Part], sent: Sequence[_Sent], 
         return False
     if combined_crc32c(pieces) != crc32c:
         raise ChecksumRejected(
-            f"{call.subject}: the sources' bytes have another checksum than announced", key=call.key
+            f"{call.subject}: the checksum of the sources' bytes is not the expected one", key=call.key
         )
     return True

@@ -199,7 +199,7 @@ class MultipartUploads:
             )
             if told.split("-")[0] != expected:
                 raise StorageUnavailable(
-                    f"{call.subject}: the store put other parts together than were sent", outcome_unknown=True
+                    f"{call.subject}: the store assembled other parts than were sent", outcome_unknown=True
                 )
         return answer
 
@@ -227,7 +227,7 @@ def _require_checksum(call: Call, parts: list[_Part], entries: list[dict[str, An
     )
     if whole != crc32c:
         raise ChecksumRejected(
-            f"{call.subject}: the file's bytes have another checksum than announced", key=call.key
+            f"{call.subject}: the checksum of the file's bytes is not the expected one", key=call.key
         )
 
 

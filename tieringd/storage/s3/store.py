@@ -64,9 +64,7 @@ async def read_whole(
     async with answer["Body"] as stream:
         data = await receive(stream.raw_stream, executor=executor, stall_seconds=stall_seconds)
     if len(data) != answer["ContentLength"]:
-        raise StorageUnavailable(
-            f"{call.subject}: {len(data)} bytes arrived of {answer['ContentLength']} announced"
-        )
+        raise StorageUnavailable(f"{call.subject}: received {len(data)} of {answer['ContentLength']} bytes")
     return data
 
 
@@ -207,7 +205,7 @@ class S3Store:
         except StorageError as error:
             if credentials is not None and is_expired(error) and credentials.renew(generation):
                 raise StorageUnavailable(
-                    f"{call.subject}: the credentials expired, new ones follow"
+                    f"{call.subject}: the credentials have expired; new ones are being fetched"
                 ) from error
             raise
         if credentials is not None:
@@ -341,7 +339,7 @@ class S3Store:
             data = await read_whole(call, answer, executor=self._executor, stall_seconds=self._stall_seconds)
         info = info_of(call, key, answer, size_bytes=len(data))
         if info.crc32c is not None and await asyncio.to_thread(crc32c_of, data) != info.crc32c:
-            raise StorageUnavailable(f"{call.subject}: the bytes that arrived have another checksum")
+            raise StorageUnavailable(f"{call.subject}: the received bytes have a wrong checksum")
         return data, info
 
     async def get_range(self, key: str, *, position: int, size_bytes: int) -> bytes:
@@ -450,9 +448,9 @@ class S3Store:
         versioning = await self._asked("get_bucket_versioning")
         match versioning.get("Status"):
             case "Enabled":
-                kept.append("the bucket keeps versions: what is deleted stays as an older one")
+                kept.append("the bucket keeps versions: a deleted object stays as an older version")
             case "Suspended":
-                kept.append("the bucket kept versions once, and has those of before")
+                kept.append("the bucket kept versions earlier, and still has those versions")
         lock = (await self._asked("get_object_lock_configuration")).get("ObjectLockConfiguration", {})
         if lock.get("ObjectLockEnabled") == "Enabled":
             rule = lock.get("Rule", {}).get("DefaultRetention", {})
@@ -487,15 +485,16 @@ def _check(settings: S3Settings) -> None:
         ConfigError: Names the property.
     """
     if settings.trust_file is not None and not Path(settings.trust_file).is_file():
-        raise ConfigError(f"cloud_storage_trust_file: there is no file {settings.trust_file}")
+        raise ConfigError(f"cloud_storage_trust_file: the file {settings.trust_file} does not exist")
     if settings.credentials_source == "config_file" and not (settings.access_key and settings.secret_key):
         raise ConfigError(
-            "cloud_storage_access_key and cloud_storage_secret_key are needed for bucket " + settings.bucket,
+            "cloud_storage_access_key and cloud_storage_secret_key must be set for bucket " + settings.bucket,
             hint="set both, or set cloud_storage_credentials_source to aws_instance_metadata or sts",
         )
     if settings.storage_class in _OFFLINE_CLASSES:
         raise ConfigError(
-            f"cloud_storage_storage_class {settings.storage_class}: its objects cannot be read at once",
+            f"cloud_storage_storage_class {settings.storage_class}: objects of this class cannot be read "
+            "immediately",
             hint="choose a class with immediate access, such as STANDARD_IA or GLACIER_IR",
         )
 

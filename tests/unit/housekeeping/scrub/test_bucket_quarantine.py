@@ -269,7 +269,7 @@ async def test_object_that_is_named_before_it_is_deleted_stays(bucket):
     )
 
     assert moved.moved == ()
-    assert moved.left == ((key, "it is no orphan any more"),)
+    assert moved.left == ((key, "the object is no longer an orphan"),)
     data = bucket.store.bytes_of(key)
     assert bucket.store.bytes_of(quarantined_key(key)) == data
     bucket.clock.now_ms += 1
@@ -292,10 +292,10 @@ async def test_object_that_two_judge_differently_is_not_lost(bucket):
 
     async def other_moves():
         await commit_orphan(bucket, key)
-        assert (await move()).left == ((key, "it is no orphan any more"),)
+        assert (await move()).left == ((key, "the object is no longer an orphan"),)
 
     bucket.store.on_delete = other_moves
-    assert (await move()).left == ((key, "it was named while it was moved, and is back"),)
+    assert (await move()).left == ((key, "a manifest named the object while it was moved; it was put back"),)
     assert bucket.store.bytes_of(key) == data
 
 
@@ -318,7 +318,7 @@ async def test_object_that_cannot_go_back_after_all_is_told(bucket):
     assert [one.stored.key for one in moved.moved] == [keys[1]]
     ((key, reason),) = moved.left
     assert key == keys[0]
-    assert "cannot go back" in reason
+    assert "cannot be put back" in reason
     assert quarantined_key(key) in bucket.store._objects
 
 
@@ -334,7 +334,7 @@ async def test_object_that_is_named_while_it_is_deleted_goes_back(bucket):
     )
 
     assert moved.moved == ()
-    assert moved.left == ((key, "it was named while it was moved, and is back"),)
+    assert moved.left == ((key, "a manifest named the object while it was moved; it was put back"),)
     assert bucket.store.bytes_of(key) == data
 
 

@@ -160,4 +160,4 @@ async def test_parts_that_hold_other_counts_than_said_are_found(bucket):
     (finding,) = (await bucket.scrub()).findings
 
     assert finding.kind is FaultKind.SPILLOVER_DISAGREES
-    assert "segments of 1 bytes are spilled" in finding.detail
+    assert "spilled segments of 1 bytes" in finding.detail

@@ -277,5 +277,5 @@ async def test_mending_that_fails_is_told_and_the_others_go_on(bucket):
     assert len(report.findings) == len(keys)
     assert len(report.mended) == len(keys) - 1
     (fault,) = report.faults
-    assert report.left == [(fault.key, "it could not be mended: put: access denied")]
+    assert report.left == [(fault.key, "the object could not be repaired: put: access denied")]
     assert report.listed_objects > 0

@@ -133,7 +133,7 @@ def test_run_loses_what_was_counted_and_nothing_else(config, manifest, offsets):
     """Spark reads keys again where it has lost some: what it finds then may be less."""
     number, fault = rewritten(config, manifest, offsets, removed_records=3)
     assert number == 1
-    assert "and 3 were to. Run the job again" in fault
+    assert "instead of the planned 3. Run the job again" in fault
 
 
 def bitmaps_of(offsets) -> list[tuple[int, bytes]]:

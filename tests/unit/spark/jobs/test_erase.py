@@ -129,7 +129,7 @@ def test_record_says_how_far_each_partition_was_gone_over(shelf):
         pytest.param(close, "its archive is closed", id="closed"),
         pytest.param(
             lambda shelf, writer: shelf.remove(shelf.topic_manifest_key(writer)),
-            "no topic manifest leads to it",
+            "no topic manifest names it",
             id="no topic manifest",
         ),
         pytest.param(purge, "its topic is being purged", id="purged"),
@@ -145,7 +145,7 @@ def test_partition_that_has_objects_and_was_not_gone_over_is_a_fault(shelf, lose
     report, record = erased(shelf, "o*", delete_after_ms=0)
 
     (fault,) = report.faults
-    assert fault.startswith("orders-0 (topic id W1xNUlUlTfigw_K-dvdxsA): its 2 objects were not gone over")
+    assert fault.startswith("orders-0 (topic id W1xNUlUlTfigw_K-dvdxsA): its 2 objects were not searched")
     assert why in fault
     assert found.faults == report.faults
     assert (record["deleted_at_ms"], record["faults"]) == (None, [fault])
@@ -175,8 +175,10 @@ def test_object_that_no_manifest_names_is_searched(shelf, place, damages):
     assert report.figures["unnamed_objects"] + report.figures["quarantined_objects"] == 2
     assert report.figures["objects_left"] == 1
     fault, advice = report.faults
-    assert fault.startswith(f"orders-0: no manifest names {copy}, and it ")
-    assert ("it cannot be read" if damages else "it has a record with one of the keys") in fault
+    assert fault.startswith(f"orders-0: no manifest names {copy}, and the object ")
+    assert (
+        "the object cannot be read" if damages else "the object has a record with one of the keys"
+    ) in fault
     assert "run the job again" in advice
     assert (record["deleted_at_ms"], record["objects_left"]) == (None, [copy])
 
@@ -217,9 +219,7 @@ def test_what_another_leader_puts_in_its_place_was_not_gone_over(shelf):
     report, record = erased(shelf, spark=LocalSpark(elect), keys=[b"none"], delete_after_ms=0)
 
     assert [(one["start_offset"], one["next_offset"]) for one in record["gone_over"]] == [(0, 3)]
-    assert any(
-        "another leader's records took the place of those from offset 3 on" in one for one in report.faults
-    )
+    assert any("records of another leader replaced those from offset 3 on" in one for one in report.faults)
     assert record["deleted_at_ms"] is None
 
 
@@ -240,7 +240,7 @@ def test_store_that_keeps_what_is_deleted_is_named_instead(shelf, monkeypatch, c
 
     told = "the bucket keeps versions"
     if cannot_tell:
-        told = "whether the store keeps deleted objects is not known: GetBucketVersioning: AccessDenied"
+        told = "it is not known whether the store keeps deleted objects: GetBucketVersioning: AccessDenied"
     assert (record["kept_by_store"], record["deleted_at_ms"]) == ([told], None)
     assert (report.figures["kept_by_store"], report.faults) == (told, ())
 
@@ -265,7 +265,7 @@ def test_erasure_whose_record_cannot_be_stored_at_its_end_reports(shelf, failing
     assert report.figures["records_removed"] > 0
     assert report.figures["record"] is None
     (fault,) = report.faults
-    assert fault.startswith("the record of what was erased is not stored; run the job again: ")
+    assert fault.startswith("the record of the erasure is not stored; run the job again: ")
 
 
 def test_erasure_that_has_replaced_nothing_fails_with_its_store(shelf, failing_spark):

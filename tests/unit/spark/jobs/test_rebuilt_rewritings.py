@@ -235,7 +235,7 @@ def test_unfinished_rewriting_is_told_where_nothing_else_is_there(shelf):
 
     report = rebuild(shelf)
 
-    assert "nothing says that it came to its end" in report.faults[0]
+    assert "no record shows that the job finished" in report.faults[0]
     assert json.loads(report.as_json())["figures"]["objects_unfinished"] == 1
     assert readings(shelf, writer) == erased
 

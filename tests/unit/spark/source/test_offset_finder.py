@@ -50,7 +50,7 @@ def test_offsets_are_taken_as_they_are(finder):
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        pytest.param({ORDERS[0]: 1}, "startingOffsets: says nothing of orders-1, orders-2", id="missing"),
+        pytest.param({ORDERS[0]: 1}, "startingOffsets: does not name orders-1, orders-2", id="missing"),
         pytest.param(
             dict.fromkeys([*ORDERS, TopicPartition("audit", 0)], 1), "names audit, which is not", id="another"
         ),
@@ -80,7 +80,7 @@ def test_time_is_the_first_record_that_is_as_late(archive, bucket, later):
 def test_time_after_all_records_is_an_error_to_begin_at(finder):
     """Unless such partitions are to begin at their end; ending there means all there is."""
     position = AtTime(DEFAULT_TIME_MS + 20, "startingTimestamp")
-    with pytest.raises(ConfigError, match=r"startingTimestamp: no archived record of orders-1 is as late"):
+    with pytest.raises(ConfigError, match=r"startingTimestamp: no archived record of orders-1 has a time of"):
         finder.starts(position, on_no_match="error")
     assert starts(finder, position, "latest") == [20, 12, 0]
     assert list(finder.ends(position).values()) == [20, 12, 0]

@@ -135,10 +135,10 @@ def test_isolation_has_three_names(name):
         pytest.param({"subscribe": "a", "assign": "{}"}, "subscribe and assign contradict", id="two ways"),
         pytest.param({"subscribe": " , "}, "subscribe: names no topic", id="no name"),
         pytest.param({"subscribePattern": " "}, "subscribePattern: is empty", id="no pattern"),
-        pytest.param({"subscribePattern": "a["}, "is no regular expression", id="bad pattern"),
+        pytest.param({"subscribePattern": "a["}, "is not a regular expression", id="bad pattern"),
         pytest.param({"assign": "orders"}, "assign: is not JSON", id="assign no JSON"),
         pytest.param({"assign": '{"orders": 0}'}, "assign: must be JSON such as", id="assign no list"),
-        pytest.param({"assign": '{"orders": ["0"]}'}, "'0' is no partition of orders", id="assign text"),
+        pytest.param({"assign": '{"orders": ["0"]}'}, "'0' is not a partition of orders", id="assign text"),
         pytest.param({"assign": '["orders"]'}, "assign: must be JSON such as", id="assign a list"),
     ],
 )
@@ -159,9 +159,11 @@ def test_topics_that_nobody_can_read(options, match):
             {"endingOffsets": '{"orders": {"0": -2}}'}, "cannot end at the earliest", id="one ends there"
         ),
         pytest.param({"startingOffsets": "first"}, "must be earliest, latest, or JSON", id="no position"),
-        pytest.param({"startingOffsets": '{"orders": {"0": -3}}'}, "orders-0: -3 is no offset", id="-3"),
-        pytest.param({"startingOffsets": '{"orders": {"0": "1"}}'}, "'1' is no offset", id="offset as text"),
-        pytest.param({"startingOffsets": '{"orders": {"x": 1}}'}, "'x' is no partition", id="no number"),
+        pytest.param({"startingOffsets": '{"orders": {"0": -3}}'}, "orders-0: -3 is not an offset", id="-3"),
+        pytest.param(
+            {"startingOffsets": '{"orders": {"0": "1"}}'}, "'1' is not an offset", id="offset as text"
+        ),
+        pytest.param({"startingOffsets": '{"orders": {"x": 1}}'}, "'x' is not a partition", id="no number"),
         pytest.param({"startingOffsets": '{"orders": 1}'}, "'orders' has no partitions", id="no partitions"),
         pytest.param({"startingOffsets": '{"orders"'}, "startingOffsets: is not JSON", id="no JSON"),
         pytest.param({"startingOffsetsByTimestamp": "[]"}, "must be JSON such as", id="times no object"),
@@ -183,7 +185,7 @@ def test_topics_that_nobody_can_read(options, match):
         ),
         pytest.param({"startOffsets": "earliest"}, "Did you mean startingOffsets", id="misspelled"),
         pytest.param({"cloud_storage_bukket": "b"}, "Did you mean cloud_storage_bucket", id="property"),
-        pytest.param({"zzz": "1"}, "There are subscribe, subscribePattern", id="nothing near"),
+        pytest.param({"zzz": "1"}, "The options are subscribe, subscribePattern", id="nothing near"),
     ],
 )
 def test_wrong_option_is_named(options, match):

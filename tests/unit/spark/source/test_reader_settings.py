@@ -92,16 +92,16 @@ def test_every_property_of_the_store_may_be_an_option():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        pytest.param({}, "path: nothing says where the archive is", id="nothing"),
-        pytest.param({"path": "my-bucket"}, "'://my-bucket' is no place", id="no scheme"),
-        pytest.param({"path": "hdfs://name/dir"}, "is no place of an archive", id="another store"),
-        pytest.param({"path": "azure://account"}, "is no place of an archive", id="no container"),
-        pytest.param({"path": "file://host/dir"}, "is no place of an archive", id="another host"),
+        pytest.param({}, "path: no option says where the archive is", id="nothing"),
+        pytest.param({"path": "my-bucket"}, "'://my-bucket' does not name an archive", id="no scheme"),
+        pytest.param({"path": "hdfs://name/dir"}, "does not name an archive", id="another store"),
+        pytest.param({"path": "azure://account"}, "does not name an archive", id="no container"),
+        pytest.param({"path": "file://host/dir"}, "does not name an archive", id="another host"),
         pytest.param({"path": "s3://b-1", "endpoint": "store:8333"}, "endpoint: must be a URL", id="no url"),
         pytest.param({"path": "s3://b-1", "endpoint": "http://s:x"}, "endpoint: must be a URL", id="no port"),
         pytest.param(
             {"path": "s3://b-1", "cloud_storage_bucket": "c"},
-            "another option says what cloud_storage_bucket is",
+            "another option already sets cloud_storage_bucket",
             id="two buckets",
         ),
         pytest.param({"path": "s3://b-1", "config": "/c.yaml"}, "config: contradicts path", id="two places"),

@@ -93,13 +93,13 @@ def test_nothing_is_read_past_what_was_there_at_the_start():
     [
         pytest.param(
             archived((A0, 0, 5)),
-            "offset 10 of a-0: the archive was cut back and ends at offset 5 now",
+            "offset 10 of a-0: the archive was cut back, and now ends at offset 5",
             StreamOffsets({A0: 5}, IDS),
             id="cut back",
         ),
         pytest.param(
             archived((B0, 0, 0)),
-            "offset 10 of a-0: the bucket has nothing of this partition any more",
+            "offset 10 of a-0: the bucket no longer has this partition",
             StreamOffsets({A0: 10}, IDS),
             id="gone",
         ),

@@ -55,7 +55,7 @@ def test_subscription_is_found(bucket, three_topics, subscription, found):
         ),
         pytest.param(
             Subscription(assigned=(TopicPartition("orders", 2),)),
-            "nothing of orders-2. Partitions that are archived: none",
+            "nothing of orders-2. Archived partitions: none",
             id="partition",
         ),
     ],

@@ -184,7 +184,7 @@ def test_archive_that_is_deleted_meanwhile(bucket, archive, writer, warnings):
     lenient = Reading(bucket, archive, writer, fail_on_data_loss=False)
     archive.delete(writer, *archive.manifest(writer).segments)
     archive.forget(writer)
-    with pytest.raises(DataLossError, match="orders-0: the topic's archive was deleted meanwhile"):
+    with pytest.raises(DataLossError, match="orders-0: the topic's archive was deleted while it was read"):
         strict.records()
     assert lenient.records() == []
 

@@ -90,10 +90,10 @@ def schema_differences(schema: Schema) -> Iterator[str]:
         elif _kind(found.field_type) != _kind(field.field_type):
             yield f"column {name} is {_kind(found.field_type)}, not {_kind(field.field_type)}"
         elif found.required and name not in _NEVER_NULL:
-            yield f"column {name} must not be null, and records without one are"
+            yield f"column {name} must not be null, but records without a value have null there"
     for name, found in theirs.items():
         if name not in ours and found.required:
-            yield f"column {name} must not be null, and is none of a record's"
+            yield f"column {name} must not be null, but it is not a column of an export"
 
 
 def spec_difference(schema: Schema, spec: PartitionSpec) -> str | None:
@@ -107,7 +107,7 @@ def spec_difference(schema: Schema, spec: PartitionSpec) -> str | None:
     if is_ours:
         return None
     parts = [f"{one.transform}({schema.find_column_name(one.source_id)})" for one in spec.fields]
-    return f"it is partitioned by {', '.join(parts)}, and not by a time of {TIMESTAMP}"
+    return f"it is partitioned by {', '.join(parts)}, not by a time of {TIMESTAMP}"
 
 
 def file_schema(schema: Schema) -> Schema:

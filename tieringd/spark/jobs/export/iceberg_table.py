@@ -105,8 +105,8 @@ class IcebergTable:
             differences += filter(None, [spec_difference(table.schema(), table.spec())])
         if differences:
             raise ConfigError(
-                f"table {self.name} has another layout than an export: {'; '.join(differences)}",
-                hint="Export to a table of its own",
+                f"table {self.name} does not have the layout of an export: {'; '.join(differences)}",
+                hint="Export to another table",
             )
         return table
 
@@ -127,9 +127,9 @@ class IcebergTable:
             self._require_not_rolled_back(table, lineage[-1])
         if found is None:
             raise ConfigError(
-                f"table {self.name} holds rows that no export of tieringd put there: what would be appended "
-                "may be among them already",
-                hint="Export to a table of its own",
+                f"table {self.name} has rows that no tieringd export wrote: an export might append them "
+                "once more",
+                hint="Export to another table",
             )
         return ExportCheckpoint(parse_state(found, source=f"table {self.name}"), version=table)
 
@@ -148,15 +148,15 @@ class IcebergTable:
             exported_in = int(text)
         except ValueError as error:
             raise ConfigError(
-                f"table {self.name} has {text!r} for its property {SEQUENCE_PROPERTY}, and that is no number",
+                f"table {self.name} has {text!r} for its property {SEQUENCE_PROPERTY}, which is not a number",
                 hint="If the table was not rolled back since the last export, remove the property: the next "
                 "commit sets it again",
             ) from error
         if (oldest.sequence_number or 0) < exported_in:
             raise ConfigError(
                 f"table {self.name} was rolled back to a snapshot before the last export, and the snapshots "
-                "that tell how far it was exported by then have expired",
-                hint="Roll it forward where that can be, or export to a new table",
+                "that recorded the progress of the export at that time have expired",
+                hint="Roll it forward if possible, or export to a new table",
             )
 
     def commit(self, table: Table, state: ExportState, files: Sequence[DataFile]) -> bool:
@@ -183,7 +183,7 @@ class IcebergTable:
             raise
         except CommitFailedException as error:
             raise StorageUnavailable(
-                f"table {self.name} is being changed by others all the time; nothing was appended",
+                f"other writers keep changing table {self.name}; nothing was appended",
                 hint="Export again later",
             ) from error
         # After any other error of a catalogue or its transport the commit may have taken effect.
@@ -229,7 +229,7 @@ class IcebergTable:
             raise StorageUnavailable(
                 f"the Iceberg catalogue {self._catalog.name} failed to {what} table {self.name}: "
                 f"{without_secrets(repr(error), self._catalog.properties)}",
-                hint="Look at the catalogue's properties, and whether it can be reached",
+                hint="Check the properties of the catalogue, and whether it can be reached",
             ) from error
 
 

@@ -86,7 +86,9 @@ class IcebergTarget:
             ConfigError: `partition_by` is invalid, or the catalogue cannot be opened with its configuration.
         """
         if self.partition_by not in get_args(IcebergPartitioning):
-            raise ConfigError(f"partition_by: tables are by none, day or hour, not {self.partition_by}")
+            raise ConfigError(
+                f"partition_by: Iceberg tables support none, day or hour, not {self.partition_by}"
+            )
         try:
             catalog = load_catalog(self.catalog, **self.properties)
         # Each kind of catalogue has its own error classes, and imports a package of its own.
@@ -94,7 +96,7 @@ class IcebergTarget:
             raise ConfigError(
                 f"the Iceberg catalogue {self.catalog} cannot be opened: "
                 f"{without_secrets(str(error), self._all_properties())}",
-                hint="Give its properties, such as type and uri, or configure it for pyiceberg",
+                hint="Give its properties, such as type and uri, or add it to pyiceberg's configuration",
             ) from error
         with catalog:
             yield partial(self._topic, catalog)

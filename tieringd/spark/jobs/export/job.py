@@ -140,12 +140,14 @@ def report_of(outcomes: Sequence[TopicOutcome], *, left: Sequence[str] = ()) -> 
         tables.append(Table("replaced offsets", _REPLACED_COLUMNS, replaced))
     faults = [fault for outcome in outcomes for fault in outcome.faults]
     faults += [
-        f"topic {one.topic} was not exported to its end: {one.error}"
+        f"topic {one.topic} was not exported completely: {one.error}"
         for one in outcomes
         if one.error is not None
     ]
     if left:
-        faults.append(f"after that these topics were not looked at: {', '.join(left)}. Export again")
+        faults.append(
+            f"the export stopped, so these topics were not processed: {', '.join(left)}. Export again"
+        )
     return Report("export", figures, tuple(tables), tuple(faults))
 
 

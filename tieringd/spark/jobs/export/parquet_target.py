@@ -68,7 +68,7 @@ class ParquetTarget:
         """
         if self.partition_by not in get_args(ParquetPartitioning):
             raise ConfigError(
-                f"partition_by: Parquet files are by none, day or hour, not {self.partition_by}"
+                f"partition_by: Parquet files support none, day or hour, not {self.partition_by}"
             )
         config = target_config(self.url, self.config or archive)
         begin_file_root(config)
@@ -111,17 +111,17 @@ class ParquetTopic:
         if found is None:
             if self._store.holds_any(f"{self._directory}/"):
                 raise ConfigError(
-                    f"{self.place} holds files, and nothing says how far they were exported",
-                    hint=f"Export to an empty place, or put {self._state_key} back where it was",
+                    f"{self.place} has files, but no state that records how far they were exported",
+                    hint=f"Export to an empty place, or restore {self._state_key}",
                 )
             return ExportCheckpoint(None)
         data, version = found
         checkpoint, partition_by = _decode(data, version, source=self._state_key)
         if partition_by != self._partition_by:
             raise ConfigError(
-                f"partition_by: {self.place} was begun by {partition_by}, and cannot go on by "
+                f"partition_by: {self.place} was begun with {partition_by}, and cannot continue with "
                 f"{self._partition_by}",
-                hint=f"Ask for {partition_by}, or export to another target",
+                hint=f"Give {partition_by}, or export to another target",
             )
         return checkpoint
 
@@ -209,7 +209,7 @@ def _decode(data: bytes, version: str, *, source: str) -> tuple[ExportCheckpoint
         document = json.loads(data)
         if document["version"] != STATE_VERSION:
             raise CorruptDataError(
-                f"the state of an export has version {document['version']}, and this release knows "
+                f"the state of an export has version {document['version']}; this release reads "
                 f"{STATE_VERSION}",
                 source=source,
             )

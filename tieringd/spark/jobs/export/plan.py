@@ -137,7 +137,7 @@ def require_reached(
         raise TieringError(
             f"the archive of {partition} no longer reaches offset {next_offset - 1}, as it did when the "
             "export was planned",
-            hint="It was cut back, moved or deleted; `tieringd archive topics` shows what is left, and the "
-            "next run exports that",
+            hint="The archive was cut back, moved or deleted; `tieringd archive topics` shows what is left, "
+            "and the next run exports that",
         )
     return manifest

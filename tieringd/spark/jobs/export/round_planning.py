@@ -57,9 +57,9 @@ def next_round(
     for partition, end in ends.items():
         if end < state.offsets[partition.partition]:
             raise TieringError(
-                f"{partition} was exported up to offset {state.offsets[partition.partition] - 1}, and the "
-                f"archive ends at {end - 1}: it was cut back to another leader's log",
-                hint="Records that are not in the log any more were exported; export to another target",
+                f"{partition} was exported up to offset {state.offsets[partition.partition] - 1}, but the "
+                f"archive ends at {end - 1}: it was cut back to the log of another leader",
+                hint="The target has records that are no longer in the log; export to another target",
             )
     left = {one: end for one, end in ends.items() if state.offsets[one.partition] < end}
     rounds = [
@@ -85,7 +85,8 @@ def next_round(
 def _require_none(lost: Sequence[LostOffsets], rules: ExportRules) -> None:
     if lost and rules.fails_on_gap:
         raise TieringError(
-            f"the archive lacks what was to be exported: {'; '.join(map(str, lost))}", hint=ALLOW_GAPS
+            f"the archive lacks records that were to be exported: {'; '.join(map(str, lost))}",
+            hint=ALLOW_GAPS,
         )
 
 

@@ -88,8 +88,8 @@ class TopicOutcome:
         self.name(state.replaced[noted_before:])
         for number, offset in state.offsets.items():
             fault = (
-                f"{self.topic}-{number} was exported up to offset {offset - 1}, and the archive has no "
-                "manifest of it any more: nothing is exported of it. `tieringd archive scrub` shows what is "
+                f"{self.topic}-{number} was exported up to offset {offset - 1}, but the archive no longer "
+                "has its manifest: nothing more of it is exported. `tieringd archive scrub` shows what is "
                 "left"
             )
             if offset and number not in archived and fault not in self.faults:
@@ -106,8 +106,8 @@ class TopicOutcome:
         """Add a fault for each range of offsets that was replaced after it was read, each once."""
         for one in replaced:
             fault = (
-                f"{self.topic}-{one.partition} {one} were replaced by another leader's records after they "
-                "had been exported: the target may have those of the deposed leader"
+                f"{self.topic}-{one.partition} {one} were replaced by another leader's records after the "
+                "export: the target may have the records of the deposed leader"
             )
             if fault not in self.faults:
                 self.faults.append(fault)
@@ -203,9 +203,9 @@ def _export_rounds(
         else:
             lost_rounds += 1
     raise TieringError(
-        f"{lost_rounds} rounds of the export of topic {key.topic} to {target.place} were written in vain: "
-        "other runs export it as well and were faster, or its leaders were deposed meanwhile",
-        hint="Run one export of a topic to a target at a time, and see that its leaders stay",
+        f"{lost_rounds} rounds of the export of topic {key.topic} to {target.place} had to be discarded: "
+        "other runs exported it at the same time, or its leaders were deposed during the rounds",
+        hint="Run one export of a topic to a target at a time, and check that its leaders are stable",
     )
 
 

@@ -142,23 +142,23 @@ def continued(
     if found.topic.topic != topic.topic:
         raise ConfigError(
             f"{place} holds an export of topic {found.topic.topic}, not of {topic.topic}",
-            hint="Export each topic to a place of its own",
+            hint="Export each topic to its own place",
         )
     if found.isolation != isolation:
         raise ConfigError(
-            f"isolation: {place} was begun with {found.isolation}, and cannot go on with {isolation}",
-            hint=f"Ask for {found.isolation}, or export to another target",
+            f"isolation: {place} was begun with {found.isolation}, and cannot continue with {isolation}",
+            hint=f"Give {found.isolation}, or export to another target",
         )
     if found.topic == topic:
         return found
     if recreated == "append":
         return begun
     raise ConfigError(
-        f"topic {topic.topic} in the archive has the id {topic.topic_id} of cluster {topic.cluster}, and "
-        f"{place} holds one with the id {found.topic.topic_id} of cluster {found.topic.cluster}: the topic "
-        "was created anew, and its offsets began again",
-        hint="Export to another target; or append to this one (`--recreated append`), where an offset then "
-        "names a record of each",
+        f"topic {topic.topic} in the archive has the id {topic.topic_id} of cluster {topic.cluster}, but "
+        f"{place} has a topic with the id {found.topic.topic_id} of cluster {found.topic.cluster}: the "
+        "topic was created again, and its offsets began again",
+        hint="Export to another target, or append to this one (`--recreated append`); an offset then names "
+        "a record of each topic",
     )
 
 

@@ -36,14 +36,14 @@ def target_config(url: str, config: Config) -> Config:
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise ConfigError(
-            "target: credentials have no place in a URL",
-            hint="Put them into a configuration file of the target (`--target-config`)",
+            "target: a URL must not have credentials",
+            hint="Put the credentials into a configuration file of the target (`--target-config`)",
         )
     if parts.query or parts.fragment:
         # The message does not repeat the URL, which may have an access token in it.
         raise ConfigError(
-            "target: a URL with ? or # in it is no place for files",
-            hint="Credentials belong in a configuration file of the target (`--target-config`)",
+            "target: a URL with ? or # cannot name a place for files",
+            hint="Put credentials into a configuration file of the target (`--target-config`)",
         )
     prefix = parts.path.strip("/")
     if parts.scheme == "file":
@@ -65,7 +65,7 @@ def target_config(url: str, config: Config) -> Config:
     if backend != config.backend:
         raise ConfigError(
             f"target: {url} cannot be reached with the credentials of a store of the kind {config.backend}",
-            hint="Give a configuration file of the target's own, with its credentials (`--target-config`)",
+            hint="Give a configuration file for the target, with its credentials (`--target-config`)",
         )
     name = "cloud_storage_azure_container" if backend == "azure" else "cloud_storage_bucket"
     return config.model_copy(update={name: parts.netloc, "cloud_storage_prefix": prefix})
@@ -130,7 +130,7 @@ class TargetStore:
             found = self.read(key)
             if _version_of(found) == version:
                 raise StorageUnavailable(
-                    f"the store refused to replace {key}, which has not changed"
+                    f"the store refused to replace {key}, although it has not changed"
                 ) from refusal
         except StorageUnavailable as error:
             if not error.outcome_unknown:

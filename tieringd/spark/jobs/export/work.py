@@ -146,12 +146,12 @@ def on_spark(spark: SparkSession, what: str, progress: Progress) -> Runner:
                 outcomes = tasks.map(_Reported(work)).collect()
         except SPARK_ERRORS as error:
             raise RetryableError(
-                f"a task of the export failed, more often than Spark tries: {cause_of(error)}",
-                hint="What it was writing does not count; export again once that is mended",
+                f"a task of the export failed in all attempts: {cause_of(error)}",
+                hint="Its output is discarded; export again after the cause is repaired",
             ) from error
         failed = [one.text for one in outcomes if isinstance(one, _Failed)]
         if failed:
-            raise TieringError(f"the export stopped, and what it was writing does not count: {failed[0]}")
+            raise TieringError(f"the export stopped, and its uncommitted output is discarded: {failed[0]}")
         return [one for one in outcomes if isinstance(one, WrittenFiles)]
 
     return run

@@ -182,7 +182,9 @@ async def test_partition_that_has_lost_its_manifest_is_a_fault(tmp_path, directo
 
     assert outcome.reached == {0: 12, 1: 6}
     (fault,) = outcome.faults
-    assert fault.startswith("orders-1 was exported up to offset 5, and the archive has no manifest of it")
+    assert fault.startswith(
+        "orders-1 was exported up to offset 5, but the archive no longer has its manifest"
+    )
     logs.bucket.close()
 
 
@@ -271,7 +273,7 @@ async def test_archive_that_ends_before_what_was_exported_is_an_error(logs, dire
     exported(logs, directory.topic())
     await logs.edit(lambda manifest: manifest.cut_back(6, leader_epoch=1, now_ms=1))
 
-    with pytest.raises(TieringError, match="exported up to offset 11, and the archive ends at 5"):
+    with pytest.raises(TieringError, match="exported up to offset 11, but the archive ends at 5"):
         exported(logs, directory.topic())
 
 

@@ -223,7 +223,7 @@ async def test_table_with_more_columns_takes_rows_without_them(logs, catalog, ma
         ),
         pytest.param(
             Schema(*SCHEMA.fields, NestedField(3, "mine", IntegerType(), required=True)),
-            "column mine must not be null, and is none of a record's",
+            "column mine must not be null, but it is not a column of an export",
             id="other's",
         ),
     ],
@@ -260,7 +260,7 @@ async def test_table_with_rows_of_others_is_refused(logs, catalog, make_topic):
     catalog.drop_table(NAME)
     catalog.create_table(NAME, SCHEMA).append(rows)
 
-    with pytest.raises(ConfigError, match="no export of tieringd put there"):
+    with pytest.raises(ConfigError, match="no tieringd export wrote"):
         exported(logs, make_topic())
 
 
@@ -386,7 +386,7 @@ async def test_commit_that_others_never_let_through_is_an_error_that_appends_not
         def commit_table(self, *_):
             raise CommitFailedException("someone was faster")
 
-    with pytest.raises(StorageUnavailable, match="changed by others all the time"):
+    with pytest.raises(StorageUnavailable, match="other writers keep changing table"):
         exported(logs, make_topic(within=Refusing(catalog, None)))
     assert seen(catalog) == before
 

@@ -19,8 +19,8 @@ from tieringd.spark.jobs.export.state import ExportState, ReplacedOffsets, parse
 
 NUMBER = PARTITION.partition
 REPLACED = (
-    "orders-0 offsets 6 to 11 were replaced by another leader's records after they had been exported: the "
-    "target may have those of the deposed leader"
+    "orders-0 offsets 6 to 11 were replaced by another leader's records after the export: the target may "
+    "have the records of the deposed leader"
 )
 
 

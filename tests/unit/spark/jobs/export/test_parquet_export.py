@@ -251,7 +251,7 @@ async def test_topic_created_anew_is_an_error_unless_it_is_to_be_appended(tmp_pa
     again = ArchivedLogs.made(tmp_path / "again", topic_id="BBBBBBBBBBBBBBBBBBBBBA")
     await again.fill()
 
-    with pytest.raises(ConfigError, match="created anew"):
+    with pytest.raises(ConfigError, match="created again"):
         exported(again, directory.topic())
     assert directory.seen() == before
 
@@ -288,7 +288,7 @@ async def test_target_with_files_and_no_state_is_refused(logs, directory):
     text = state.read_text()
     state.unlink()
 
-    with pytest.raises(ConfigError, match="nothing says how far"):
+    with pytest.raises(ConfigError, match="no state that records how far"):
         exported(logs, directory.topic())
 
     state.write_text(text)
@@ -300,7 +300,7 @@ async def test_target_goes_on_as_it_was_begun(logs, directory):
     await logs.fill()
     exported(logs, directory.topic())
 
-    with pytest.raises(ConfigError, match="begun by day"):
+    with pytest.raises(ConfigError, match="begun with day"):
         exported(logs, directory.topic(partition_by="hour"))
 
 

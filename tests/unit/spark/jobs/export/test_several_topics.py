@@ -29,7 +29,7 @@ def test_topic_that_cannot_be_exported_does_not_keep_the_others_from_it():
 
     assert [one.topic for one in outcomes] == list(TOPICS)
     report = report_of(outcomes)
-    assert report.faults == ("topic a was not exported to its end: it holds something else",)
+    assert report.faults == ("topic a was not exported completely: it holds something else",)
     assert report.figures["commits"] == 4
 
 
@@ -39,8 +39,8 @@ def test_store_that_is_away_ends_the_run():
 
     assert [one.topic for one in outcomes] == ["a", "b", "c", "d"]
     assert report_of(outcomes, left=["e"]).faults[-2:] == (
-        "topic d was not exported to its end: no answer",
-        "after that these topics were not looked at: e. Export again",
+        "topic d was not exported completely: no answer",
+        "the export stopped, so these topics were not processed: e. Export again",
     )
 
 

@@ -1,0 +1,102 @@
+"""`tieringd topic delete-records`: delete the records of a topic before an offset, in both tiers."""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+import socket
+from typing import Annotated
+
+import typer
+
+from tieringd.cli.options import (
+    ConfigFile,
+    Format,
+    OutputFormat,
+    loaded,
+    print_json,
+    print_table,
+    run_async,
+)
+from tieringd.config import Config
+from tieringd.daemon.archive import opened_archive
+from tieringd.daemon.local_broker import kafka_settings
+from tieringd.errors import ConfigError
+from tieringd.metrics import Metrics
+from tieringd.topics.record_deleter import DeletedRecords, RecordDeleter
+
+_COLUMNS = ("partition", "log_start_offset", "archive_start_offset", "fault")
+
+
+def delete_records(
+    topic: Annotated[str, typer.Argument(help="The topic's name.")],
+    before: Annotated[
+        int, typer.Option("--before", help="The first offset that stays; the records before it go.", min=1)
+    ],
+    config: ConfigFile,
+    partition: Annotated[
+        list[int] | None,
+        typer.Option("--partition", help="This partition only; may be given several times.", min=0),
+    ] = None,
+    requested_by: Annotated[
+        str | None,
+        typer.Option("--requested-by", help="Who asks for it; by default this user and this host."),
+    ] = None,
+    output: Format = OutputFormat.TEXT,
+) -> None:
+    """
+    Delete the records of a topic before an offset, on the broker and in the archive, for good.
+
+    The bucket keeps a record of the deletion and its result. A run that failed half way is repeated.
+    """
+    done = run_async(
+        _delete(loaded(config), topic, partition, before, requested_by=requested_by or _this_user())
+    )
+    rows = [
+        {
+            "partition": one.partition,
+            "log_start_offset": one.log_start_offset,
+            "archive_start_offset": one.archive_start_offset,
+            "fault": one.fault or None,
+        }
+        for one in done.results
+    ]
+    if output is OutputFormat.JSON:
+        print_json({"topic": topic, "before_offset": before, "partitions": rows, "record": done.record})
+    else:
+        print_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in rows])
+    faulty = [one.partition for one in done.results if one.fault]
+    if faulty:
+        typer.echo(
+            f"error: the records of {len(faulty)} of {len(rows)} partitions are not deleted in both tiers. "
+            "Run the command again: it is safe to repeat",
+            err=True,
+        )
+        raise typer.Exit(1)
+    if output is not OutputFormat.JSON:
+        typer.echo(
+            f"The records of {topic} before offset {before} are deleted. The bucket's record: {done.record}"
+        )
+
+
+async def _delete(
+    config: Config, topic: str, partitions: list[int] | None, before: int, *, requested_by: str
+) -> DeletedRecords:
+    if config.broker.kind == "none":
+        raise ConfigError(
+            "broker.kind is none: there is no broker that deletes records",
+            hint="Name the cluster's broker in the configuration",
+        )
+    from tieringd.broker.kafka_deletion import RecordDeleter as ClusterDeleter  # noqa: PLC0415 slow to import
+
+    job_id = secrets.token_hex(8)
+    async with (
+        opened_archive(config, Metrics(), writer_id=job_id) as archive,
+        ClusterDeleter(kafka_settings(config)) as cluster,
+    ):
+        deleter = RecordDeleter(cluster, archive.store, archive.manifests, now_ms=archive.clock)
+        return await deleter.delete(topic, partitions, before, requested_by=requested_by, job_id=job_id)
+
+
+def _this_user() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}"
