@@ -268,7 +268,7 @@ def test_task_that_fails_whenever_it_is_tried_is_an_error_to_try_again_later(spa
     def work(_portion):
         raise StorageUnavailable("the store does not answer")
 
-    with pytest.raises(RetryableError, match=r"tries: the store does not answer\. What"):
+    with pytest.raises(RetryableError, match=r"attempts: the store does not answer\. Its"):
         on_spark(spark, "export", silent)(work, [1, 2])
 
 
