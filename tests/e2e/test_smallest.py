@@ -41,8 +41,8 @@ def test_run_once_twice_uploads_everything_once(tmp_path, archive, config):
     second = run_command("run", "--once", "--config", str(config))
 
     assert (first.returncode, second.returncode) == (0, 0), (first.stderr + second.stderr).decode()
-    assert b"1 partitions: 5 segments uploaded, 0 trimmed, 0 partitions with something left" in first.stderr
-    assert b"1 partitions: 0 segments uploaded, 0 trimmed, 0 partitions with something left" in second.stderr
+    assert b"1 partitions: 5 segments uploaded, 0 trimmed, 0 partitions unfinished" in first.stderr
+    assert b"1 partitions: 0 segments uploaded, 0 trimmed, 0 partitions unfinished" in second.stderr
     assert objects.keys() == keys
     assert stored_segments(objects, archived_manifest(objects, "orders")) == closed_segments(directory)
     assert archived_bytes(config, "orders") == b"".join(closed_segments(directory).values())

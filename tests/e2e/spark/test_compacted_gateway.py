@@ -71,13 +71,15 @@ async def test_clients_read_on_while_the_archive_loses_records(behind, config, t
         assert erase(spark, config_of(config), topics=[topic], keys=[SECRET], **who).faults == ()
         until_noticed(daemon, 1)
         left = without(archive, {SECRET})
-        await assert_read(behind, topic, left, local)
+        # The jobs may drop the last records of the archive, which are also in the local log.
+        last_archived = archive["read_uncommitted"][-1].offset
+        await assert_read(behind, topic, left, local, last_archived)
 
         assert compact(spark, config_of(config), topics=[topic]).faults == ()
         until_noticed(daemon, 2)
         latest = latest_of(left["read_committed"])
         assert len(latest) < len(left["read_committed"]) // 2
-        await assert_read(behind, topic, dict.fromkeys(ISOLATIONS, latest), local)
+        await assert_read(behind, topic, dict.fromkeys(ISOLATIONS, latest), local, last_archived)
     assert_sound(config)
 
 
@@ -88,7 +90,7 @@ def until_noticed(daemon, edits: int) -> None:
     daemon.until_rounds(2)
 
 
-async def assert_read(behind, topic, archived, local) -> None:
+async def assert_read(behind, topic, archived, local, last_archived: int) -> None:
     """
     Assert that clients of the gateway read the archive below the local log, and then the log.
 
@@ -101,9 +103,8 @@ async def assert_read(behind, topic, archived, local) -> None:
         every = {one.offset: one for one in local[isolation]} | {
             one.offset: one for one in archived[isolation]
         }
-        end = max(one.offset for one in archived[isolation])
         surely = {one.offset for one in [*archived[isolation], last]}
-        surely |= {one.offset for one in local[isolation] if one.offset > end}
+        surely |= {one.offset for one in local[isolation] if one.offset > last_archived}
 
         read = await consumed(Through(behind.bootstrap), topic, isolation)
         assert read == [every[one.offset] for one in read]

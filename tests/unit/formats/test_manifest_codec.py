@@ -351,11 +351,11 @@ def test_manifest_with_any_other_head_is_read_or_corrupt(head):
             id="nothing spilled",
         ),
         pytest.param(
-            {"spillover": SPILLED | {"retired": [[600, 1], [600, 1]]}}, "is out of order", id="marks twice"
+            {"spillover": SPILLED | {"retired": [[600, 1], [600, 1]]}}, "are out of order", id="marks twice"
         ),
         pytest.param(
             {"spillover": SPILLED | {"retired": [[550, 1], [600, 1]]}},
-            "is out of order",
+            "are out of order",
             id="mark at the begin",
         ),
         pytest.param({"epochs": [[5, 0], [4, 9]]}, "leader epoch 4 at 9 follows 5 at 0", id="epochs"),

@@ -222,7 +222,7 @@ async def test_disk_without_enough_free_space_lets_chunks_go_and_takes_none(tmp_
         assert (await host.keeper.step()).evictions == ()
         free[0] -= CHUNK_BYTES + 1
         plan = await host.keeper.step()
-        assert f"lacks {CHUNK_BYTES + 1} bytes" in plan.demand.because
+        assert f"{CHUNK_BYTES + 1} bytes less free space than required" in plan.demand.because
         assert cached(host, stored) == [2, 3]
         free[0] = 0
         await host.read(stored, 0)
