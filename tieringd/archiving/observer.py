@@ -304,6 +304,7 @@ class Observer:
         closed = {key for key in keys if self._registry.is_closed(key)}
         left_alone = paused | closed
         problems |= {f"topic {key.topic} ({key.topic_id})": self._why_closed(key) for key in closed}
+        counts = self._counts_on_record(keys)
         for local_log, pins in files:
             name = local_log.partition.topic_partition
             replica, topic = view.replicas[name], topics[name.topic]
@@ -324,7 +325,8 @@ class Observer:
                 problems[local_log.partition.path] = overtaken or str(found)
                 unclear.add(name)
             elif self._registry.is_known:
-                topic = self._trimmed_when_on_record(topic, cluster, local_log.partition)
+                if name.partition >= counts[name.topic, local_log.partition.topic_id]:
+                    topic = _untrimmed(topic)
                 earlier = self._observed_under(name, cluster, replica)
                 if earlier is None or not _shows(earlier[1], local_log, found, topic, pins):
                     earlier = (
@@ -448,17 +450,18 @@ class Observer:
         self._topic_problems = faults
         return self._topics
 
-    def _trimmed_when_on_record(
-        self, topic: TopicConfig, cluster: str, partition: LocalPartition
-    ) -> TopicConfig:
-        """Return *topic*, with no trim of *partition* until the topic manifest in the bucket counts it."""
-        # A topic manifest can be there and count fewer partitions: another broker wrote it for its own, or
-        # it only records what the topic began with.
-        known = self._registry.manifest(topic_key(_identify(cluster, partition)))
-        is_counted = known is not None and known.partition_count > partition.topic_partition.partition
-        if is_counted or topic.never_trimmed_because:
-            return topic
-        return replace(topic, never_trimmed_because=_NOT_ON_RECORD)
+    def _counts_on_record(self, keys: Collection[TopicKey]) -> dict[tuple[str, str], int]:
+        """
+        Return the number of partitions of each topic, by name and id, that its topic manifest counts.
+
+        A topic manifest can be in the bucket and count fewer partitions than there are: another broker wrote
+        it for its own, or it only records what the topic began with.
+        """
+        known = {key: self._registry.manifest(key) for key in keys}
+        return {
+            (key.topic, key.topic_id): manifest.partition_count if manifest else 0
+            for key, manifest in known.items()
+        }
 
     def _read_files(
         self, partitions: Sequence[LocalPartition], problems: dict[str, str]
@@ -519,6 +522,11 @@ class Observer:
         if not self._has_scanned and scan.left_alone:
             log.info("directories left alone", paths=sorted(scan.left_alone))
         self._has_scanned = True
+
+
+def _untrimmed(topic: TopicConfig) -> TopicConfig:
+    """Return the configuration of a partition that is not trimmed before a topic manifest counts it."""
+    return topic if topic.never_trimmed_because else replace(topic, never_trimmed_because=_NOT_ON_RECORD)
 
 
 def _why_overtaken(log: LocalLog, leader_epoch: int) -> str:
