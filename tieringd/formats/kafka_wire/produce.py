@@ -18,7 +18,7 @@ from typing import Final
 from uuid import UUID
 
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire.cursor import Cursor
+from tieringd.formats.kafka_wire.cursor import Cursor, Walk
 from tieringd.formats.kafka_wire.request_header import (
     KNOWN_VERSIONS,
     SIZE_BYTES,
@@ -27,7 +27,6 @@ from tieringd.formats.kafka_wire.request_header import (
     is_flexible,
     request_body,
 )
-from tieringd.formats.kafka_wire.walk import Walk
 
 FIRST_LOG_START: Final = 5
 """The first version of Produce whose responses have a log start."""
