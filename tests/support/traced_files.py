@@ -32,7 +32,7 @@ class TracedFiles:
 
     def __exit__(self, *exception: object) -> None:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
     def start(self) -> None:
         """Record from now on."""

@@ -18,10 +18,9 @@ from typing import Final
 from uuid import UUID
 
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire.cursor import Cursor, Walk
+from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, Cursor, Walk
 from tieringd.formats.kafka_wire.request_header import (
     KNOWN_VERSIONS,
-    SIZE_BYTES,
     InspectedApi,
     RequestHead,
     is_flexible,
