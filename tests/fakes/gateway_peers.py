@@ -15,7 +15,7 @@ from tests.support.kafka_messages import (
 )
 from tieringd.formats.kafka_wire.fetch import PartitionData
 from tieringd.gateway.archive_answers import ArchivedFetch, NextFetch, NoArchive
-from tieringd.gateway.connection_opening import GatewaySettings
+from tieringd.gateway.connection import GatewaySettings
 from tieringd.gateway.server import GatewayServer
 
 METADATA = 3

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.support.kafka import KafkaCluster, Listener
 from tests.support.ports import free_ports
-from tieringd.gateway.connection_opening import GatewaySettings
+from tieringd.gateway.connection import GatewaySettings
 from tieringd.gateway.server import GatewayServer
 
 if TYPE_CHECKING:

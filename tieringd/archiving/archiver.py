@@ -581,8 +581,10 @@ class Archiver:
         )
         if outcome.admitted:
             appended = self._appended(begin, outcome.admitted, seen)
-            appended_bytes = sum(copy.remote.size_bytes for copy in outcome.admitted)
-            stored = await self._hint.commit_with_hint(stored, appended, seen, appended_bytes=appended_bytes)
+            uploaded_bytes = sum(copy.remote.size_bytes for copy in outcome.admitted)
+            hint = self._hint.after_upload(appended, seen, uploaded_bytes=uploaded_bytes)
+            stored = await self._claim.commit(stored, hint.applied_to(appended))
+            self._hint.note_committed(hint)
             for copy in outcome.admitted:
                 if copy.part.is_whole:
                     self._trimmer.note_proved(copy.remote.base_offset, copy.part.segment.identity)

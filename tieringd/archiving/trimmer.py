@@ -82,27 +82,25 @@ class HintPublisher:
         """
         plan = self._plan(stored.existing, seen, self._memory)
         if plan.is_change:
-            wanted = stored.existing.with_hint(plan.offset, trims_to=plan.trims_to)
             try:
-                stored = await self._claim.commit(stored, wanted)
+                stored = await self._claim.commit(stored, plan.applied_to(stored.existing))
             except (StorageError, StorageUnavailable) as error:
                 self._log.warning("local retention hint cannot be stored", hint=plan.offset, error=str(error))
                 hints = (stored.existing.allowed_local_start_offset, plan.offset)
                 lower = None if None in hints else min(hint for hint in hints if hint is not None)
                 return stored, replace(stored.existing, allowed_local_start_offset=lower)
-        self._memory = plan.memory
+        self.note_committed(plan)
         return stored, stored.existing
 
-    async def commit_with_hint(
-        self, stored: StoredManifest, appended: PartitionManifest, seen: Observation, *, appended_bytes: int
-    ) -> StoredManifest:
-        """Commit the uploaded segments and the hint that follows from them in one commit."""
-        plan = self._plan(appended, seen, self._memory and self._memory.noted(appended_bytes))
-        if plan.is_change:
-            appended = appended.with_hint(plan.offset, trims_to=plan.trims_to)
-        stored = await self._claim.commit(stored, appended)
+    def after_upload(
+        self, appended: PartitionManifest, seen: Observation, *, uploaded_bytes: int
+    ) -> HintPlan:
+        """Return the hint to commit together with the segments that *appended* has more than the bucket."""
+        return self._plan(appended, seen, self._memory and self._memory.noted(uploaded_bytes))
+
+    def note_committed(self, plan: HintPlan) -> None:
+        """Note that *plan* is in the bucket."""
         self._memory = plan.memory
-        return stored
 
     def due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
         """Return the time from which local retention lets more of the log go than the hint allows."""

@@ -33,8 +33,7 @@ from tieringd.endpoint.refusals import Refusals
 from tieringd.endpoint.request_handlers import RequestHandlers
 from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopics
 from tieringd.errors import ConfigError
-from tieringd.gateway.connection import ConnectionContext
-from tieringd.gateway.connection_opening import GatewaySettings
+from tieringd.gateway.connection import ConnectionContext, GatewaySettings
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
 from tieringd.reading.partition_reader import PartitionReader

@@ -21,7 +21,7 @@ from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive
 from tieringd.errors import ConfigError
-from tieringd.gateway.connection_opening import GatewaySettings
+from tieringd.gateway.connection import GatewaySettings
 from tieringd.gateway.readable_partitions import ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
 from tieringd.gateway.server import GatewayServer

@@ -19,11 +19,11 @@ import structlog
 
 from tieringd.endpoint.request_handlers import RequestHandlers
 from tieringd.errors import LocalFileError, ProtocolViolation
+from tieringd.formats.kafka_wire.cursor import SIZE_BYTES
 from tieringd.formats.kafka_wire.pieces import size_of
-from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, RequestHead
+from tieringd.formats.kafka_wire.request_header import HEAD, RequestHead
 from tieringd.formats.kafka_wire.request_header import InspectedApi as Kafka
-from tieringd.gateway.connection import ConnectionContext
-from tieringd.gateway.connection_opening import host_of
+from tieringd.gateway.connection import ConnectionContext, host_of
 from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, wire_of
 
 log = structlog.get_logger(__name__)

@@ -6,10 +6,9 @@ answers from the archive where the broker reports an offset out of range.
 
 Read in this order:
 
-* `server`, `connection_opening`, `connection`: a client from its first byte to its last, and the gateway's
-  settings.
+* `server`, `connection`: a client from its first byte to its last, and the gateway's settings.
 * `wire`, `frames`: bytes of a socket, cut into messages, and the budget, pipes and rates that bound them.
-* `requests`, `pending`, `responses`: the few messages that the gateway reads or changes.
+* `requests`, `responses`: the few messages that the gateway reads or changes.
 * `combined_answers`, `ahead`: the broker's response and the archive's, made into one.
 * `archive_answers`: what the gateway may ask of the archive. `remote_answers` answers, with
   `readable_partitions` (which partitions, and where their logs begin).

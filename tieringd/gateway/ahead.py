@@ -24,7 +24,7 @@ from tieringd.formats.kafka_wire.fetch import AskedFetch, asked_of, with_offsets
 from tieringd.formats.kafka_wire.request_header import InspectedApi, RequestHead
 from tieringd.gateway.archive_answers import ArchiveAnswers
 from tieringd.gateway.combined_answers import fetched_ahead
-from tieringd.gateway.pending import ClientResponse, PendingRequest
+from tieringd.gateway.frames import ClientResponse, PendingRequest
 from tieringd.gateway.responses import ArchivableResponse
 
 PERMIT_SECONDS: Final = 1.0

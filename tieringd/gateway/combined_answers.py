@@ -42,7 +42,7 @@ from tieringd.gateway.archive_answers import (
     PartitionKey,
     RemoteLogDir,
 )
-from tieringd.gateway.pending import ClientResponse
+from tieringd.gateway.frames import ClientResponse
 from tieringd.gateway.responses import ArchivableResponse
 
 log = structlog.get_logger(__name__)

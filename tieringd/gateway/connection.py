@@ -1,31 +1,176 @@
 """
-One client and its own connection to the broker.
+One client and its own connection to the broker, from the opening of both sockets to their end.
 
 Socket events are handled at once, in their callback. Only a question to the archive takes a task. A side
 is not read while the other side has not taken what was read before. So when a side has ended, all its
 bytes have been passed on, and both sides are closed.
+
+`GatewaySettings` holds the addresses of the gateway and its broker, and the gateway's limits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Final
 
 import structlog
+from aiohappyeyeballs import start_connection
 
 from tieringd.errors import LocalFileError, ProtocolViolation, RetryableError
 from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.gateway.ahead import FetchAhead
 from tieringd.gateway.archive_answers import ArchiveAnswers
 from tieringd.gateway.combined_answers import answer
-from tieringd.gateway.connection_opening import GatewaySettings, connected, host_of
-from tieringd.gateway.pending import ClientResponse, PendingRequest, PendingRequests
+from tieringd.gateway.frames import ClientResponse, PendingRequest, PendingRequests
 from tieringd.gateway.requests import RequestFrames
 from tieringd.gateway.responses import SPLICED_BYTES, ArchivableResponse, ResponseFrames
 from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, PipePool, ReadRates, Wire, wire_of
+
+_LOCAL_SEND_BYTES: Final = 128 << 10
+"""
+The send buffer to a client on this machine, which the kernel doubles. The kernel copies sent bytes.
+
+With a larger buffer the bytes have left the processor's cache before the client reads them. For clients
+on other machines the kernel sizes the buffer itself.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Settings of one gateway; the defaults are Kafka's where Kafka has the same limit."""
+
+    host: str
+    port: int
+    """0 lets the system choose one."""
+    broker_host: str = ""
+    broker_port: int = 0
+    """The broker's listener whose advertised address is this gateway. None with an archive-only endpoint."""
+    client_tls: ssl.SSLContext | None = None
+    """TLS towards clients; None is plain."""
+    broker_tls: ssl.SSLContext | None = None
+    """TLS towards the broker; None is plain."""
+    broker_server_name: str | None = None
+    """The name in the broker's certificate; None means *broker_host*."""
+    max_connections: int = 10_000
+    max_request_bytes: int = 100 << 20
+    max_held_bytes: int = 4 << 20
+    """
+    The largest message that is held until it is whole.
+
+    A larger response to Fetch passes as it comes. Any other message that must be inspected and is larger
+    ends its connection, except DescribeLogDirs, which passes unchanged.
+    """
+    buffered_bytes: int = 256 << 20
+    """How much all connections together may hold. Beyond it they read in small steps."""
+    archive_bytes_per_second: int | None = None
+    """Rate of archived records to all clients together; None is unlimited."""
+    client_archive_bytes_per_second: int | None = None
+    """Rate of archived records to one host; None is unlimited."""
+    connect_timeout_seconds: float = 10.0
+    """For a connection to the broker, and for every TLS handshake."""
+    answer_timeout_seconds: float = 25.0
+    """For one answer of the archive. Clients give up after 30 seconds by default."""
+    idle_timeout_seconds: float = 660.0
+    """For a connection on which nothing moves. Brokers close theirs after 600 seconds by default."""
+    reuse_port: bool = False
+    """True lets several processes listen on the port. The kernel spreads clients over them."""
+
+
+def prepare(sock: socket.socket) -> None:
+    """Set the options that every connection of the gateway needs."""
+    sock.setblocking(False)
+    # Send small messages at once, and detect a peer whose machine is gone.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if ip_address(sock.getpeername()[0]).is_loopback:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BYTES)
+
+
+def host_of(sock: socket.socket) -> str:
+    """Return the address of a client's host, or an empty string if the client is gone."""
+    try:
+        return str(sock.getpeername()[0])
+    except OSError:
+        return ""
+
+
+async def connected(settings: GatewaySettings) -> socket.socket:
+    """
+    Return a connection to the broker, encrypted if the settings ask for it.
+
+    Raises:
+        OSError: The broker accepts no connection, or its certificate is not trusted.
+        TimeoutError: The broker did not answer in time.
+    """
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(settings.connect_timeout_seconds):
+        addresses = await loop.getaddrinfo(
+            settings.broker_host, settings.broker_port, type=socket.SOCK_STREAM
+        )
+        sock = await start_connection(addresses)
+        try:
+            prepare(sock)
+            if settings.broker_tls is None:
+                return sock
+            name = settings.broker_server_name or settings.broker_host
+            return await _shaken(
+                settings.broker_tls.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
+            )
+        except BaseException:
+            sock.close()
+            raise
+
+
+async def accepted(sock: socket.socket, settings: GatewaySettings) -> socket.socket:
+    """
+    Return a client's connection after its TLS handshake.
+
+    Raises:
+        OSError: The client speaks no accepted TLS version or cipher, or is gone.
+        TimeoutError: The client was silent for too long.
+    """
+    assert settings.client_tls is not None, "a plain connection needs no handshake"
+    async with asyncio.timeout(settings.connect_timeout_seconds):
+        try:
+            return await _shaken(
+                settings.client_tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            )
+        except BaseException:
+            sock.close()
+            raise
+
+
+async def _shaken(sock: ssl.SSLSocket) -> ssl.SSLSocket:
+    loop = asyncio.get_running_loop()
+    try:
+        while True:
+            try:
+                sock.do_handshake()
+            except ssl.SSLWantReadError:
+                await _ready(sock, loop.add_reader, loop.remove_reader)
+            except ssl.SSLWantWriteError:
+                await _ready(sock, loop.add_writer, loop.remove_writer)
+            else:
+                return sock
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _ready(sock: socket.socket, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
+    ready = asyncio.Event()
+    descriptor = sock.fileno()
+    add(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        remove(descriptor)
+
 
 _WAKE_BYTES: Final = 256 << 10
 """How many bytes of passing records wake the loop: each turn of the loop has a fixed cost."""

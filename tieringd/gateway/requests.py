@@ -20,14 +20,13 @@ from kio.static.primitive import i32Timedelta
 
 from tieringd.errors import BrokerUnavailable, ProtocolViolation
 from tieringd.formats.kafka_wire import request_header
-from tieringd.formats.kafka_wire.cursor import IncompleteMessage
+from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, IncompleteMessage
 from tieringd.formats.kafka_wire.fetch import limit_bytes, remove_session
 from tieringd.formats.kafka_wire.messages import encode_response, response_module
 from tieringd.formats.kafka_wire.produce import ProduceRequestWalk, acks_of
-from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, InspectedApi, RequestHead
+from tieringd.formats.kafka_wire.request_header import HEAD, InspectedApi, RequestHead
 from tieringd.gateway.ahead import FetchAhead
-from tieringd.gateway.frames import Frames
-from tieringd.gateway.pending import PendingRequest, PendingRequests
+from tieringd.gateway.frames import Frames, PendingRequest, PendingRequests
 from tieringd.gateway.wire import MemoryBudget
 
 REFUSED: Final = ErrorCode.broker_not_available

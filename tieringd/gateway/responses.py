@@ -20,15 +20,15 @@ from uuid import UUID
 
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire import request_header
+from tieringd.formats.kafka_wire.cursor import SIZE_BYTES
 from tieringd.formats.kafka_wire.fetch import (
     OFFSET_OUT_OF_RANGE,
     FetchedPartition,
     FetchResponseWalk,
 )
 from tieringd.formats.kafka_wire.produce import FIRST_LOG_START, ProducedPartition, ProduceResponseWalk
-from tieringd.formats.kafka_wire.request_header import SIZE_BYTES, InspectedApi
-from tieringd.gateway.frames import ALWAYS_HELD_BYTES, Frames
-from tieringd.gateway.pending import ClientResponse, PendingRequest, PendingRequests
+from tieringd.formats.kafka_wire.request_header import InspectedApi
+from tieringd.gateway.frames import ALWAYS_HELD_BYTES, ClientResponse, Frames, PendingRequest, PendingRequests
 from tieringd.gateway.wire import MemoryBudget
 
 SPLICED_BYTES: Final = 64 << 10

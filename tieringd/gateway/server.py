@@ -18,8 +18,14 @@ import structlog
 
 from tieringd.errors import ConfigError
 from tieringd.gateway.archive_answers import ArchiveAnswers, NoArchive
-from tieringd.gateway.connection import Connection, ConnectionContext, GatewayCounters
-from tieringd.gateway.connection_opening import GatewaySettings, accepted, prepare
+from tieringd.gateway.connection import (
+    Connection,
+    ConnectionContext,
+    GatewayCounters,
+    GatewaySettings,
+    accepted,
+    prepare,
+)
 from tieringd.gateway.frames import SCRATCH_BYTES
 from tieringd.gateway.wire import MemoryBudget, ReadRates
 

@@ -111,6 +111,10 @@ class HintPlan:
     trims_to: int = 0
     """Where the trim that follows ends; 0 where there is nothing to trim."""
 
+    def applied_to(self, manifest: PartitionManifest) -> PartitionManifest:
+        """Return *manifest* with this hint."""
+        return manifest.with_hint(self.offset, trims_to=self.trims_to) if self.is_change else manifest
+
 
 def plan_hint(
     log: LocalLog,

@@ -12,7 +12,7 @@ from tests.support.raw_kafka import connected
 from tieringd.daemon.archive_endpoint import ArchiveEndpoint
 from tieringd.daemon.gateway_service import Gateway, ReadCache
 from tieringd.endpoint.served_manifests import ServedTopics
-from tieringd.gateway.connection_opening import GatewaySettings
+from tieringd.gateway.connection import GatewaySettings
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
 from tieringd.storage.memory import MemoryStore

@@ -11,8 +11,7 @@ from tests.fakes.gateway_peers import closed, plain_answer, plain_request
 from tests.support.certificate import write_certificate
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import presenting, trusting
-from tieringd.gateway.connection import Connection
-from tieringd.gateway.connection_opening import GatewaySettings
+from tieringd.gateway.connection import Connection, GatewaySettings
 from tieringd.gateway.server import GatewayServer
 
 

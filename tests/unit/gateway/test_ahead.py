@@ -32,8 +32,7 @@ from tieringd.formats.kafka_wire.request_header import InspectedApi, RequestHead
 from tieringd.gateway import ahead as ahead_module
 from tieringd.gateway.ahead import PERMIT_SECONDS, FetchAhead
 from tieringd.gateway.archive_answers import NextFetch
-from tieringd.gateway.frames import SCRATCH_BYTES
-from tieringd.gateway.pending import ClientResponse, PendingRequest, PendingRequests
+from tieringd.gateway.frames import SCRATCH_BYTES, ClientResponse, PendingRequest, PendingRequests
 from tieringd.gateway.requests import RequestFrames
 from tieringd.gateway.responses import ArchivableResponse
 from tieringd.gateway.wire import MemoryBudget

@@ -35,8 +35,7 @@ from tests.support.tls_relay import trusting
 from tieringd.formats.kafka_wire.request_header import KNOWN_VERSIONS, InspectedApi
 from tieringd.gateway.ahead import FetchAhead
 from tieringd.gateway.archive_answers import EpochEnd, ListedOffset, NoArchive
-from tieringd.gateway.frames import SCRATCH_BYTES
-from tieringd.gateway.pending import MAX_REQUESTS, PendingRequests
+from tieringd.gateway.frames import MAX_REQUESTS, SCRATCH_BYTES, PendingRequests
 from tieringd.gateway.requests import RequestFrames
 from tieringd.gateway.wire import MemoryBudget
 

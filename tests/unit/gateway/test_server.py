@@ -31,8 +31,8 @@ from tests.support.kafka_messages import (
 )
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import presenting, trusting
-from tieringd.gateway.connection_opening import GatewaySettings
-from tieringd.gateway.pending import MAX_REQUESTS
+from tieringd.gateway.connection import GatewaySettings
+from tieringd.gateway.frames import MAX_REQUESTS
 from tieringd.gateway.server import GatewayServer
 
 

@@ -27,7 +27,7 @@ from tieringd.endpoint.request_handlers import EndpointResponse
 from tieringd.formats.kafka_wire.fetch import PartitionData
 from tieringd.formats.kafka_wire.pieces import FileRegion
 from tieringd.gateway.archive_answers import ArchivedFetch
-from tieringd.gateway.connection_opening import GatewaySettings
+from tieringd.gateway.connection import GatewaySettings
 from tieringd.gateway.server import GatewayServer
 from tieringd.gateway.wire import MemoryBudget, Wire
 

@@ -23,16 +23,14 @@ from typing import Final
 from uuid import UUID
 
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire.cursor import Cursor, uvarint
+from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, Cursor, Walk, uvarint
 from tieringd.formats.kafka_wire.pieces import Piece, size_of
 from tieringd.formats.kafka_wire.request_header import (
-    SIZE_BYTES,
     InspectedApi,
     RequestHead,
     is_flexible,
     request_body,
 )
-from tieringd.formats.kafka_wire.walk import Walk
 
 FIRST_SESSIONS: Final = 7
 FIRST_EPOCHS: Final = 9

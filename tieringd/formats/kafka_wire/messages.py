@@ -18,8 +18,8 @@ from kio.serial.errors import SerialError
 from kio.static.constants import EntityType
 
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire.cursor import Cursor
-from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, RequestHead
+from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, Cursor
+from tieringd.formats.kafka_wire.request_header import HEAD, RequestHead
 
 _SIZE: Final = struct.Struct(">i")
 _FRAME: Final = struct.Struct(">ii")

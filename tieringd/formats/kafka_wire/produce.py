@@ -18,16 +18,14 @@ from typing import Final
 from uuid import UUID
 
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire.cursor import Cursor
+from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, Cursor, Walk
 from tieringd.formats.kafka_wire.request_header import (
     KNOWN_VERSIONS,
-    SIZE_BYTES,
     InspectedApi,
     RequestHead,
     is_flexible,
     request_body,
 )
-from tieringd.formats.kafka_wire.walk import Walk
 
 FIRST_LOG_START: Final = 5
 """The first version of Produce whose responses have a log start."""

@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from tieringd.formats.kafka_wire.cursor import Cursor
+from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, Cursor
 
-SIZE_BYTES: Final = 4
-"""Size of the size field, which precedes every request and response and does not count itself."""
 HEAD: Final = struct.Struct(">ihhi")
 """Size, API key, API version and correlation id."""
 
