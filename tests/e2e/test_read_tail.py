@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from asyncio.subprocess import PIPE
 from itertools import pairwise
@@ -15,6 +16,7 @@ from tests.e2e.archives import archived_manifest, printed_record, read_log, read
 from tests.e2e.sample_topics import ISOLATIONS, SEGMENTS, TRANSACTIONS, consumed
 from tests.support.daemon import command, run_command
 
+_ENOUGH_SECONDS = 120
 _VALUES = [bytes([number]) * 100_000 for number in range(25)]
 
 
@@ -83,13 +85,24 @@ async def test_follow_goes_on_with_what_is_produced(kafka, config, topic):
     await kafka.produce(topic, _VALUES[:13], max_batch_size=200_000)
     assert run_command("run", "--once", "--config", str(config)).returncode == 0
     arguments = command("read", topic, "--partition", "0", "--config", str(config), "--follow")
-    reading = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=PIPE, limit=1 << 20)
+    environ = os.environ | {"PYTHONFAULTHANDLER": "1"}
+    reading = await asyncio.create_subprocess_exec(
+        *arguments, stdout=PIPE, stderr=PIPE, limit=1 << 20, env=environ
+    )
+    first, new = [], []
     try:
-        first = [printed_record(await reading.stdout.readline()).offset for _ in range(13)]
-        await kafka.produce(topic, [b"new", b"newer"])
-        new = [printed_record(await reading.stdout.readline()) for _ in range(2)]
-        reading.send_signal(signal.SIGINT)
+        async with asyncio.timeout(_ENOUGH_SECONDS):
+            while len(first) < 13:
+                first.append(printed_record(await reading.stdout.readline()).offset)
+            await kafka.produce(topic, [b"new", b"newer"])
+            while len(new) < 2:
+                new.append(printed_record(await reading.stdout.readline()))
+            reading.send_signal(signal.SIGINT)
+            _, told = await reading.communicate()
+    except TimeoutError:
+        reading.send_signal(signal.SIGABRT)
         _, told = await reading.communicate()
+        pytest.fail(f"stopped after {len(first)} and {len(new)} records, at:\n{told.decode()}")
     finally:
         if reading.returncode is None:
             reading.kill()

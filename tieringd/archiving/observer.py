@@ -298,8 +298,10 @@ class Observer:
         followed: list[FollowedPartition] = []
         held_back: list[FollowedPartition] = []
         managed: dict[TopicKey, TopicConfig] = {}
-        topic_ids = {(one.topic_partition.topic, one.topic_id) for one in archived}
-        keys = {TopicKey(cluster, *identity) for identity in topic_ids}
+        keys = {
+            TopicKey(cluster, *each)
+            for each in {(one.topic_partition.topic, one.topic_id) for one in archived}
+        }
         paused = {key for key in keys if self._registry.is_paused(key)}
         closed = {key for key in keys if self._registry.is_closed(key)}
         left_alone = paused | closed
@@ -325,8 +327,8 @@ class Observer:
                 problems[local_log.partition.path] = overtaken or str(found)
                 unclear.add(name)
             elif self._registry.is_known:
-                if name.partition >= counts[name.topic, local_log.partition.topic_id]:
-                    topic = _untrimmed(topic)
+                is_counted = name.partition < counts[name.topic, local_log.partition.topic_id]
+                topic = topic if is_counted else _untrimmed(topic)
                 earlier = self._observed_under(name, cluster, replica)
                 if earlier is None or not _shows(earlier[1], local_log, found, topic, pins):
                     earlier = (
@@ -338,9 +340,8 @@ class Observer:
             held_back.append(FollowedPartition(_identify(cluster, local_log.partition), local_log, pins))
         self._remember(observed)
         self._report(problems, scan)
-        in_cluster = sum(view.partition_counts[one] for one in {name for name, _ in topic_ids})
         self._metrics.followed_partitions.set(len(followed))
-        self._metrics.upload_share.set(len(led) / in_cluster if in_cluster else 0.0)
+        self._metrics.upload_share.set(_upload_share(view, {key.topic for key in keys}, led=len(led)))
         self._metrics.paused_topics.set(len(paused))
         return BrokerSnapshot(
             cluster,
@@ -522,6 +523,12 @@ class Observer:
         if not self._has_scanned and scan.left_alone:
             log.info("directories left alone", paths=sorted(scan.left_alone))
         self._has_scanned = True
+
+
+def _upload_share(view: ClusterView, topics: Collection[str], *, led: int) -> float:
+    """Return the part of the cluster's partitions of *topics* that this broker leads; 0 of none."""
+    in_cluster = sum(view.partition_counts[one] for one in topics)
+    return led / in_cluster if in_cluster else 0.0
 
 
 def _untrimmed(topic: TopicConfig) -> TopicConfig:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Kafka's zero UUID: a directory without `partition.metadata` (brokers before 2.8)."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TopicPartition:
+# A round over ten thousand partitions hashes each name about eight times, and a tuple hashes itself several
+# times as fast as a dataclass does.
+class TopicPartition(NamedTuple):
     """A topic's name and a partition number."""
 
     topic: str
