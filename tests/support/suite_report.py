@@ -23,6 +23,8 @@ from tests.support.components import USED
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from xdist.workermanage import WorkerController
+
 ROOT: Final = Path(__file__).parents[2]
 DURATIONS: Final = ROOT / "tests" / "durations.json"
 GROUPS: Final = (
@@ -72,6 +74,8 @@ and a test belongs to the first group that fits. `ended_fixtures` ends it after 
 """
 WITH_PROCESSES: Final = ("tests/e2e/", "tests/integration/")
 """Folders whose tests come first: their brokers and servers end before the others begin."""
+_FEWEST_WITH_FILLER: Final = 3
+_FILLER_NICENESS: Final = 5
 LONG_TEST_SECONDS: Final = 15
 LONG_FILE_SECONDS: Final = 30
 _SECONDS_BETWEEN_LINES: Final = 20
@@ -229,11 +233,30 @@ def _file_of(test: str) -> str:
     return test.partition("::")[0]
 
 
+def is_filler(worker: str, workers: int) -> bool:
+    """
+    Return whether a worker fills the processor time that tests with processes leave idle.
+
+    Tests that wait for brokers and daemons leave a quarter of two processors idle. Of three workers or more
+    the last one takes the groups without processes first, at a lower priority. *worker* is xdist's name for
+    it, such as `gw2`.
+    """
+    return workers >= _FEWEST_WITH_FILLER and worker == f"gw{workers - 1}"
+
+
 class GroupScheduling(LoadScopeScheduling):
     """Gives workers whole groups in the order of collection, the next one when the last is nearly done."""
 
     def _split_scope(self, nodeid: str) -> str:
         return resource_group(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if is_filler(node.gateway.id, node.workerinput["workercount"]):
+            groups = self.workqueue.items()
+            quiet = (name for name, tests in groups if not next(iter(tests)).startswith(WITH_PROCESSES))
+            if (first := next(quiet, None)) is not None:
+                self.workqueue.move_to_end(first, last=False)
+        super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
@@ -254,8 +277,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the report in the process that prints the run, not in workers."""
-    if not hasattr(config, "workerinput"):
+    given = getattr(config, "workerinput", None)
+    if given is None:
         config.stash[_REPORT] = SuiteReport(config)
+    elif is_filler(given["workerid"], given["workercount"]):
+        os.nice(_FILLER_NICENESS)
 
 
 _REPORT = pytest.StashKey[SuiteReport]()

@@ -61,16 +61,16 @@ def test_it({fixture}, number):
 
 @pytest.fixture
 def run_suite(tmp_path):
-    """Give a function that writes test files, by the fixture that they use, and runs them on two workers."""
+    """Give a function that writes test files, by the fixture that they use, and runs them on some workers."""
 
-    def run(fixtures):
+    def run(fixtures, *, workers=2):
         for name, fixture in fixtures.items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(FILE.format(name=name, fixture=fixture, log=str(tmp_path / "log")))
         return subprocess.run(
             [
-                *(sys.executable, "-m", "pytest", "--numprocesses", "2", "--dist", "loadgroup"),
+                *(sys.executable, "-m", "pytest", "--numprocesses", str(workers), "--dist", "loadgroup"),
                 *("--no-loadscope-reorder", "-p", "tests.support.suite_report", "-p", "no:cacheprovider"),
                 *("--import-mode=importlib", "--rootdir", str(tmp_path), str(tmp_path)),
             ],
@@ -95,6 +95,17 @@ def test_tests_of_a_file_and_of_a_resource_run_on_one_worker(run_suite, tmp_path
     assert {len(each) for each in workers.values()} == {1}
     assert workers[BROKERS[0]] == workers[BROKERS[1]]
     assert set.union(*workers.values()) == {"gw0", "gw1"}
+
+
+def test_last_of_three_workers_takes_tests_without_processes(run_suite, tmp_path):
+    """The other two take those with processes first, so a third broker would only slow them."""
+    files = [*(f"tests/e2e/test_{name}.py" for name in "abcd"), *PLAIN, "tests/unit/test_four.py"]
+    done = run_suite(dict.fromkeys(files, "plain"), workers=3)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ran = dict(line.split() for line in (tmp_path / "log").read_text().splitlines())
+    assert ran.keys() == set(files)
+    assert {worker for file, worker in ran.items() if "/e2e/" in file} == {"gw0", "gw1"}
+    assert "gw2" in ran.values()
 
 
 def test_tests_that_use_the_three_brokers_are_listed():

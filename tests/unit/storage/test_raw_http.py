@@ -47,11 +47,11 @@ class AgeingUvloop(Ageing, uvloop.Loop):
 def quiet_collector():
     """Collect garbage when told to and not by chance, and only what is made from now on."""
     gc.collect()
+    # It stays frozen: thawed, every later collection would walk through all that the worker holds.
     gc.freeze()
     gc.disable()
     yield
     gc.enable()
-    gc.unfreeze()
 
 
 def asked(port: int, tls: ssl.SSLContext | None) -> socket.socket:
