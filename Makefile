@@ -67,7 +67,7 @@ durations: ## Run every test and write tests/durations.json, which orders the fi
 	$(MAKE) test ARGS=--record-durations
 
 quick: check ## The inner loop, under two minutes: formatting, types, layers, and the tests that need no process
-	TIERINGD_SEEDS=20 $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder \
+	TIERINGD_SEEDS=20 TIERINGD_PROFILE=quick $(BIN)/pytest --without-long-tests --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder \
 		tests/unit/policies tests/unit/model tests/unit/formats tests/unit/config tests/unit/archive \
 		tests/unit/topics tests/unit/reading tests/unit/archiving tests/unit/gateway \
 		tests/unit/space tests/unit/housekeeping tests/unit/recovery tests/unit/endpoint \

@@ -1,7 +1,7 @@
 """
-The number of examples that Hypothesis tries: the usual number, or many more in `make nightly`.
+The number of examples that Hypothesis tries: usual, many more in `make nightly`, and fewer in `make quick`.
 
-`TIERINGD_PROFILE=nightly` chooses the profile; tests/conftest.py loads it. A test that needs a
+`TIERINGD_PROFILE=nightly` chooses a profile; tests/conftest.py loads it. A test that needs a
 number of its own writes `max_examples=examples(300)`, so that the profile multiplies that too.
 """
 
@@ -12,7 +12,7 @@ from typing import Final
 
 from hypothesis import HealthCheck, settings
 
-FACTORS: Final = {"tieringd": 1, "nightly": 20}
+FACTORS: Final = {"tieringd": 1, "nightly": 20, "quick": 0.1}
 """By profile, the factor for the usual number."""
 USUAL_EXAMPLES: Final = 100
 PROFILE: Final = os.environ.get("TIERINGD_PROFILE", "tieringd")
@@ -20,7 +20,7 @@ PROFILE: Final = os.environ.get("TIERINGD_PROFILE", "tieringd")
 
 def examples(count: int) -> int:
     """Return the number of examples for *count* in this run's profile."""
-    return count * FACTORS[PROFILE]
+    return max(1, int(count * FACTORS[PROFILE]))
 
 
 def load_profile() -> None:

@@ -76,6 +76,7 @@ WITH_PROCESSES: Final = ("tests/e2e/", "tests/integration/")
 """Folders whose tests come first: their brokers and servers end before the others begin."""
 _FEWEST_WITH_FILLER: Final = 3
 _FILLER_NICENESS: Final = 5
+_QUICK_TEST_SECONDS: Final = 3
 LONG_TEST_SECONDS: Final = 15
 LONG_FILE_SECONDS: Final = 30
 _SECONDS_BETWEEN_LINES: Final = 20
@@ -89,12 +90,16 @@ def group_of(file: str) -> str:
     return next((group for group in GROUPS if file.startswith(f"tests/{group}/")), "other")
 
 
-def load_durations(path: Path = DURATIONS) -> dict[str, float]:
-    """Return the seconds of each test file in the recorded run; empty without a record."""
-    if not path.exists():
+def load_durations(kind: str = "files") -> dict[str, float]:
+    """
+    Return seconds in the recorded run; empty without a record.
+
+    *kind* is `files` for each test file, or `long_tests` for each test of some seconds.
+    """
+    if not DURATIONS.exists():
         return {}
-    files: dict[str, float] = json.loads(path.read_text())["files"]
-    return files
+    found: dict[str, float] = json.loads(DURATIONS.read_text())[kind]
+    return found
 
 
 def minutes(seconds: float) -> str:
@@ -192,7 +197,7 @@ class SuiteReport:
         tests = {
             test: round(seconds, 1)
             for test, seconds in self._test_seconds.items()
-            if seconds >= LONG_TEST_SECONDS
+            if seconds >= _QUICK_TEST_SECONDS
         }
         document = {
             "cores": os.cpu_count(),
@@ -271,8 +276,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that records a run."""
+    """Add the options that record a run, and that leave out what took long in the recorded run."""
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.json anew")
+    parser.addoption(
+        "--without-long-tests",
+        action="store_true",
+        help=f"leave out the tests that took {_QUICK_TEST_SECONDS} s or more in the recorded run",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -288,7 +298,16 @@ _REPORT = pytest.StashKey[SuiteReport]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the slowest groups first. In a worker, xdist has `--dist loadgroup` as the option `loadgroup`."""
+    """
+    Put the slowest groups first, and leave out long tests with `--without-long-tests`.
+
+    In a worker, xdist has `--dist loadgroup` as the option `loadgroup`.
+    """
+    if config.getoption("--without-long-tests"):
+        long_tests = load_durations("long_tests").keys()
+        left_out = [item for item in items if item.nodeid.partition("@")[0] in long_tests]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     if config.getoption("loadgroup", default=False):
         items[:] = longest_first(items, load_durations())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from collections import defaultdict
@@ -63,7 +64,7 @@ def test_it({fixture}, number):
 def run_suite(tmp_path):
     """Give a function that writes test files, by the fixture that they use, and runs them on some workers."""
 
-    def run(fixtures, *, workers=2):
+    def run(fixtures, *, workers=2, options=()):
         for name, fixture in fixtures.items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,6 +74,7 @@ def run_suite(tmp_path):
                 *(sys.executable, "-m", "pytest", "--numprocesses", str(workers), "--dist", "loadgroup"),
                 *("--no-loadscope-reorder", "-p", "tests.support.suite_report", "-p", "no:cacheprovider"),
                 *("--import-mode=importlib", "--rootdir", str(tmp_path), str(tmp_path)),
+                *options,
             ],
             cwd=ROOT,
             capture_output=True,
@@ -106,6 +108,22 @@ def test_last_of_three_workers_takes_tests_without_processes(run_suite, tmp_path
     assert ran.keys() == set(files)
     assert {worker for file, worker in ran.items() if "/e2e/" in file} == {"gw0", "gw1"}
     assert "gw2" in ran.values()
+
+
+def test_long_tests_are_left_out_on_request(run_suite, tmp_path):
+    """Those that took long in the recorded run; without a record all run."""
+    durations = tmp_path / "durations.json"
+    (tmp_path / "conftest.py").write_text(
+        "from pathlib import Path\n"
+        "from tests.support import suite_report\n"
+        f"suite_report.DURATIONS = Path({str(durations)!r})\n"
+    )
+    files = dict.fromkeys(PLAIN, "plain")
+    assert " 24 passed" in run_suite(files, options=["--without-long-tests"]).stdout
+    long_tests = {f"{PLAIN[0]}::test_it[{number}]": 9.0 for number in range(3)}
+    durations.write_text(json.dumps({"files": {}, "long_tests": long_tests}))
+    assert " 21 passed" in run_suite(files, options=["--without-long-tests"]).stdout
+    assert " 24 passed" in run_suite(files).stdout
 
 
 def test_tests_that_use_the_three_brokers_are_listed():
