@@ -15,5 +15,6 @@ Read in this order:
 * `uploader`, `remote_log`, `segment_copier`: the copy of a segment. `upload_gate` and `upload_controller`
   decide when it begins; `tombstone_keeper` adds to it.
 * `trimmer`: the local log, and the hint that is published before a trim. `archive_retention`: the archive
-  itself. `user_deletions` finds what a user deleted at the broker.
+  itself. `user_deletions` finds what a user deleted at the broker. `partition_logger` names the partition in
+  the events of all of them.
 """

@@ -28,14 +28,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, takewhile
 
-import structlog
-
 from tieringd.archive.manifest_store import StoredManifest
 from tieringd.archive.record_deletion import following_deletion
 from tieringd.archive.retired_objects import unnamed
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.archiving.claim import Claim
 from tieringd.archiving.observer import Observation
+from tieringd.archiving.partition_logger import PartitionLogger
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.archiving.user_deletions import UserDeletions
 from tieringd.errors import CorruptDataError, ObjectNotFound, StorageError, StorageUnavailable
@@ -64,8 +63,6 @@ from tieringd.policies.total_retention import (
 )
 from tieringd.storage.archive_clock import ArchiveClock
 
-log = structlog.get_logger(__name__)
-
 LOOKUPS_AT_ONCE = 16
 REMEMBERED_MAX = 1024
 """
@@ -83,7 +80,7 @@ OBSERVATIONS_TO_RELEASE = 2
 """Observations that must agree: a broker that crashed may come back with a lower log start offset."""
 
 
-class UploadTimes:
+class UploadTimes(PartitionLogger):
     """Keep one partition's upload times true. Owned by its archiver, and used within its step."""
 
     def __init__(
@@ -93,7 +90,6 @@ class UploadTimes:
         self._claim = claim
         self._remote_log = remote_log
         self._clock = clock
-        self._log = log.bind(topic=partition.topic, partition=partition.partition)
         self._proven: dict[SegmentIdentity, int] = {}
         """Upload times by the store, only of segments that needed proof lately."""
         self._awaits_proof = False
@@ -242,7 +238,7 @@ class _GoneSince:
         return self._since_ms.get(_key(one), one.retired_at_ms)
 
 
-class ArchiveRetention:
+class ArchiveRetention(PartitionLogger):
     """
     Keep one partition's archive within its total retention.
 
@@ -270,7 +266,6 @@ class ArchiveRetention:
         self._metrics = metrics
         self._upload_times = upload_times
         self._clock = clock
-        self._log = log.bind(topic=partition.topic, partition=partition.partition)
         self._last: _Evaluation | None = None
         self._first: FirstEvaluation | None = None
         self._log_observations: tuple[LogObservation, ...] = ()

@@ -28,6 +28,7 @@ from tieringd.archiving.archive_retention import ArchiveRetention, UploadTimes
 from tieringd.archiving.claim import ChangeQueue, Claim, ManifestChange
 from tieringd.archiving.lineage_keeper import LineageKeeper, Spiller
 from tieringd.archiving.observer import Observation
+from tieringd.archiving.partition_logger import LeadershipLogger, PartitionLogger
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.archiving.segment_copier import CopiedSegment
 from tieringd.archiving.trimmer import HintPublisher, Trimmer
@@ -61,13 +62,13 @@ log = structlog.get_logger(__name__)
 _STORE_ERRORS = (StorageError, StorageUnavailable)
 
 
-class GapRecorder:
+class GapRecorder(PartitionLogger):
     """Record the gaps of one partition. Owned by its archiver, used within its step."""
 
     def __init__(self, partition: TopicIdPartition, *, claim: Claim, now_ms: Callable[[], int]) -> None:
         self._claim = claim
         self._now_ms = now_ms
-        self._log = log.bind(topic=partition.topic, partition=partition.partition)
+        self._partition = partition
         self._missed: tuple[int, MissingRange] | None = None
         """The missing range that an earlier observation showed, with the number of that observation."""
 
@@ -234,7 +235,7 @@ class HoleWatch:
         return frozenset(hole for hole, first in self._first_scans.items() if first == self._scan_number)
 
 
-class Archiver:
+class Archiver(LeadershipLogger):
     """
     Keep one partition's remote log up to date with its local log, under one leader epoch.
 
@@ -263,11 +264,6 @@ class Archiver:
         self._metrics = metrics
         self._limits = limits
         self._clock = clock
-        self._log = log.bind(
-            topic=leadership.partition.topic,
-            partition=leadership.partition.partition,
-            leader_epoch=leadership.leader_epoch,
-        )
         self._claim = Claim(leadership, manifests, metrics=metrics, known=known)
         self._changes = ChangeQueue(self._claim)
         self._lineage = LineageKeeper(

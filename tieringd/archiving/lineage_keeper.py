@@ -19,12 +19,11 @@ import asyncio
 from collections.abc import Callable, Collection
 from functools import partial
 
-import structlog
-
 from tieringd.archive.manifest_store import StoredManifest
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.archiving.claim import Claim
 from tieringd.archiving.observer import Observation
+from tieringd.archiving.partition_logger import LeadershipLogger, PartitionLogger
 from tieringd.broker.layout import Layout, open_transactions_at
 from tieringd.errors import CorruptDataError, StorageError, StorageUnavailable, TieringError
 from tieringd.model.local_log import Hole
@@ -35,16 +34,14 @@ from tieringd.policies.lineage import Lineage, LineagePlan, plan_replacement, wh
 from tieringd.policies.record_removal import cut_for_unsettled
 from tieringd.policies.spillover import plan_spillover
 
-log = structlog.get_logger(__name__)
 
-
-class Spiller:
+class Spiller(PartitionLogger):
     """Spill the oldest part of one partition's manifest. Owned by its archiver, used within its step."""
 
     def __init__(self, partition: TopicIdPartition, *, claim: Claim, spillovers: SpilloverManifests) -> None:
         self._claim = claim
         self._spillovers = spillovers
-        self._log = log.bind(topic=partition.topic, partition=partition.partition)
+        self._partition = partition
         self._reported = ""
 
     async def take_back(self, stored: StoredManifest, seen: Observation) -> StoredManifest:
@@ -124,7 +121,7 @@ def _local_offset(seen: Observation) -> int | None:
     return min((one for one in offsets if one is not None), default=None)
 
 
-class LineageKeeper:
+class LineageKeeper(LeadershipLogger):
     """Keep the archive of one partition on its leader's lineage. One task at a time uses it."""
 
     def __init__(
@@ -141,11 +138,6 @@ class LineageKeeper:
         self._layout = layout
         self._spillovers = spillovers
         self._now_ms = now_ms
-        self._log = log.bind(
-            topic=leadership.partition.topic,
-            partition=leadership.partition.partition,
-            leader_epoch=leadership.leader_epoch,
-        )
 
     async def keep(
         self, stored: StoredManifest, seen: Observation, *, new_holes: Collection[Hole] = ()

@@ -20,11 +20,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-import structlog
-
 from tieringd.archive.manifest_store import StoredManifest
 from tieringd.archiving.claim import Claim
 from tieringd.archiving.observer import Observation
+from tieringd.archiving.partition_logger import PartitionLogger
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.broker.base import Broker
 from tieringd.errors import (
@@ -45,8 +44,6 @@ from tieringd.policies.local_retention import TrimCandidate, trim_due_ms
 from tieringd.policies.total_retention import plan_local_expiry
 from tieringd.policies.trim_target import TrimWishes, plan_trim_to_target
 
-log = structlog.get_logger(__name__)
-
 _SEGMENT_BYTES = 1 << 30
 """Kafka's default for a topic that does not set `segment.bytes`."""
 
@@ -59,7 +56,7 @@ deleted.
 """
 
 
-class HintPublisher:
+class HintPublisher(PartitionLogger):
     """Keep the stored hint in line with local retention. Owned by the partition's archiver."""
 
     def __init__(
@@ -68,7 +65,7 @@ class HintPublisher:
         """Take the collaborators; *ages_ms* returns the time that ages count to."""
         self._claim = claim
         self._ages_ms = ages_ms
-        self._log = log.bind(topic=partition.topic, partition=partition.partition)
+        self._partition = partition
         self._memory: HintMemory | None = None
 
     async def step(
@@ -135,7 +132,7 @@ class TrimRecord(Protocol):
         ...
 
 
-class Trimmer:
+class Trimmer(PartitionLogger):
     """
     Trim one partition's local segments.
 
@@ -165,13 +162,12 @@ class Trimmer:
         """
         self._record = record
         self._leadership = leadership
-        self._partition = partition = leadership.partition
+        self._partition = leadership.partition
         self._broker = broker
         self._remote_log = remote_log
         self._metrics = metrics
         self._steady_ms = steady_ms
         self._is_current = is_current
-        self._log = log.bind(topic=partition.topic, partition=partition.partition)
         self._proved: dict[int, tuple[int, int, int]] = {}
         self._denied_until_ms = 0
         self._trimmed_at = -math.inf

@@ -15,8 +15,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-import structlog
-
+from tieringd.archiving.partition_logger import PartitionLogger
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.archiving.segment_copier import CopiedSegment, CopyRequest
 from tieringd.archiving.upload_gate import Urgency
@@ -26,8 +25,6 @@ from tieringd.model.local_log import Hole, LocalLog
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.segment import LocalSegment, SegmentSlice
 from tieringd.policies.upload_plan import admissible_prefix
-
-log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +36,14 @@ class _Held:
     fault: str
 
 
-class Quarantine:
+class Quarantine(PartitionLogger):
     """Hold one partition back at its first corrupt segment. Owned by the partition's archiver."""
 
     def __init__(self, partition: TopicIdPartition, *, metrics: Metrics) -> None:
         self._held: _Held | None = None
         self._topic = partition.topic
         self._metrics = metrics
-        self._log = log.bind(topic=partition.topic, partition=partition.partition)
+        self._partition = partition
 
     @property
     def fault(self) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import structlog
 
 from tieringd.archiving.observer import Observation
+from tieringd.archiving.partition_logger import PartitionLogger
 from tieringd.broker.segment_file import is_inside_batch
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.model.manifest import PartitionManifest
@@ -22,11 +23,11 @@ from tieringd.storage.threads import in_thread
 log = structlog.get_logger(__name__)
 
 
-class UserDeletions:
+class UserDeletions(PartitionLogger):
     """Find the deletions of one partition. Owned by its archiver, and used within its step."""
 
     def __init__(self, partition: TopicIdPartition) -> None:
-        self._log = log.bind(topic=partition.topic, partition=partition.partition)
+        self._partition = partition
         self._looked_up: tuple[str, int] | None = None
         """The file and the log start offset that were looked up last."""
         self._is_inside_batch = False
