@@ -393,6 +393,37 @@ GUARDS: tuple[Guard, ...] = (
         "Objects outlive what named them by the delete delay",
         worlds=BROKER,
     ),
+    # Deletions by users.
+    guard(
+        "deletion-is-followed-later",
+        f"{_ARCHIVING}/archiver.py",
+        "return appended.following_deletion(now_ms=self._clock())",
+        "return appended",
+        "What users deleted before it was archived is hidden once it is",
+        worlds=STORM,
+    ),
+    guard(
+        "deletion-names-its-epoch",
+        "tieringd/model/manifest.py",
+        "        later = (start for epoch, start in self.epochs if epoch > deletion.leader_epoch)\n"
+        "        return min(deletion.before_offset, min(later, default=deletion.before_offset))",
+        "        return deletion.before_offset",
+        "A deletion takes no records of a later leader",
+        Edit(
+            "tieringd/model/manifest.py",
+            "    if deletion.leader_epoch >= leader_epoch or deletion.before_offset <= next_offset:",
+            "    if True:",
+        ),
+        worlds=STORM,
+    ),
+    guard(
+        "deletion-beside-another",
+        "tieringd/model/manifest.py",
+        "        if not kept or one.leader_epoch > kept[-1].leader_epoch:",
+        "        if not kept:",
+        "A deletion under another leader epoch replaces no recorded one",
+        worlds=STORM,
+    ),
     # Objects of the store.
     guard(
         "read-back",
@@ -435,8 +466,8 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "topic-manifest-before-trim",
         f"{_ARCHIVING}/observer.py",
-        "        if is_counted or topic.never_trimmed_because:",
-        "        if True:",
+        "topic if topic.never_trimmed_because else replace(topic, never_trimmed_because=_NOT_ON_RECORD)",
+        "topic",
         "Nothing is trimmed before a topic manifest in the bucket counts its partition",
         worlds=STORM,
     ),

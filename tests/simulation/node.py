@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ROUND_SECONDS = 3.0
 JOB_SECONDS = 7.0
 _PIN_PATIENCE_SECONDS = PIN_UNKNOWN_AFTER_SECONDS + 4 * ROUND_SECONDS
-_LIMITS = StoreLimits(
+LIMITS = StoreLimits(
     initial_backoff_seconds=0.1,
     max_backoff_seconds=1.0,
     segment_upload_timeout_seconds=6.0,
@@ -44,7 +44,7 @@ class Node:
         self.broker_wire = ClusterWire(cluster.random, fault_rate=fault_rate / 2)
         store = ResilientStore(
             cluster.store_over(self.store_wire, number),
-            _LIMITS,
+            LIMITS,
             random=Random(cluster.random.random()),
             tries_checksums=cluster.tries_checksums,
         )

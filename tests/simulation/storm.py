@@ -21,10 +21,12 @@ from tests.fakes.archive import tiered_config
 from tests.fakes.store import DistantStore
 from tests.fakes.trusting_store import TrustingStore
 from tests.simulation.cluster import Cluster
+from tests.simulation.faults import ClusterWire
 from tests.simulation.node import ROUND_SECONDS
 from tests.simulation.storm_broker import StormBroker
 from tests.simulation.storm_promises import StormPromises
 from tests.simulation.torn_layout import TornLayout
+from tests.simulation.users import Users
 from tieringd.daemon.housekeeping_jobs import merge_job
 from tieringd.daemon.scrubbing import scrub_job
 from tieringd.metrics import Metrics
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from pathlib import Path
 
-    from tests.simulation.cluster_promises import ClusterPromises
-    from tests.simulation.faults import ClusterWire
     from tests.simulation.node import Node
     from tests.simulation.replication import Replication
     from tieringd.archiving.reconciler import Reconciler
@@ -68,6 +68,7 @@ class Storm(Cluster):
         self._bad = self.stream("bad disks")
         self._bits = self.stream("bits")
         self._power = self.stream("power")
+        self._users = self.stream("users")
         self._trusts = shape.random() < 0.3
         if self._trusts:
             # What was read back is not written over by a late request that is damaged as well.
@@ -80,6 +81,7 @@ class Storm(Cluster):
             for replica in partition.replicas:
                 replica.counts_strays = False
         self.promises = self._promises()
+        self.users = Users(self.partitions[0], self._users, now_ms=self.now_ms)
         self._torn_rate = shape.choice([0.0, 0.25])
         self._notes_late = shape.random() < 0.3
         for replica in self.partitions[0].replicas if self._notes_late else ():
@@ -100,7 +102,7 @@ class Storm(Cluster):
         with patch.object(manifests, "SEGMENTS_REMEMBERED", remembered):
             await super().run()
 
-    def _promises(self) -> ClusterPromises:
+    def _promises(self) -> StormPromises:
         return StormPromises(self.store, self.partitions)
 
     def config(self, log_dir: Path) -> Config:
@@ -349,13 +351,34 @@ archive_quarantine_ms: 60s
 
     def _delete_records(self, partition: Replication) -> None:
         """Delete records before an offset, as a user asks for it."""
-        log = partition.log
-        bases = [one for one in log.batch_bases if log.log_start_offset < one <= log.stable_end]
-        if bases:
-            offset = self._bad.choice(bases[: len(bases) // 2 + 1])
-            partition.user_start = max(partition.user_start, offset)
-            log.log_start_offset = offset
-            log.delete_below_start(is_requested=False)
+        random, log = self._users, partition.log
+        offsets = range(log.log_start_offset + 1, log.stable_end + 1)
+        if not offsets:
+            return
+        # Mostly at a batch, and mostly not the newest records.
+        bases = [one for one in log.batch_bases if one in offsets] or offsets
+        among = bases if random.random() < 0.7 else offsets
+        offset = random.choice(among[: len(among) // 2 + 1] if random.random() < 0.7 else among)
+        way = random.choice(["past all", "command", "gateway"])
+        if way == "past all":
+            partition.delete_records(offset)
+        elif way == "command":
+            wire = ClusterWire(random, fault_rate=random.choice([0.0, 0.1]))
+            self._begin(self.users.delete_by_command(offset, self._store_of_users(wire)))
+        else:
+            node = self.nodes[partition.leader]
+            node.aside(self.users.delete_by_gateway(offset, self._store_of_users(node.store_wire), node))
+
+    def _store_of_users(self, wire: ClusterWire) -> DistantStore:
+        """Return the bucket as a command, or a gateway, reaches it over *wire*: both edit manifests."""
+
+        def on_put(key: str) -> None:
+            (partition,) = self.partitions
+            manifest = self.promises.manifest_of(partition)
+            if manifest is not None:
+                self.on_put(partition.leaders[manifest.leader_epoch], key)
+
+        return DistantStore(self.store, wire, on_put=on_put)
 
     def _go_bad(self, partition: Replication) -> None:
         """Let one of the leader's closed files have other bytes, with the same bounds and size."""
@@ -434,7 +457,7 @@ archive_quarantine_ms: 60s
         manifest = self.promises.manifest_of(partition)
         is_forgotten = manifest is not None and partition.log.epochs[0][1] >= manifest.next_offset
         faults = self.nodes[partition.leader].faults.values()
-        return is_forgotten and any("is not the one that was archived" in why for why in faults)
+        return is_forgotten and any("is not the log that was archived" in why for why in faults)
 
     async def _settle(self) -> None:
         for node in (*self._ended, *self.nodes):
@@ -453,3 +476,6 @@ archive_quarantine_ms: 60s
         for partition in self.partitions:
             self._mend(partition)
         await super()._settle()
+        for partition in self.partitions:
+            if partition.name not in self._held:
+                self.promises.expect_deleted(partition)
