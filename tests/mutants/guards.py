@@ -424,6 +424,14 @@ GUARDS: tuple[Guard, ...] = (
         "A deletion under another leader epoch replaces no recorded one",
         worlds=STORM,
     ),
+    guard(
+        "deletion-under-the-epoch-it-had",
+        "tieringd/gateway/readable_partitions.py",
+        "epoch = self._last_led.get(partition, found.manifest.leader_epoch)",
+        "epoch = found.manifest.leader_epoch",
+        "A deletion through a gateway that was overtaken by an election takes no records of the new leader",
+        worlds=STORM,
+    ),
     # Objects of the store.
     guard(
         "read-back",

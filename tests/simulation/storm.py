@@ -352,6 +352,9 @@ archive_quarantine_ms: 60s
     def _delete_records(self, partition: Replication) -> None:
         """Delete records before an offset, as a user asks for it."""
         random, log = self._users, partition.log
+        is_overtaken = self.elects_uncleanly and random.random() < 0.3
+        if is_overtaken:
+            self._lag(partition)
         offsets = range(log.log_start_offset + 1, log.stable_end + 1)
         if not offsets:
             return
@@ -368,6 +371,18 @@ archive_quarantine_ms: 60s
         else:
             node = self.nodes[partition.leader]
             node.aside(self.users.delete_by_gateway(offset, self._store_of_users(node.store_wire), node))
+        if is_overtaken:
+            self._begin(self._overtake(partition))
+
+    async def _overtake(self, partition: Replication) -> None:
+        """Elect a replica that lacks the newest records, while a deletion of them may be under way."""
+        random, leader = self._users, partition.leader
+        others = sorted(set(range(len(partition.replicas))) - partition.in_sync)
+        await asyncio.sleep(random.uniform(0, 3))
+        if others and partition.leader == leader:
+            partition.elect(random.choice(others))
+            for _ in range(3):
+                await self._write_some(partition, random)
 
     def _store_of_users(self, wire: ClusterWire) -> DistantStore:
         """Return the bucket as a command, or a gateway, reaches it over *wire*: both edit manifests."""

@@ -66,7 +66,7 @@ class _Request:
         for follower in sorted(partition.in_sync - {broker}):
             partition.hear(follower)
             partition.fetch(follower)
-        await asyncio.sleep(self._random.choice([0.0, 0.0, 2.0, 15.0]))
+        await asyncio.sleep(self._random.choice([0.0, 0.0, 2.0, 15.0, 60.0]))
         return before_offset
 
     def note_recorded(self, leader_epoch: int) -> None:
@@ -109,15 +109,18 @@ class Users:
         """Send DeleteRecords through the gateway of *node* until it succeeds, a few times."""
         now, name = asyncio.get_running_loop().time, self._partition.name
         gateway = ReadablePartitions(node.reconciler, self._manifests(store), now=now, now_ms=self._now_ms)
+        known: int | None = None
         for _ in range(TRIES):
             request = _Request(self._partition, self._random)
             with suppress(TieringError):
+                # Other clients use this gateway all the time, so it knows who leads.
+                gateway.may_have(name.topic, name.partition)
+                known = self._known_epoch(node) if known is None else known
                 await request.delete(node.number, before_offset)
                 await node.store_wire.sendable()
                 found = await gateway.find(name.topic, name.partition)
                 if found is None:
                     return
-                known = self._known_epoch(node)
                 leader_epoch = found.manifest.leader_epoch if known is None else known
                 await gateway.record_deletion(found, before_offset)
                 request.note_recorded(leader_epoch)

@@ -410,6 +410,30 @@ async def test_deletion_of_a_partition_that_is_not_archived_any_more_is_recorded
 
 
 @virtually
+async def test_deletion_names_no_later_leader_than_the_broker_that_deleted(tmp_path, store, writers):
+    """Another broker leads by the time that the deletion is recorded: its records stay."""
+    writer = writers[0]
+    writer.closed_segment()
+    writer.closed_segment()
+    await archived(writer, archive_in(store))
+    daemon, key = Daemon(tmp_path, store, writers), ("orders", 0)
+    async with serving(tmp_path, store, daemon) as behind:
+        assert behind.answers.may_have(*key)
+        daemon.broker.followed[writer.name] = daemon.broker.epochs.pop(writer.name) + 1
+        await daemon.round()
+        # The new leader has other records from offset 3 on.
+        stored = await daemon.archive.manifests.load(writer.identified)
+        cut = stored.existing.cut_back(3, leader_epoch=1, now_ms=0)
+        segment = replace(stored.existing.segments[1], leader_epoch=1)
+        grown = cut.appended([segment], [(1, segment.base_offset)])
+        await daemon.archive.manifests.commit(stored, grown, leader_epoch=1)
+        await behind.answers.delete_records({key: 5})
+    manifest = stored_manifest(store, writer)
+    assert manifest.deletions == (RecordDeletion(5, leader_epoch=0),)
+    assert manifest.start_offset == 3
+
+
+@virtually
 async def test_before_the_first_round_nobody_is_told_that_there_is_no_archive(tmp_path, store, daemon):
     """A client has to try again; an answer without the archive would make it skip records."""
     host = Host(tmp_path / "cache", store)
