@@ -20,7 +20,7 @@ from tieringd.formats.record_batch import parse_header
 from tieringd.policies.epoch_history import without_below
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from random import Random
 
 
@@ -49,6 +49,8 @@ class Replica(LogWriter):
         self.deletions: list[Deletion] = []
         self.notes_epochs_after: Random | None = None
         """Says how much later a new leader's epoch is in the file of epochs, up to its first record."""
+        self.dated_by: Callable[[], int] | None = None
+        """The clock that dates records; without one they are dated by their offsets."""
         self.counts_strays = True
         """Whether what is set aside counts as held, if it is of this log. Not where its note may be lost."""
         self._closed_at: dict[int, float] = {}
@@ -72,6 +74,18 @@ class Replica(LogWriter):
             self._write_epochs()
         self._journal.setdefault(written.base_offset, set()).add(written.data)
         return super()._add(written)
+
+    def append(
+        self,
+        *values: bytes | None,
+        keys: Sequence[bytes | None] | None = None,
+        producer_id: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> int:
+        """Append one batch, dated by the time if this log's records are."""
+        if self.dated_by is not None and timestamp_ms is None:
+            timestamp_ms = self.dated_by()
+        return super().append(*values, keys=keys, producer_id=producer_id, timestamp_ms=timestamp_ms)
 
     def roll(self) -> int:
         """Close the active segment, and note when."""

@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from tieringd.housekeeping.partition_sweep import HousekeepingJob
 
 BROKER_STOPS = ("replicas", "log_bounds", "trim", "delete_records")
+RETENTION_MS = 60_000
+SMALL_CLOCK_ERROR_MS = 20_000
+"""How far a clock may be off unnoticed, in these histories."""
+HOUR_MS = 3_600_000
 STORE_STOPS = ("put", "head", "get", "delete_many", "list_page")
 
 
@@ -81,6 +85,10 @@ class Storm(Cluster):
             for replica in partition.replicas:
                 replica.counts_strays = False
         self.promises = self._promises()
+        self._clocks = self.stream("clocks")
+        self._retention_ms = RETENTION_MS if self._clocks.random() < 0.25 else None
+        if self._retention_ms is not None:
+            self._keep_time(self._retention_ms)
         self.users = Users(self.partitions[0], self._users, now_ms=self.now_ms)
         self._torn_rate = shape.choice([0.0, 0.25])
         self._notes_late = shape.random() < 0.3
@@ -102,6 +110,19 @@ class Storm(Cluster):
         with patch.object(manifests, "SEGMENTS_REMEMBERED", remembered):
             await super().run()
 
+    def _keep_time(self, retention_ms: int) -> None:
+        """Give the store a clock that is right, and the records their times; hosts' clocks go wrong."""
+        self.store.now_ms = self.now_ms
+        self.promises.old_before_ms = lambda: self.now_ms() - retention_ms + SMALL_CLOCK_ERROR_MS
+        for replica in self.partitions[0].replicas:
+            replica.dated_by = self.now_ms
+
+    def _set_clock(self, _: Replication) -> None:
+        """Set the clock of a host wrong, by a little or a lot, or right again."""
+        wrong_ms = self._clocks.choice([SMALL_CLOCK_ERROR_MS, HOUR_MS, 400 * 24 * HOUR_MS])
+        number = self._clocks.randrange(len(self.nodes))
+        self.clock_errors_ms[number] = self._clocks.choice([0, -wrong_ms, wrong_ms, wrong_ms])
+
     def _promises(self) -> StormPromises:
         return StormPromises(self.store, self.partitions)
 
@@ -111,6 +132,7 @@ class Storm(Cluster):
             log_dir,
             target_bytes=self.target_bytes,
             interval_ms=int(ROUND_SECONDS * 1000),
+            retention_ms=self._retention_ms,
             more=f"""\
 cloud_storage_enable_segment_merging: {str(self._merges).lower()}
 cloud_storage_segment_size_target: 900
@@ -225,6 +247,7 @@ archive_quarantine_ms: 60s
             self._die_committing: 4,
             self._flip_bits: 4 if self._trusts else 0,
             self._lose_power: 2 if self.has_pins else 0,
+            self._set_clock: 6 if self._retention_ms else 0,
         }
 
     # Leadership that goes and comes back while a daemon is stopped.
@@ -480,6 +503,7 @@ archive_quarantine_ms: 60s
                 wire.stops_at = None
                 wire.end_faults()
         self._refusal_rate, self._dying = 0.0, None
+        self.clock_errors_ms.clear()
         while self._moving:
             await asyncio.wait(self._moving)
         for node in self.nodes:

@@ -9,7 +9,7 @@ from tieringd.formats.object_keys import topic_key, topic_manifest_key
 from tieringd.formats.record_batch import parse_header
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tests.simulation.replication import Replication
     from tieringd.model.manifest import PartitionManifest
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class StormPromises(ClusterPromises):
-    """What must hold of an archive whose head users delete, and whose segments are merged."""
+    """What must hold of an archive whose head users delete, or retention, and whose segments are merged."""
+
+    old_before_ms: Callable[[], int] = staticmethod(lambda: 0)
+    """Retention by age may take records that are dated before it."""
 
     def _check_history(
         self,
@@ -56,9 +59,11 @@ class StormPromises(ClusterPromises):
         if earlier is not None and start_offset > earlier.start_offset:
             hidden = {*known, *manifest.segments.overlapping(0, start_offset)}
             for offset, data in self._records(manifest, hidden):
-                assert offset >= start_offset or (offset, data) in partition.let_go, (
-                    f"{name}: the archive begins at {start_offset}, and nobody deleted {offset}"
-                )
+                if offset < start_offset and (offset, data) not in partition.let_go:
+                    assert parse_header(data, 0).max_timestamp_ms < self.old_before_ms(), (
+                        f"{name}: the archive begins at {start_offset}, and nothing deleted {offset}"
+                    )
+                    partition.let_go.add((offset, data))
         last_offset = max((offset for offset, _ in partition.deleted), default=-1)
         visible = manifest.segments.overlapping(start_offset, last_offset + 1)
         for offset, data in self._records(manifest, visible):
