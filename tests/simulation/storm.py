@@ -107,6 +107,7 @@ class Storm(Cluster):
     async def run(self) -> None:
         """Run the history, with limits that are reached within it."""
         remembered = self.stream("limits").choice([1, 2, manifests.SEGMENTS_REMEMBERED])
+        self._begin_with_records(self.stream("begin"))
         with patch.object(manifests, "SEGMENTS_REMEMBERED", remembered):
             await super().run()
 
@@ -122,6 +123,16 @@ class Storm(Cluster):
         wrong_ms = self._clocks.choice([SMALL_CLOCK_ERROR_MS, HOUR_MS, 400 * 24 * HOUR_MS])
         number = self._clocks.randrange(len(self.nodes))
         self.clock_errors_ms[number] = self._clocks.choice([0, -wrong_ms, wrong_ms, wrong_ms])
+
+    def _begin_with_records(self, random: Random) -> None:
+        """Let the log have segments before the first daemon starts, in some histories."""
+        (partition,) = self.partitions
+        for _ in range(random.choice([0, 0, 2, 6])):
+            self._append_with(partition, random)
+            if random.random() < 0.7:
+                partition.log.roll()
+            for broker in range(len(partition.replicas)):
+                partition.fetch(broker)
 
     def _promises(self) -> StormPromises:
         return StormPromises(self.store, self.partitions)

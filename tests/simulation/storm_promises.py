@@ -31,6 +31,11 @@ class StormPromises(ClusterPromises):
     ) -> list[RemoteSegment]:
         """See that what was archived still is, as it was or as a part of a merge; return what is new."""
         name = str(partition.name)
+        if earlier is None and manifest.leader_epoch == partition.leader_epoch:
+            log_start_offset = partition.log.log_start_offset
+            assert manifest.start_offset <= log_start_offset, (
+                f"{name}: the archive begins at {manifest.start_offset}, and the log at {log_start_offset}"
+            )
         self._check_start(partition, manifest, earlier, known)
         kept = [one for one in known if one.next_offset > manifest.start_offset]
         merged: set[RemoteSegment] = set()
