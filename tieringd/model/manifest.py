@@ -235,7 +235,9 @@ class PartitionManifest:
             ),
         )
 
-    def cut_back(self, next_offset: int, *, leader_epoch: int, now_ms: int) -> PartitionManifest:
+    def cut_back(
+        self, next_offset: int, *, leader_epoch: int, now_ms: int, same_to: int = 0
+    ) -> PartitionManifest:
         """
         Return a manifest that ends at *next_offset*, and records the offsets that were replaced.
 
@@ -244,13 +246,16 @@ class PartitionManifest:
         is left may begin anew before its start: what was there has expired, or was never archived, and
         another leader wrote other records at these offsets.
 
+        The leader's records before *same_to* are those of the archive, though some are cut off and archived
+        anew. A user's deletion still reaches that far.
+
         Raises:
             ValueError: *next_offset* is inside a segment or gap, or outside the manifest. Or all that
                 would be left is spilled, and has to be taken back first.
         """
         undone = self.undone(next_offset, now_ms=now_ms)
         if undone is not self:
-            return undone.cut_back(next_offset, leader_epoch=leader_epoch, now_ms=now_ms)
+            return undone.cut_back(next_offset, leader_epoch=leader_epoch, now_ms=now_ms, same_to=same_to)
         is_spilled = self.spillover is not None and self.spillover.segments > 0
         ends = {self.live_offset, *(one.next_offset for one in self.gaps)}
         table = self.segments
@@ -281,7 +286,9 @@ class PartitionManifest:
             replacements=(*self.replacements, replacement),
             crossing=tuple(one for one in self.crossing if one.first_offset < next_offset),
             unsettled=_cut(self.unsettled, next_offset),
-            deletions=_furthest(_without_replaced(one, next_offset, leader_epoch) for one in self.deletions),
+            deletions=_furthest(
+                _without_replaced(one, max(next_offset, same_to), leader_epoch) for one in self.deletions
+            ),
         )
 
     def undone_from(self, next_offset: int) -> int | None:

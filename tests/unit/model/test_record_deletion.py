@@ -130,3 +130,11 @@ def test_cut_leaves_no_two_deletions_of_one_end():
     found = deleted(341, deleted(350, leader_epoch=3), leader_epoch=4)
     assert len(found.deletions) == 2
     assert found.cut_back(200, leader_epoch=6, now_ms=1).deletions == (RecordDeletion(200, 4),)
+
+
+@pytest.mark.parametrize(("same_to", "before_offset"), [(0, 200), (240, 240), (400, 250)])
+def test_deletion_outlives_a_cut_as_far_as_the_records_are_the_same(same_to, before_offset):
+    """A segment that diverges inside is cut off as a whole; its first records are archived anew."""
+    recorded = replace(ARCHIVE, deletions=(RecordDeletion(250, 5),))
+    cut = recorded.cut_back(200, leader_epoch=6, now_ms=1, same_to=same_to)
+    assert cut.deleted_before == before_offset
