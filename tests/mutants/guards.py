@@ -373,7 +373,7 @@ GUARDS: tuple[Guard, ...] = (
         "return NOTHING_IS_OLD_MS if self.doubt_after(committed_at_ms) else self.now_ms",
         "return self.now_ms",
         "Nothing goes by age while a clock is in doubt",
-        worlds=BROKER,
+        worlds=("storm", "broker"),
     ),
     guard(
         "proof-of-upload-time",
