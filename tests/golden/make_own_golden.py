@@ -207,7 +207,7 @@ MANIFEST_V5 = replace(
 """What version 4 could say, and what version 5 brought."""
 NEW_MANIFEST_V5 = NEW_MANIFEST_V4
 
-MANIFEST = replace(MANIFEST_V5, deletion=RecordDeletion(2**62, leader_epoch=2**31 - 2))
+MANIFEST = replace(MANIFEST_V5, deletions=(RecordDeletion(2**62, leader_epoch=2**31 - 2),))
 """What version 5 could say, and what version 6 brought."""
 NEW_MANIFEST = NEW_MANIFEST_V5
 

@@ -373,7 +373,7 @@ GUARDS: tuple[Guard, ...] = (
         "return NOTHING_IS_OLD_MS if self.doubt_after(committed_at_ms) else self.now_ms",
         "return self.now_ms",
         "Nothing goes by age while a clock is in doubt",
-        worlds=BROKER,
+        worlds=("storm", "broker"),
     ),
     guard(
         "proof-of-upload-time",
@@ -392,6 +392,45 @@ GUARDS: tuple[Guard, ...] = (
         "for one in _free(manifest)",
         "Objects outlive what named them by the delete delay",
         worlds=BROKER,
+    ),
+    # Deletions by users.
+    guard(
+        "deletion-is-followed-later",
+        f"{_ARCHIVING}/archiver.py",
+        "return appended.following_deletion(now_ms=self._clock())",
+        "return appended",
+        "What users deleted before it was archived is hidden once it is",
+        worlds=STORM,
+    ),
+    guard(
+        "deletion-names-its-epoch",
+        "tieringd/model/manifest.py",
+        "        later = (start for epoch, start in self.epochs if epoch > deletion.leader_epoch)\n"
+        "        return min(deletion.before_offset, min(later, default=deletion.before_offset))",
+        "        return deletion.before_offset",
+        "A deletion takes no records of a later leader",
+        Edit(
+            "tieringd/model/manifest.py",
+            "    if deletion.leader_epoch >= leader_epoch or deletion.before_offset <= next_offset:",
+            "    if True:",
+        ),
+        worlds=STORM,
+    ),
+    guard(
+        "deletion-beside-another",
+        "tieringd/model/manifest.py",
+        "        if not kept or one.leader_epoch > kept[-1].leader_epoch:",
+        "        if not kept:",
+        "A deletion under another leader epoch replaces no recorded one",
+        worlds=STORM,
+    ),
+    guard(
+        "deletion-under-the-epoch-it-had",
+        "tieringd/gateway/readable_partitions.py",
+        "epoch = self._last_led.get(partition, found.manifest.leader_epoch)",
+        "epoch = found.manifest.leader_epoch",
+        "A deletion through a gateway that was overtaken by an election takes no records of the new leader",
+        worlds=STORM,
     ),
     # Objects of the store.
     guard(
@@ -435,8 +474,8 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "topic-manifest-before-trim",
         f"{_ARCHIVING}/observer.py",
-        "        if is_counted or topic.never_trimmed_because:",
-        "        if True:",
+        "topic if topic.never_trimmed_because else replace(topic, never_trimmed_because=_NOT_ON_RECORD)",
+        "topic",
         "Nothing is trimmed before a topic manifest in the bucket counts its partition",
         worlds=STORM,
     ),

@@ -63,6 +63,8 @@ class Cluster:
         self.promises = self._promises()
         self.nodes: list[Node] = []
         self._lives = 0
+        self.clock_errors_ms: dict[int, int] = {}
+        """How far the clock of each broker's host is ahead, where it is wrong."""
         self._held: set[TopicPartition] = set()
         """Partitions that wait for an operator: nobody may give up what only the archive holds."""
         self._broken: list[AssertionError] = []

@@ -70,8 +70,9 @@ class ClusterPromises:
         truth = {one.data for one in partition.log.batches}
         held = set() if broker == partition.leader else partition.log.held_offsets()
         for batch in replica.batches:
-            is_let_go = replica.log_start_offset <= batch.base_offset < before_offset
-            if is_let_go and batch.data in truth and batch.base_offset not in held:
+            is_let_go = replica.log_start_offset < batch.next_offset and batch.base_offset < before_offset
+            is_users = (batch.next_offset - 1, batch.data) in partition.let_go
+            if is_let_go and not is_users and batch.data in truth and batch.base_offset not in held:
                 stored = manifest.segments.covering(batch.base_offset) if manifest else None
                 what = f"{partition.name}: broker {broker} trims to {before_offset}"
                 assert stored is not None, f"{what}, and {batch.base_offset} is not durable"
@@ -208,8 +209,8 @@ class ClusterPromises:
             # What a deposed leader had is not known any more.
             return
         replica, name = partition.log, str(partition.name)
-        # What users had deleted nobody holds for them.
-        offsets = set(range(max(gap.base_offset, partition.user_start), gap.next_offset))
+        # What users deleted is held by nothing.
+        offsets = set(range(gap.base_offset, gap.next_offset)) - partition.let_go_offsets()
         held = offsets & replica.held_offsets()
         assert not held, f"{name}: {gap} is recorded, and {min(held)} is on the leader's disk"
         for one in replica.deletions:
@@ -273,8 +274,8 @@ class ClusterPromises:
 
     def expect_all_on_disk(self, partition: Replication, manifest: PartitionManifest) -> None:
         """What is acknowledged and not in the archive is in the leader's log."""
-        begin = max(manifest.next_offset, partition.user_start)
-        missing = set(range(begin, partition.log.next_offset)) - partition.log.held_offsets()
+        wanted = set(range(manifest.next_offset, partition.log.next_offset)) - partition.let_go_offsets()
+        missing = wanted - partition.log.held_offsets()
         assert not missing, f"{partition.name}: {min(missing)} is nowhere"
 
     def _data(self, manifest: PartitionManifest, segment: RemoteSegment) -> bytes:

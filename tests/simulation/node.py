@@ -16,6 +16,7 @@ from tieringd.broker.pins import PinDirectory
 from tieringd.errors import TieringError
 from tieringd.metrics import Metrics
 from tieringd.policies.upload_control import ControllerLimits, PaceLimits
+from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 ROUND_SECONDS = 3.0
 JOB_SECONDS = 7.0
 _PIN_PATIENCE_SECONDS = PIN_UNKNOWN_AFTER_SECONDS + 4 * ROUND_SECONDS
-_LIMITS = StoreLimits(
+LIMITS = StoreLimits(
     initial_backoff_seconds=0.1,
     max_backoff_seconds=1.0,
     segment_upload_timeout_seconds=6.0,
@@ -44,16 +45,20 @@ class Node:
         self.broker_wire = ClusterWire(cluster.random, fault_rate=fault_rate / 2)
         store = ResilientStore(
             cluster.store_over(self.store_wire, number),
-            _LIMITS,
+            LIMITS,
             random=Random(cluster.random.random()),
             tries_checksums=cluster.tries_checksums,
         )
         log_dir, pin_root = cluster.directories(number)
+        clock = ArchiveClock(
+            wall_ms=lambda: cluster.now_ms() + cluster.clock_errors_ms.get(number, 0),
+            steady_seconds=lambda: cluster.now_ms() / 1000,
+        )
+        clock.listen_to(store.backend)
         self.reconciler = reconciler_of(
             config := cluster.config(log_dir),
-            archive := archive_in(store, writer_id=writer_id, now_ms=cluster.now_ms, layout=cluster.layout()),
+            archive := archive_in(store, writer_id=writer_id, clock=clock, layout=cluster.layout()),
             cluster.broker_over(self.broker_wire, number),
-            now_ms=cluster.now_ms,
             pins={str(log_dir): PinDirectory(str(pin_root))} if cluster.has_pins else None,
             max_interval_ms=cluster.max_interval_ms,
         )

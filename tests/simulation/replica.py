@@ -20,7 +20,7 @@ from tieringd.formats.record_batch import parse_header
 from tieringd.policies.epoch_history import without_below
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from random import Random
 
 
@@ -49,6 +49,8 @@ class Replica(LogWriter):
         self.deletions: list[Deletion] = []
         self.notes_epochs_after: Random | None = None
         """Says how much later a new leader's epoch is in the file of epochs, up to its first record."""
+        self.dated_by: Callable[[], int] | None = None
+        """The clock that dates records; without one they are dated by their offsets."""
         self.counts_strays = True
         """Whether what is set aside counts as held, if it is of this log. Not where its note may be lost."""
         self._closed_at: dict[int, float] = {}
@@ -72,6 +74,18 @@ class Replica(LogWriter):
             self._write_epochs()
         self._journal.setdefault(written.base_offset, set()).add(written.data)
         return super()._add(written)
+
+    def append(
+        self,
+        *values: bytes | None,
+        keys: Sequence[bytes | None] | None = None,
+        producer_id: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> int:
+        """Append one batch, dated by the time if this log's records are."""
+        if self.dated_by is not None and timestamp_ms is None:
+            timestamp_ms = self.dated_by()
+        return super().append(*values, keys=keys, producer_id=producer_id, timestamp_ms=timestamp_ms)
 
     def roll(self) -> int:
         """Close the active segment, and note when."""
@@ -112,12 +126,15 @@ class Replica(LogWriter):
         That may be only where the broker deleted what followed while no daemon looked: it is lost as well.
         """
         unseen = {one.base_offset for one in self.deletions if not one.is_safe}
-        return {
-            offset
-            for base_offset, next_offset in self._pinned("*.stray")
-            if next_offset in unseen or not self.counts_strays
-            for offset in range(base_offset, next_offset)
-        }
+        strays = self._pinned("*.stray")
+        found = [one for one in strays if one[1] in unseen or not self.counts_strays]
+        first = self.bases_on_disk[0]
+        if not self.counts_strays and any(
+            one.next_offset == first and not one.is_safe for one in self.deletions
+        ):
+            # The daemon sets them aside at its next look.
+            found += [one for one in self._pinned("*.log") if one[1] <= first]
+        return {offset for base_offset, next_offset in found for offset in range(base_offset, next_offset)}
 
     def rewrite_file(self, base_offset: int) -> None:
         """Write a segment's file anew, as it was written first."""
@@ -161,9 +178,10 @@ class Replica(LogWriter):
         self._cut_to(_divergence(self.batches, theirs))
         missing = [one for one in theirs if one.base_offset >= self.next_offset]
         if self.next_offset < leader.log_start_offset:
-            before = [one for one in missing if one.base_offset < leader.log_start_offset]
-            self._start_at(leader.log_start_offset, before)
+            # The leader answers with whole batches, and a user may have deleted a part of the first one.
+            before = [one for one in missing if one.next_offset <= leader.log_start_offset]
             missing = missing[len(before) :]
+            self._start_at(missing[0].base_offset if missing else leader.log_start_offset, before)
         for one in missing[:count]:
             self._note_epoch(one)
             self._add(one)

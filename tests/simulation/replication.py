@@ -29,8 +29,10 @@ class Replication:
         self.in_sync = set(range(len(replicas)))
         self.stable_to: defaultdict[int, int] = defaultdict(int)
         """Up to where each epoch's leader ever said that its log was stable."""
-        self.user_start = 0
-        """Up to where users had records deleted."""
+        self.let_go: set[tuple[int, bytes]] = set()
+        """Offset and batch of each record that users may have deleted."""
+        self.deleted: set[tuple[int, bytes]] = set()
+        """Those whose deletion is recorded: the user has the answer. They never come back."""
         self._fetched: dict[int, int] = {}
 
     @property
@@ -71,6 +73,28 @@ class Replication:
         if replica.next_offset == self.log.next_offset:
             self.in_sync.add(follower)
         self.advance()
+
+    def delete_records(self, before_offset: int) -> set[tuple[int, bytes]]:
+        """Delete the leader's records before an offset, for a user; return what goes in both tiers."""
+        log = self.log
+        gone = {
+            (offset, one.data)
+            for one in log.batches
+            for offset in range(one.base_offset, min(one.next_offset, before_offset))
+        }
+        self.let_go |= gone
+        log.log_start_offset = max(log.log_start_offset, before_offset)
+        log.delete_below_start(is_requested=False)
+        return gone
+
+    def let_go_offsets(self) -> set[int]:
+        """Return the offsets at which users may have deleted what the leader's log has or had."""
+        return {
+            offset
+            for one in self.log.batches
+            for offset in range(one.base_offset, one.next_offset)
+            if (offset, one.data) in self.let_go
+        }
 
     def drop_out(self, follower: int) -> None:
         """Take a follower out of the in-sync replicas: the leader goes on without it."""

@@ -21,10 +21,12 @@ from tests.fakes.archive import tiered_config
 from tests.fakes.store import DistantStore
 from tests.fakes.trusting_store import TrustingStore
 from tests.simulation.cluster import Cluster
+from tests.simulation.faults import ClusterWire
 from tests.simulation.node import ROUND_SECONDS
 from tests.simulation.storm_broker import StormBroker
 from tests.simulation.storm_promises import StormPromises
 from tests.simulation.torn_layout import TornLayout
+from tests.simulation.users import Users
 from tieringd.daemon.housekeeping_jobs import merge_job
 from tieringd.daemon.scrubbing import scrub_job
 from tieringd.metrics import Metrics
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from pathlib import Path
 
-    from tests.simulation.cluster_promises import ClusterPromises
-    from tests.simulation.faults import ClusterWire
     from tests.simulation.node import Node
     from tests.simulation.replication import Replication
     from tieringd.archiving.reconciler import Reconciler
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from tieringd.housekeeping.partition_sweep import HousekeepingJob
 
 BROKER_STOPS = ("replicas", "log_bounds", "trim", "delete_records")
+RETENTION_MS = 60_000
+SMALL_CLOCK_ERROR_MS = 20_000
+"""How far a clock may be off unnoticed, in these histories."""
+HOUR_MS = 3_600_000
 STORE_STOPS = ("put", "head", "get", "delete_many", "list_page")
 
 
@@ -68,6 +72,7 @@ class Storm(Cluster):
         self._bad = self.stream("bad disks")
         self._bits = self.stream("bits")
         self._power = self.stream("power")
+        self._users = self.stream("users")
         self._trusts = shape.random() < 0.3
         if self._trusts:
             # What was read back is not written over by a late request that is damaged as well.
@@ -80,6 +85,11 @@ class Storm(Cluster):
             for replica in partition.replicas:
                 replica.counts_strays = False
         self.promises = self._promises()
+        self._clocks = self.stream("clocks")
+        self._retention_ms = RETENTION_MS if self._clocks.random() < 0.25 else None
+        if self._retention_ms is not None:
+            self._keep_time(self._retention_ms)
+        self.users = Users(self.partitions[0], self._users, now_ms=self.now_ms)
         self._torn_rate = shape.choice([0.0, 0.25])
         self._notes_late = shape.random() < 0.3
         for replica in self.partitions[0].replicas if self._notes_late else ():
@@ -97,10 +107,34 @@ class Storm(Cluster):
     async def run(self) -> None:
         """Run the history, with limits that are reached within it."""
         remembered = self.stream("limits").choice([1, 2, manifests.SEGMENTS_REMEMBERED])
+        self._begin_with_records(self.stream("begin"))
         with patch.object(manifests, "SEGMENTS_REMEMBERED", remembered):
             await super().run()
 
-    def _promises(self) -> ClusterPromises:
+    def _keep_time(self, retention_ms: int) -> None:
+        """Give the store a clock that is right, and the records their times; hosts' clocks go wrong."""
+        self.store.now_ms = self.now_ms
+        self.promises.old_before_ms = lambda: self.now_ms() - retention_ms + SMALL_CLOCK_ERROR_MS
+        for replica in self.partitions[0].replicas:
+            replica.dated_by = self.now_ms
+
+    def _set_clock(self, _: Replication) -> None:
+        """Set the clock of a host wrong, by a little or a lot, or right again."""
+        wrong_ms = self._clocks.choice([SMALL_CLOCK_ERROR_MS, HOUR_MS, 400 * 24 * HOUR_MS])
+        number = self._clocks.randrange(len(self.nodes))
+        self.clock_errors_ms[number] = self._clocks.choice([0, -wrong_ms, wrong_ms, wrong_ms])
+
+    def _begin_with_records(self, random: Random) -> None:
+        """Let the log have segments before the first daemon starts, in some histories."""
+        (partition,) = self.partitions
+        for _ in range(random.choice([0, 0, 2, 6])):
+            self._append_with(partition, random)
+            if random.random() < 0.7:
+                partition.log.roll()
+            for broker in range(len(partition.replicas)):
+                partition.fetch(broker)
+
+    def _promises(self) -> StormPromises:
         return StormPromises(self.store, self.partitions)
 
     def config(self, log_dir: Path) -> Config:
@@ -109,6 +143,7 @@ class Storm(Cluster):
             log_dir,
             target_bytes=self.target_bytes,
             interval_ms=int(ROUND_SECONDS * 1000),
+            retention_ms=self._retention_ms,
             more=f"""\
 cloud_storage_enable_segment_merging: {str(self._merges).lower()}
 cloud_storage_segment_size_target: 900
@@ -223,6 +258,7 @@ archive_quarantine_ms: 60s
             self._die_committing: 4,
             self._flip_bits: 4 if self._trusts else 0,
             self._lose_power: 2 if self.has_pins else 0,
+            self._set_clock: 6 if self._retention_ms else 0,
         }
 
     # Leadership that goes and comes back while a daemon is stopped.
@@ -349,13 +385,49 @@ archive_quarantine_ms: 60s
 
     def _delete_records(self, partition: Replication) -> None:
         """Delete records before an offset, as a user asks for it."""
-        log = partition.log
-        bases = [one for one in log.batch_bases if log.log_start_offset < one <= log.stable_end]
-        if bases:
-            offset = self._bad.choice(bases[: len(bases) // 2 + 1])
-            partition.user_start = max(partition.user_start, offset)
-            log.log_start_offset = offset
-            log.delete_below_start(is_requested=False)
+        random, log = self._users, partition.log
+        is_overtaken = self.elects_uncleanly and random.random() < 0.3
+        if is_overtaken:
+            self._lag(partition)
+        offsets = range(log.log_start_offset + 1, log.stable_end + 1)
+        if not offsets:
+            return
+        # Mostly at a batch, and mostly not the newest records.
+        bases = [one for one in log.batch_bases if one in offsets] or offsets
+        among = bases if random.random() < 0.7 else offsets
+        offset = random.choice(among[: len(among) // 2 + 1] if random.random() < 0.7 else among)
+        way = random.choice(["past all", "command", "gateway"])
+        if way == "past all":
+            partition.delete_records(offset)
+        elif way == "command":
+            wire = ClusterWire(random, fault_rate=random.choice([0.0, 0.1]))
+            self._begin(self.users.delete_by_command(offset, self._store_of_users(wire)))
+        else:
+            node = self.nodes[partition.leader]
+            node.aside(self.users.delete_by_gateway(offset, self._store_of_users(node.store_wire), node))
+        if is_overtaken:
+            self._begin(self._overtake(partition))
+
+    async def _overtake(self, partition: Replication) -> None:
+        """Elect a replica that lacks the newest records, while a deletion of them may be under way."""
+        random, leader = self._users, partition.leader
+        others = sorted(set(range(len(partition.replicas))) - partition.in_sync)
+        await asyncio.sleep(random.uniform(0, 3))
+        if others and partition.leader == leader:
+            partition.elect(random.choice(others))
+            for _ in range(3):
+                await self._write_some(partition, random)
+
+    def _store_of_users(self, wire: ClusterWire) -> DistantStore:
+        """Return the bucket as a command, or a gateway, reaches it over *wire*: both edit manifests."""
+
+        def on_put(key: str) -> None:
+            (partition,) = self.partitions
+            manifest = self.promises.manifest_of(partition)
+            if manifest is not None:
+                self.on_put(partition.leaders[manifest.leader_epoch], key)
+
+        return DistantStore(self.store, wire, on_put=on_put)
 
     def _go_bad(self, partition: Replication) -> None:
         """Let one of the leader's closed files have other bytes, with the same bounds and size."""
@@ -434,7 +506,7 @@ archive_quarantine_ms: 60s
         manifest = self.promises.manifest_of(partition)
         is_forgotten = manifest is not None and partition.log.epochs[0][1] >= manifest.next_offset
         faults = self.nodes[partition.leader].faults.values()
-        return is_forgotten and any("is not the one that was archived" in why for why in faults)
+        return is_forgotten and any("is not the log that was archived" in why for why in faults)
 
     async def _settle(self) -> None:
         for node in (*self._ended, *self.nodes):
@@ -442,6 +514,7 @@ archive_quarantine_ms: 60s
                 wire.stops_at = None
                 wire.end_faults()
         self._refusal_rate, self._dying = 0.0, None
+        self.clock_errors_ms.clear()
         while self._moving:
             await asyncio.wait(self._moving)
         for node in self.nodes:
@@ -453,3 +526,6 @@ archive_quarantine_ms: 60s
         for partition in self.partitions:
             self._mend(partition)
         await super()._settle()
+        for partition in self.partitions:
+            if partition.name not in self._held:
+                self.promises.expect_deleted(partition)

@@ -6,15 +6,21 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.cluster_promises import ClusterPromises
 from tieringd.formats.object_keys import topic_key, topic_manifest_key
+from tieringd.formats.record_batch import parse_header
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from tests.simulation.replication import Replication
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.segment import RemoteSegment
 
 
 class StormPromises(ClusterPromises):
-    """What must hold of an archive whose head users delete, and whose segments are merged."""
+    """What must hold of an archive whose head users delete, or retention, and whose segments are merged."""
+
+    old_before_ms: Callable[[], int] = staticmethod(lambda: 0)
+    """Retention by age may take records that are dated before it."""
 
     def _check_history(
         self,
@@ -25,11 +31,12 @@ class StormPromises(ClusterPromises):
     ) -> list[RemoteSegment]:
         """See that what was archived still is, as it was or as a part of a merge; return what is new."""
         name = str(partition.name)
-        if earlier is not None and manifest.start_offset > earlier.start_offset:
-            assert manifest.start_offset <= partition.user_start, (
-                f"{name}: the archive begins at {manifest.start_offset}, and users deleted up to "
-                f"{partition.user_start} only"
+        if earlier is None and manifest.leader_epoch == partition.leader_epoch:
+            log_start_offset = partition.log.log_start_offset
+            assert manifest.start_offset <= log_start_offset, (
+                f"{name}: the archive begins at {manifest.start_offset}, and the log at {log_start_offset}"
             )
+        self._check_start(partition, manifest, earlier, known)
         kept = [one for one in known if one.next_offset > manifest.start_offset]
         merged: set[RemoteSegment] = set()
         for one in kept:
@@ -44,6 +51,54 @@ class StormPromises(ClusterPromises):
             assert self._data(manifest, one) == wanted, f"{name}: {one} is not what it was merged of"
         before = {*known, *merged}
         return [one for one in manifest.segments if one not in before]
+
+    def _check_start(
+        self,
+        partition: Replication,
+        manifest: PartitionManifest,
+        earlier: PartitionManifest | None,
+        known: list[RemoteSegment],
+    ) -> None:
+        """See that the archive lacks nothing at its head but what users deleted, and has nothing of that."""
+        name, start_offset = str(partition.name), manifest.start_offset
+        if earlier is not None and start_offset > earlier.start_offset:
+            hidden = {*known, *manifest.segments.overlapping(0, start_offset)}
+            for offset, data in self._records(manifest, hidden):
+                if offset < start_offset and (offset, data) not in partition.let_go:
+                    assert parse_header(data, 0).max_timestamp_ms < self.old_before_ms(), (
+                        f"{name}: the archive begins at {start_offset}, and nothing deleted {offset}"
+                    )
+                    partition.let_go.add((offset, data))
+        last_offset = max((offset for offset, _ in partition.deleted), default=-1)
+        visible = manifest.segments.overlapping(start_offset, last_offset + 1)
+        for offset, data in self._records(manifest, visible):
+            assert offset < start_offset or (offset, data) not in partition.deleted, (
+                f"{name}: {offset} is deleted, and can be read from {start_offset} on"
+            )
+
+    def expect_deleted(self, partition: Replication) -> None:
+        """See that readers of the bucket, and of the broker through a gateway, get no deleted record."""
+        manifest = self.manifest_of(partition)
+        assert manifest is not None
+        self._check_start(partition, manifest, None, [])
+        for one in partition.log.batches:
+            for offset in range(max(one.base_offset, manifest.deleted_before), one.next_offset):
+                is_there = (
+                    offset >= partition.log.log_start_offset and (offset, one.data) in partition.deleted
+                )
+                assert not is_there, f"{partition.name}: {offset} is deleted, and the broker has it again"
+
+    def _records(
+        self, manifest: PartitionManifest, segments: Iterable[RemoteSegment]
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield offset and batch of each record in *segments*."""
+        for segment in segments:
+            data, position = self._data(manifest, segment), 0
+            while position < len(data):
+                header = parse_header(data, position)
+                batch = data[position : position + header.size_bytes]
+                yield from ((offset, batch) for offset in range(header.base_offset, header.last_offset + 1))
+                position += len(batch)
 
     def check_trim(self, broker: int, partition: Replication, before_offset: int) -> None:
         """See that a restore would find the topic, and that the archive is not another leader's by now."""

@@ -197,7 +197,12 @@ class LineageKeeper(LeadershipLogger):
         if not manifest.segments.row_at_or_after(cut_offset):
             # No live segment is left, as where the live part begins with a gap. A live part has a segment.
             manifest = await self._spillovers.with_history(manifest, from_offset=manifest.live_offset - 1)
-        manifest = manifest.cut_back(cut_offset, leader_epoch=self._leadership.leader_epoch, now_ms=now_ms)
+        manifest = manifest.cut_back(
+            cut_offset,
+            leader_epoch=self._leadership.leader_epoch,
+            now_ms=now_ms,
+            same_to=replacement.divergence_offset,
+        )
         return await self._claim.commit(stored, manifest), ""
 
     async def _winners_lost(

@@ -27,7 +27,7 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, starmap
 from operator import sub
 from typing import Any
 
@@ -313,9 +313,7 @@ def _head(manifest: PartitionManifest, writers: tuple[str, ...]) -> dict[str, An
         "unsettled": (
             [manifest.unsettled.base_offset, manifest.unsettled.winners_end] if manifest.unsettled else None
         ),
-        "deletion": (
-            [manifest.deletion.before_offset, manifest.deletion.leader_epoch] if manifest.deletion else None
-        ),
+        "deletion": _deletions_head(manifest.deletions),
     }
 
 
@@ -350,8 +348,17 @@ def _manifest(head: dict[str, Any], columns: bytes, names: Sequence[str]) -> Par
         spillover=_spillover(head["spillover"]),
         trimmed_offset=int(head["trimmed_offset"]),
         unsettled=None if head["unsettled"] is None else Unsettled(*map(int, head["unsettled"])),
-        deletion=None if head["deletion"] is None else RecordDeletion(*map(int, head["deletion"])),
+        deletions=_deletions(head["deletion"]),
     )
+
+
+def _deletions_head(deletions: tuple[RecordDeletion, ...]) -> list[int] | None:
+    return [number for one in deletions for number in (one.before_offset, one.leader_epoch)] or None
+
+
+def _deletions(head: list[int] | None) -> tuple[RecordDeletion, ...]:
+    numbers = [] if head is None else [int(number) for number in head]
+    return tuple(starmap(RecordDeletion, zip(numbers[::2], numbers[1::2], strict=True)))
 
 
 def _spillover_head(spillover: Spillover | None) -> dict[str, Any] | None:

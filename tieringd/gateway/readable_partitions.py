@@ -119,6 +119,8 @@ class ReadablePartitions:
         self._seen: set[_Name] = set()
         self._by_name: dict[_Name, TopicIdPartition] = {}
         self._leaderships: dict[TopicIdPartition, Leadership] = {}
+        self._last_led: dict[TopicIdPartition, int] = {}
+        """The last leader epoch under which the broker was seen to lead each readable partition."""
         self._pins: dict[TopicIdPartition, tuple[Pin, ...]] = {}
         self._manifest_reads: dict[TopicIdPartition, _ManifestRead] = {}
         self._deleted_before: dict[TopicIdPartition, int] = {}
@@ -159,8 +161,10 @@ class ReadablePartitions:
         """
         Record in the bucket that the broker beside this gateway has deleted the records before an offset.
 
-        The record names the leader epoch under which this daemon last saw the broker lead. That epoch is
-        older than the broker's own, or the same, so the record never reaches into a later leader's records.
+        The record names the leader epoch under which this daemon last saw the broker lead, also if another
+        broker leads by now: its records at these offsets may be others, and no client has deleted those. Of
+        a partition that this daemon never saw its broker lead (the topic is paused, or not written any
+        more) the record names the epoch of the manifest.
 
         Raises:
             StorageUnavailable: The deletion is not known to be recorded. Calling again is safe.
@@ -169,9 +173,7 @@ class ReadablePartitions:
             CorruptDataError: A manifest is damaged.
         """
         partition = found.manifest.partition
-        leadership = self._leaderships.get(partition)
-        # Without a known leadership no archiver of this daemon writes the manifest that was found.
-        epoch = found.manifest.leader_epoch if leadership is None else leadership.leader_epoch
+        epoch = self._last_led.get(partition, found.manifest.leader_epoch)
         stored = await delete_archived(
             self._manifests, partition, RecordDeletion(before_offset, epoch), now_ms=self._now_ms
         )
@@ -280,6 +282,8 @@ class ReadablePartitions:
             one.partition: one.pins for one in (*snapshot.followed, *snapshot.held_back) if one.pins
         }
         readable = set(self._by_name.values())
+        led = {one: leadership.leader_epoch for one, leadership in self._leaderships.items()}
+        self._last_led = {one: epoch for one, epoch in (self._last_led | led).items() if one in readable}
         self._manifest_reads = {one: read for one, read in self._manifest_reads.items() if one in readable}
         self._deleted_before = {
             one: offset for one, offset in self._deleted_before.items() if one in readable

@@ -11,7 +11,7 @@ A manifest is a value. Every change returns a new manifest and keeps these rules
 6. a crossing transaction begins below `next_offset`, and before its marker;
 7. the winner of every compacted record lies below `next_offset`: cutting the tail undoes compactions.
 
-A recorded deletion by a user (`deletion`) is followed in the same commit that records it, and in each
+A recorded deletion by a user (`deletions`) is followed in the same commit that records it, and in each
 commit that appends segments (`following_deletion`). So no reader ever sees a manifest that has archived
 more of the deleted records than it hides. Where older segments are spilled, `archive.record_deletion`
 takes those out first.
@@ -105,8 +105,13 @@ class PartitionManifest:
     """
     unsettled: Unsettled | None = None
     """What only a leader's log can restore if winners of compactions are cut off; None if nothing."""
-    deletion: RecordDeletion | None = None
-    """The furthest deletion by a user that is recorded; None if there is none."""
+    deletions: tuple[RecordDeletion, ...] = ()
+    """
+    The furthest deletions by users that are recorded, the furthest one first.
+
+    There is mostly one. A deletion that ends earlier is kept beside one of an older leader epoch: a later
+    epoch may turn out to begin before the end of the older one, and end only that.
+    """
 
     @classmethod
     def begin(cls, partition: TopicIdPartition, *, start_offset: int, now_ms: int = 0) -> PartitionManifest:
@@ -137,9 +142,10 @@ class PartitionManifest:
 
         Where a leader of a later epoch has replaced records, the deletion ends there.
         """
-        deletion = self.deletion
-        if deletion is None:
-            return 0
+        return max((self._end_of(one) for one in self.deletions), default=0)
+
+    def _end_of(self, deletion: RecordDeletion) -> int:
+        """Return where *deletion* ends: at its offset, or where the records of a later epoch begin."""
         later = (start for epoch, start in self.epochs if epoch > deletion.leader_epoch)
         return min(deletion.before_offset, min(later, default=deletion.before_offset))
 
@@ -229,7 +235,9 @@ class PartitionManifest:
             ),
         )
 
-    def cut_back(self, next_offset: int, *, leader_epoch: int, now_ms: int) -> PartitionManifest:
+    def cut_back(
+        self, next_offset: int, *, leader_epoch: int, now_ms: int, same_to: int = 0
+    ) -> PartitionManifest:
         """
         Return a manifest that ends at *next_offset*, and records the offsets that were replaced.
 
@@ -238,13 +246,16 @@ class PartitionManifest:
         is left may begin anew before its start: what was there has expired, or was never archived, and
         another leader wrote other records at these offsets.
 
+        The leader's records before *same_to* are those of the archive, though some are cut off and archived
+        anew. A user's deletion still reaches that far.
+
         Raises:
             ValueError: *next_offset* is inside a segment or gap, or outside the manifest. Or all that
                 would be left is spilled, and has to be taken back first.
         """
         undone = self.undone(next_offset, now_ms=now_ms)
         if undone is not self:
-            return undone.cut_back(next_offset, leader_epoch=leader_epoch, now_ms=now_ms)
+            return undone.cut_back(next_offset, leader_epoch=leader_epoch, now_ms=now_ms, same_to=same_to)
         is_spilled = self.spillover is not None and self.spillover.segments > 0
         ends = {self.live_offset, *(one.next_offset for one in self.gaps)}
         table = self.segments
@@ -275,7 +286,9 @@ class PartitionManifest:
             replacements=(*self.replacements, replacement),
             crossing=tuple(one for one in self.crossing if one.first_offset < next_offset),
             unsettled=_cut(self.unsettled, next_offset),
-            deletion=_without_replaced(self.deletion, next_offset, leader_epoch),
+            deletions=_furthest(
+                _without_replaced(one, max(next_offset, same_to), leader_epoch) for one in self.deletions
+            ),
         )
 
     def undone_from(self, next_offset: int) -> int | None:
@@ -392,12 +405,12 @@ class PartitionManifest:
 
     def with_deletion(self, deletion: RecordDeletion) -> PartitionManifest:
         """
-        Return a manifest that records *deletion*, if it reaches further than the one it has.
+        Return a manifest that records *deletion*, unless one that it has reaches as far in every case.
 
         Its start does not move: see `following_deletion`.
         """
-        recorded = replace(self, deletion=deletion)
-        return recorded if recorded.deleted_before > self.deleted_before else self
+        deletions = _furthest([*self.deletions, deletion])
+        return self if deletions == self.deletions else replace(self, deletions=deletions)
 
     def following_deletion(self, *, now_ms: int) -> PartitionManifest:
         """
@@ -615,13 +628,20 @@ class PartitionManifest:
         return tuple(found)
 
 
-def _without_replaced(
-    deletion: RecordDeletion | None, next_offset: int, leader_epoch: int
-) -> RecordDeletion | None:
+def _without_replaced(deletion: RecordDeletion, next_offset: int, leader_epoch: int) -> RecordDeletion:
     """Return what is left of a deletion where *leader_epoch* replaces the records from *next_offset* on."""
-    if deletion is None or deletion.leader_epoch >= leader_epoch or deletion.before_offset <= next_offset:
+    if deletion.leader_epoch >= leader_epoch or deletion.before_offset <= next_offset:
         return deletion
     return replace(deletion, before_offset=next_offset)
+
+
+def _furthest(deletions: Iterable[RecordDeletion]) -> tuple[RecordDeletion, ...]:
+    """Return those of *deletions* that no other one covers, both in offset and in leader epoch."""
+    kept: list[RecordDeletion] = []
+    for one in sorted(deletions, key=lambda one: (one.before_offset, one.leader_epoch), reverse=True):
+        if not kept or one.leader_epoch > kept[-1].leader_epoch:
+            kept.append(one)
+    return tuple(kept)
 
 
 def _cut(unsettled: Unsettled | None, next_offset: int) -> Unsettled | None:

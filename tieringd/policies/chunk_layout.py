@@ -77,7 +77,7 @@ def history_part(manifest: PartitionManifest, *, end_offset: int, next_start: in
         epochs=(),
         retired=(),
         unsettled=None,
-        deletion=None,
+        deletions=(),
         crossing=(),
         spillover=manifest.spillover if manifest.start_offset < end_offset else None,
     )

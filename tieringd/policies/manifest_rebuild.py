@@ -211,7 +211,7 @@ def _gone_on(
         expired_at_ms=known.expired_at_ms,
         # The list of held objects is not kept: only a log can bring back what compactions removed.
         unsettled=known.released([one for one in known.retired if one.is_held], is_settled=False).unsettled,
-        deletion=known.deletion,
+        deletions=known.deletions,
     )
 
 

@@ -20,7 +20,7 @@ start of a broker's log, its files and its configuration may all be wrong for a 
 for ever.
 
 A deletion through the gateway, or by `tieringd topic delete-records`, is recorded in the manifest
-(`PartitionManifest.deletion`) and needs no evidence.
+(`PartitionManifest.deletions`) and needs no evidence.
 
 `users_start` finds every other DeleteRecords of a user in the start of the broker's log. A log's start moves
 for three reasons: tieringd trimmed it, the broker's own retention deleted whole segments, or a user had

@@ -155,7 +155,7 @@ async def test_start_inside_a_batch_is_a_users_for_every_leader(writer, archiver
     await looks(next_leader(), 6, times=2)
     manifest = stored_manifest(store, writer)
     assert (manifest.trimmed_offset, manifest.start_offset) == (6, 6)
-    assert manifest.deletion == RecordDeletion(6, leader_epoch=1)
+    assert manifest.deletions == (RecordDeletion(6, leader_epoch=1),)
 
 
 async def test_file_that_cannot_be_read_is_no_evidence(writer, archiver, store, looks, next_leader):
@@ -177,7 +177,7 @@ async def test_deletion_that_two_looks_found_is_recorded(writer, archiver, store
     await filled(writer, archiver)
     writer.append(b"x", b"y", b"z")
     await looks(archiver, 14, times=2)
-    assert stored_manifest(store, writer).deletion == RecordDeletion(14, leader_epoch=0)
+    assert stored_manifest(store, writer).deletions == (RecordDeletion(14, leader_epoch=0),)
     writer.roll()
     await step_to_end(next_leader(), observe(writer, 14))
     manifest = stored_manifest(store, writer)

@@ -127,7 +127,7 @@ def test_golden_manifest_of_an_earlier_version_says_nothing_of_what_came_later(v
     assert not NEW_FIELDS[version] & head.keys()
     assert NEW_FIELDS[version] | head.keys() == HEAD.keys()
     found = decode_manifest(old)
-    assert found.deletion is None
+    assert found.deletions == ()
     if version == 5:
         return
     assert found.unsettled is None

@@ -368,7 +368,7 @@ async def test_what_a_client_has_deleted_stays_deleted_after_a_restart(tmp_path,
             assert await behind.answers.delete_records({key: before_offset}) == {key: before_offset}
             manifest = stored_manifest(store, writer)
             assert manifest.start_offset == before_offset
-            assert manifest.deletion == RecordDeletion(before_offset, leader_epoch=0)
+            assert manifest.deletions == (RecordDeletion(before_offset, leader_epoch=0),)
         writer.closed_segment()
         await daemon.round()
         await daemon.round()
@@ -390,7 +390,7 @@ async def test_deletion_that_the_bucket_does_not_have_is_an_error(tmp_path, stor
         store.fail_next("put", lambda: StorageUnavailable("away"))
         answered = await behind.answers.delete_records({key: 3})
         assert isinstance(answered[key], StorageUnavailable)
-        assert stored_manifest(store, writer).deletion is None
+        assert stored_manifest(store, writer).deletions == ()
         assert await behind.fetch(1) == {}
         assert await behind.answers.delete_records({key: 3}) == {key: 3}
         assert stored_manifest(store, writer).start_offset == 3
@@ -406,7 +406,31 @@ async def test_deletion_of_a_partition_that_is_not_archived_any_more_is_recorded
     daemon.broker.configs["orders"] = {"redpanda.remote.write": "false", "redpanda.remote.read": "true"}
     async with serving(tmp_path, store, daemon) as behind:
         assert await behind.answers.delete_records({key: 2}) == {key: 2}
-    assert stored_manifest(store, writer).deletion == RecordDeletion(2, leader_epoch=0)
+    assert stored_manifest(store, writer).deletions == (RecordDeletion(2, leader_epoch=0),)
+
+
+@virtually
+async def test_deletion_names_no_later_leader_than_the_broker_that_deleted(tmp_path, store, writers):
+    """Another broker leads by the time that the deletion is recorded: its records stay."""
+    writer = writers[0]
+    writer.closed_segment()
+    writer.closed_segment()
+    await archived(writer, archive_in(store))
+    daemon, key = Daemon(tmp_path, store, writers), ("orders", 0)
+    async with serving(tmp_path, store, daemon) as behind:
+        assert behind.answers.may_have(*key)
+        daemon.broker.followed[writer.name] = daemon.broker.epochs.pop(writer.name) + 1
+        await daemon.round()
+        # The new leader has other records from offset 3 on.
+        stored = await daemon.archive.manifests.load(writer.identified)
+        cut = stored.existing.cut_back(3, leader_epoch=1, now_ms=0)
+        segment = replace(stored.existing.segments[1], leader_epoch=1)
+        grown = cut.appended([segment], [(1, segment.base_offset)])
+        await daemon.archive.manifests.commit(stored, grown, leader_epoch=1)
+        await behind.answers.delete_records({key: 5})
+    manifest = stored_manifest(store, writer)
+    assert manifest.deletions == (RecordDeletion(5, leader_epoch=0),)
+    assert manifest.start_offset == 3
 
 
 @virtually

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.model.values import PARTITION, remote, stored
+from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap, RecordDeletion
 
@@ -81,11 +82,11 @@ def test_later_leaders_records_stay_when_they_are_uploaded():
 
 def test_deletion_of_a_replaced_tail_ends_at_the_cut():
     """The new leader's records take the place of deleted ones, and nobody has deleted those."""
-    recorded = replace(ARCHIVE, deletion=RecordDeletion(400, 5))
+    recorded = replace(ARCHIVE, deletions=(RecordDeletion(400, 5),))
     assert recorded.cut_back(200, leader_epoch=6, now_ms=1).deleted_before == 200
     assert recorded.cut_back(200, leader_epoch=5, now_ms=1).deleted_before == 400, "of that very leader"
     assert (
-        replace(ARCHIVE, deletion=RecordDeletion(150, 5))
+        replace(ARCHIVE, deletions=(RecordDeletion(150, 5),))
         .cut_back(200, leader_epoch=6, now_ms=1)
         .deleted_before
         == 150
@@ -98,3 +99,42 @@ def test_archive_without_segments_keeps_the_deletion_for_later():
     assert (empty.start_offset, empty.deleted_before) == (0, 50)
     found = empty.appended([remote(0, 99)]).following_deletion(now_ms=8)
     assert (found.start_offset, len(found.segments)) == (50, 1)
+
+
+@pytest.mark.parametrize(
+    "deletions",
+    [
+        pytest.param([(350, 3), (341, 6)], id="a later leader's ends earlier"),
+        pytest.param([(341, 6), (350, 3)], id="the older leader's is recorded last"),
+    ],
+)
+def test_deletion_under_another_epoch_does_not_replace_a_recorded_one(deletions):
+    """Epoch 6 turns out to begin at 324: only the deletion of epoch 3 ends there."""
+    manifest = ARCHIVE
+    for before_offset, leader_epoch in deletions:
+        manifest = deleted(before_offset, manifest, leader_epoch=leader_epoch)
+    assert manifest.deleted_before == 350
+    later = manifest.appended([remote(300, 399, leader_epoch=6)], [(6, 324)])
+    assert later.following_deletion(now_ms=8).start_offset == 341
+    assert decode_manifest(encode_manifest(manifest)).deletions == manifest.deletions
+
+
+def test_deletion_that_another_one_covers_is_not_kept():
+    """A further deletion under a later epoch takes the place of all before it."""
+    found = deleted(250, deleted(220, deleted(240, leader_epoch=3), leader_epoch=5), leader_epoch=6)
+    assert found.deletions == (RecordDeletion(250, 6),)
+
+
+def test_cut_leaves_no_two_deletions_of_one_end():
+    """What a later leader replaces ends both, and one of them is left."""
+    found = deleted(341, deleted(350, leader_epoch=3), leader_epoch=4)
+    assert len(found.deletions) == 2
+    assert found.cut_back(200, leader_epoch=6, now_ms=1).deletions == (RecordDeletion(200, 4),)
+
+
+@pytest.mark.parametrize(("same_to", "before_offset"), [(0, 200), (240, 240), (400, 250)])
+def test_deletion_outlives_a_cut_as_far_as_the_records_are_the_same(same_to, before_offset):
+    """A segment that diverges inside is cut off as a whole; its first records are archived anew."""
+    recorded = replace(ARCHIVE, deletions=(RecordDeletion(250, 5),))
+    cut = recorded.cut_back(200, leader_epoch=6, now_ms=1, same_to=same_to)
+    assert cut.deleted_before == before_offset

@@ -113,7 +113,7 @@ async def test_records_go_in_both_tiers(writers, store, cluster, delete, before_
     for writer, result in zip(writers, done.results, strict=True):
         manifest = stored_manifest(store, writer)
         assert (manifest.start_offset, result.archive_start_offset) == (start_offset, start_offset)
-        assert manifest.deletion == RecordDeletion(before_offset, leader_epoch=3)
+        assert manifest.deletions == (RecordDeletion(before_offset, leader_epoch=3),)
         assert result.log_start_offset == max(4, before_offset)
         found = await values_in(archive_in(store), manifest)
         assert sorted(found) == list(range(start_offset, 12))
