@@ -18,7 +18,6 @@ TieringError
 ├── BrokerDenied              the broker refuses an operation for good
 ├── FencedError               another writer owns the partition: stop, do not retry
 │   └── RivalWriter           another process writes under the same leader epoch
-├── LogGapError               the local log no longer reaches the remote log
 ├── DataLossError             records that a reader asked for are not in the archive
 ├── ProtocolViolation         a peer sent what is no Kafka message: close its connection
 └── CorruptDataError          CRC, length or order is wrong: quarantine, never retry
@@ -158,17 +157,6 @@ class RivalWriter(FencedError):
         super().__init__(message, hint=hint)
         self.writer_id = writer_id
         self.commit_number = commit_number
-
-
-class LogGapError(TieringError):
-    """The local log starts at *first_local_offset*, after the remote log's *next_offset*."""
-
-    def __init__(
-        self, message: str, *, next_offset: int, first_local_offset: int, hint: str | None = None
-    ) -> None:
-        super().__init__(message, hint=hint)
-        self.next_offset = next_offset
-        self.first_local_offset = first_local_offset
 
 
 class DataLossError(TieringError):

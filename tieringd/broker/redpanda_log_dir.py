@@ -12,9 +12,8 @@ The result has the same model as that of `broker.log_dir`, with these difference
 The delta of each segment's base comes from one of these sources:
 
 1. The log begins at raw offset 0, where the delta is 0.
-2. A known translation of any place in the log: one that was stored with the archive, or one that
-   `find_translation` has found by comparing local batches with some that the broker served. If
-   every base is known, no file is opened.
+2. A known translation of any place in the log, as the archive stores them. If every base is known, no
+   file is opened.
 3. The headers between a known base and this one. They are walked once, and their counts are kept until
    the file changes.
 

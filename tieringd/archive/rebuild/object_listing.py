@@ -75,10 +75,6 @@ class ListedPartition:
             if key in self.indexes or _identity(key) not in indexed
         )
 
-    def lone_indexes(self) -> tuple[str, ...]:
-        """Return the data keys of indexes whose data is missing."""
-        return tuple(sorted(key for key in self.indexes if key not in self.data))
-
 
 async def list_partitions(
     store: ObjectStore, is_wanted: Callable[[str], bool]
