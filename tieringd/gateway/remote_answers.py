@@ -28,8 +28,6 @@ import structlog
 from tieringd.archive.record_reader import RecordReader
 from tieringd.errors import ObjectNotFound, StorageUnavailable, TieringError
 from tieringd.formats.kafka_wire.fetch import PartitionData
-from tieringd.formats.kafka_wire.pieces import FileRegion as WireSlice
-from tieringd.formats.kafka_wire.pieces import Piece
 from tieringd.gateway.archive_answers import (
     EARLIEST,
     EARLIEST_PENDING_UPLOAD,
@@ -55,6 +53,7 @@ from tieringd.reading.partition_reader import (
     HeldBatches,
     HeldRead,
     PartitionReader,
+    unfinished_reads,
 )
 
 log = structlog.get_logger(__name__)
@@ -111,44 +110,22 @@ class ArchiveReads:
             key: asyncio.create_task(self._run(read, key, offsets[key], places))
             for key, read in reads.items()
         }
-        try:
-            await self._until_due(reads, tasks, offsets)
-        except BaseException:
-            for task in tasks.values():
-                task.cancel()
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
-            for read in reads.values():
-                read.close()
-            raise
+        must = {task for key, task in tasks.items() if self._late.pop((key, offsets[key]), self) is not self}
+        now = asyncio.get_running_loop().time
+        begun_at = now()
+
+        def left_seconds(pending: set[asyncio.Task[None]]) -> float | None:
+            if not any(read.held for read in reads.values()):
+                return None
+            return begun_at + (_LATE_SECONDS if pending & must else _PATIENCE_SECONDS) - now()
+
+        late = await unfinished_reads(tasks.values(), reads.values(), left_seconds)
         for key, task in tasks.items():
-            if not task.done():
+            if task in late:
                 task.cancel()
                 if reads[key].has_begun:
                     self._remember(key, offsets[key])
         return reads
-
-    async def _until_due(
-        self,
-        reads: Mapping[PartitionKey, ArchiveRead],
-        tasks: Mapping[PartitionKey, asyncio.Task[None]],
-        offsets: Mapping[PartitionKey, int],
-    ) -> None:
-        now, pending = asyncio.get_running_loop().time, set(tasks.values())
-        must = {task for key, task in tasks.items() if self._late.pop((key, offsets[key]), self) is not self}
-        begun_at = now()
-        while pending:
-            left_seconds = None
-            if any(read.held for read in reads.values()):
-                patience = _LATE_SECONDS if pending & must else _PATIENCE_SECONDS
-                left_seconds = begun_at + patience - now()
-                if left_seconds <= 0:
-                    break
-            done, pending = await asyncio.wait(
-                pending, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in done:
-                # Raises programming errors. Errors that clients can be told are kept in the read.
-                task.result()
 
     def _remember(self, key: PartitionKey, offset: int) -> None:
         self._late[key, offset] = None
@@ -468,24 +445,14 @@ def _replacement(
     read_committed: bool,
 ) -> PartitionData:
     archive_end, bounds = found.manifest.next_offset, found.bounds
-    aborted = None
-    if read_committed:
-        aborted = tuple((one.producer_id, one.first_offset) for one in batches.aborted)
     return PartitionData(
         # The broker's error response has neither. Both only grow, and a client takes the next values it gets.
         high_watermark=max(bounds.log_end_offset if bounds else 0, archive_end),
         last_stable_offset=max(bounds.last_stable_offset if bounds else 0, archive_end),
         log_start_offset=log_start_offset,
-        records=_pieces(batches),
-        aborted=aborted,
+        records=batches.pieces,
+        aborted=batches.aborted_pairs(read_committed=read_committed),
     )
-
-
-def _pieces(batches: ArchivedBatches) -> tuple[Piece, ...]:
-    if batches.file is not None:
-        file = batches.file
-        return (WireSlice(file.fd, file.position, file.size_bytes, batches.mark_corrupt),)
-    return () if batches.data is None else (batches.data,)
 
 
 def _epoch_at(manifest: PartitionManifest, offset: int) -> int:

@@ -8,14 +8,16 @@ hole there. Only batch headers are decoded.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from tieringd.archive.archive_reader import floor_position
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, LocalFileError
+from tieringd.formats.kafka_wire.pieces import FileRegion, Piece
 from tieringd.formats.record_batch import HEADER_BYTES, BatchHeader, encode_batch, parse_header
 from tieringd.formats.restored_batches import put_first_epoch
 from tieringd.model.manifest import PartitionManifest
@@ -50,6 +52,23 @@ class ArchivedBatches:
     """Every aborted transaction with data in the batches, and perhaps more of the same segment."""
     mark_corrupt: Callable[[], None] = _nothing
     """To be called when the file cannot be read: the next reader checks the file again."""
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Return the batches as parts of a response. A file's bytes are not copied."""
+        if self.file is not None:
+            return (FileRegion(self.file.fd, self.file.position, self.file.size_bytes, self.mark_corrupt),)
+        return () if self.data is None else (self.data,)
+
+    def aborted_pairs(self, *, read_committed: bool) -> tuple[tuple[int, int], ...] | None:
+        """
+        Return the producer id and first offset of each aborted transaction.
+
+        None for a client that reads uncommitted records too.
+        """
+        if not read_committed:
+            return None
+        return tuple((one.producer_id, one.first_offset) for one in self.aborted)
 
 
 NO_BATCH = ArchivedBatches(0, _nothing)
@@ -169,6 +188,43 @@ class HeldRead:
         held, self.held = self.held, None
         if held is not None:
             held.close()
+
+
+async def unfinished_reads(
+    tasks: Collection[asyncio.Task[None]],
+    reads: Iterable[HeldRead],
+    left_seconds: Callable[[set[asyncio.Task[None]]], float | None],
+) -> set[asyncio.Task[None]]:
+    """
+    Wait for the *tasks* of the *reads* of one Fetch, and return those that run on when the time is over.
+
+    *left_seconds* returns how long the Fetch may wait for the given tasks; None for as long as they take.
+    If this is cancelled or a task fails, all tasks end and all reads are closed.
+    """
+    pending = set(tasks)
+    try:
+        while pending:
+            done, pending = await asyncio.wait(
+                pending, timeout=left_seconds(pending), return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                break
+            for task in done:
+                # Raises programming errors. Errors that clients can be told are kept in the read.
+                task.result()
+    except BaseException:
+        await cancelled(tasks)
+        for read in reads:
+            read.close()
+        raise
+    return pending
+
+
+async def cancelled(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel *tasks*, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class PartitionReader:
