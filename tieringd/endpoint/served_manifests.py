@@ -385,7 +385,7 @@ class ServedPartitions:
 
     async def _read(self, partition: TopicIdPartition, known: _ServedPartition) -> StoredManifest:
         try:
-            found = await self._found(partition, known.stored)
+            found = await self._manifests.refreshed(partition, known.stored)
         except Exception as error:
             known.error = error if isinstance(error, TieringError) else None
             if known.error is not None:
@@ -400,11 +400,6 @@ class ServedPartitions:
         for waiting in known.waiting if is_changed else ():
             waiting.set()
         return found
-
-    async def _found(self, partition: TopicIdPartition, stored: StoredManifest | None) -> StoredManifest:
-        if stored is None or stored.version is None:
-            return await self._manifests.load(partition)
-        return await self._manifests.refreshed(partition, stored)
 
 
 def _manifest_of(partition: TopicIdPartition, stored: StoredManifest) -> PartitionManifest:

@@ -40,6 +40,7 @@ from tieringd.model.segment import NO_CRC, RemoteSegment
 from tieringd.model.segment_table import SegmentTable
 from tieringd.policies.recovery import fault_of_takeover
 from tieringd.storage.base import FileSlice, ObjectInfo, ObjectStore
+from tieringd.storage.listing import list_objects
 from tieringd.storage.threads import in_thread, in_thread_or
 
 PIECE_BYTES = 8 << 20
@@ -328,19 +329,14 @@ class PartitionMover:
     async def _copy_records(self, partition: TopicIdPartition) -> tuple[int, int]:
         """Copy the records that jobs wrote of rewritten segments. Return the objects and their bytes."""
         objects = size_bytes = 0
-        start_after: str | None = None
-        while True:
-            page = await self._source_store.list_page(rewriting_prefix(partition), start_after=start_after)
-            for info in page.objects:
-                try:
-                    written = await self._copier.copy(CopySource(info.key, info.size_bytes))
-                except ObjectNotFound:
-                    # The record belonged to a swap that failed, or scrub deleted it as unneeded.
-                    continue
-                objects, size_bytes = objects + (written > 0), size_bytes + written
-            start_after = page.next_start_after
-            if start_after is None:
-                return objects, size_bytes
+        async for info in list_objects(self._source_store, rewriting_prefix(partition)):
+            try:
+                written = await self._copier.copy(CopySource(info.key, info.size_bytes))
+            except ObjectNotFound:
+                # The record belonged to a swap that failed, or scrub deleted it as unneeded.
+                continue
+            objects, size_bytes = objects + (written > 0), size_bytes + written
+        return objects, size_bytes
 
     async def _copy_segments(
         self, partition: TopicIdPartition, segments: Iterable[RemoteSegment], known: SegmentTable | None

@@ -35,6 +35,7 @@ from tieringd.spark.jobs.tasks import failures_in_words
 from tieringd.spark.jobs.topic_choice import matches
 from tieringd.spark.key_eraser import holds_any
 from tieringd.storage.at_once import at_once
+from tieringd.storage.listing import list_objects
 from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
@@ -200,17 +201,11 @@ class _Searcher:
 
 async def _listed(bucket: Bucket, prefix: str, topics: Sequence[str]) -> AsyncIterator[StoredData]:
     """Yield the objects under *prefix* that may hold records of *topics*."""
-    start_after: str | None = None
-    while True:
-        page = await bucket.store.list_page(prefix, start_after=start_after)
-        for info in page.objects:
-            key = parse_quarantined_key(info.key) or info.key
-            data = parse_data_key(key) or parse_joined_part_key(key)
-            if data is not None and matches(data.partition.topic, topics):
-                yield StoredData(info.key, info.size_bytes, data.partition)
-        start_after = page.next_start_after
-        if start_after is None:
-            return
+    async for info in list_objects(bucket.store, prefix):
+        key = parse_quarantined_key(info.key) or info.key
+        data = parse_data_key(key) or parse_joined_part_key(key)
+        if data is not None and matches(data.partition.topic, topics):
+            yield StoredData(info.key, info.size_bytes, data.partition)
 
 
 def _note_replaced(found: Leftovers, owner: Owner, before: PartitionManifest) -> None:
