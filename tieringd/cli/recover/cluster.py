@@ -26,7 +26,6 @@ from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.local_broker import kafka_settings
 from tieringd.errors import BrokerUnavailable, ConfigError
 from tieringd.formats.recovery_mark import RecoveryMark
-from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import RemoteSegment
 from tieringd.policies.recovery import KEEPING, Renaming, RestoreLimits, plan_restore, target_fault
@@ -113,7 +112,7 @@ async def recovered_into_cluster(config: Config, asked: ClusterRecovery) -> list
             hint="Set broker.bootstrap to an address of the new cluster",
         )
     async with (
-        opened_archive(config, Metrics()) as archive,
+        opened_archive(config) as archive,
         TargetCluster(kafka_settings(config)) as cluster,
     ):
         found = await matching_once(archive, asked.wanted)
