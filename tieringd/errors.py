@@ -29,7 +29,7 @@ class, in ``storage.resilient`` for calls and in a service's ``run()`` for steps
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Self
 
 
 class TieringError(Exception):
@@ -198,8 +198,12 @@ class CorruptDataError(TieringError):
         text = super().__str__()
         return f"{text} ({', '.join(places)})" if places else text
 
-    def located(self, source: str) -> CorruptDataError:
-        """Return the same fault with *source* named, for a caller that knows the file or object."""
-        return CorruptDataError(
+    def located(self, source: str) -> Self:
+        """
+        Return the same fault with *source* named, for a caller that knows the file or object.
+
+        The error keeps its class.
+        """
+        return type(self)(
             self.message, source=source, position=self.position, offset=self.offset, hint=self.hint
         )

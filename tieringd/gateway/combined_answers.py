@@ -168,12 +168,19 @@ async def fetched_ahead(
     return ClientResponse(response.pieces, archived.release, archived=True, next_fetches=next_fetches)
 
 
+def _decoded(question: ArchivableResponse) -> tuple[Any, Any]:
+    """Return the client's request and the broker's response."""
+    head = question.pending.head
+    return (
+        decode_request(memoryview(question.pending.request or b""), head),
+        decode_response(memoryview(question.response), head.api_key, head.version),
+    )
+
+
 async def _list_offsets(
     question: ArchivableResponse, archive: ArchiveAnswers, timeout_seconds: float
 ) -> ClientResponse:
-    head = question.pending.head
-    request = decode_request(memoryview(question.pending.request or b""), head)
-    response = decode_response(memoryview(question.response), head.api_key, head.version)
+    request, response = _decoded(question)
     timestamps = {
         (topic.name, partition.partition_index): int(partition.timestamp)
         for topic in request.topics
@@ -256,9 +263,7 @@ def _is_better(timestamp: int, archived: ListedOffset, said: Any) -> bool:
 async def _offset_for_leader_epoch(
     question: ArchivableResponse, archive: ArchiveAnswers, timeout_seconds: float
 ) -> ClientResponse:
-    head = question.pending.head
-    request = decode_request(memoryview(question.pending.request or b""), head)
-    response = decode_response(memoryview(question.response), head.api_key, head.version)
+    request, response = _decoded(question)
     epochs = {
         (topic.topic, partition.partition): int(partition.leader_epoch)
         for topic in request.topics
@@ -300,9 +305,7 @@ async def _delete_records(
     A client whose deletion is not known to be recorded in the bucket is told to try again: the broker
     accepts the same deletion again, and the archive may still serve the records until then.
     """
-    head = question.pending.head
-    request = decode_request(memoryview(question.pending.request or b""), head)
-    response = decode_response(memoryview(question.response), head.api_key, head.version)
+    request, response = _decoded(question)
     wanted = {
         (topic.name, partition.partition_index): int(partition.offset)
         for topic in request.topics
@@ -336,8 +339,7 @@ async def _describe_log_dirs(
     question: ArchivableResponse, archive: ArchiveAnswers, timeout_seconds: float
 ) -> ClientResponse:
     head = question.pending.head
-    request = decode_request(memoryview(question.pending.request or b""), head)
-    response = decode_response(memoryview(question.response), head.api_key, head.version)
+    request, response = _decoded(question)
     # A client without permission to see the directories gets an error, or in old versions no directory.
     if getattr(response, "error_code", ErrorCode.none) != ErrorCode.none or not response.results:
         return _own(question)

@@ -21,7 +21,6 @@ anything is moved. The objects in quarantine and their keys are the authority; n
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from crc32c import crc32c as crc32c_of
 from tieringd.archive.object_joiner import PIECE_BYTES, ObjectJoiner
 from tieringd.archive.scrub.orphan_search import OwnerLookup
 from tieringd.errors import ChecksumRejected, CorruptDataError, ObjectNotFound
+from tieringd.formats.json_document import encode_document
 from tieringd.formats.object_keys import (
     QUARANTINE_REPORTS_PREFIX,
     QUARANTINED_PREFIX,
@@ -71,7 +71,7 @@ def encode_quarantine_report(orphans: Iterable[Orphan], *, now_ms: int, writer_i
             for one in orphans
         ],
     }
-    return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
+    return encode_document(document)
 
 
 @dataclass(frozen=True, slots=True)
