@@ -33,6 +33,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Final, Generic, TypeAlias, TypeVar
 
+from tieringd.broker.local_errors import named_errors
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.checkpoints import (
     parse_epoch_checkpoint,
@@ -154,7 +155,7 @@ def scan_log_dirs(
     problems: list[LocalFileError] = []
     for log_dir in paths:
         try:
-            with _naming(log_dir):
+            with named_errors(log_dir):
                 identities.append(_identity(log_dir))
                 with os.scandir(log_dir) as entries:
                     directories = [entry.name for entry in entries if entry.is_dir()]
@@ -256,7 +257,7 @@ def _read_unchanged(partition: LocalPartition) -> LocalLog:
     """
     path = partition.path
     found: list[tuple[int, str, os.stat_result]] = []
-    with _naming(path), _opened_directory(path) as directory:
+    with named_errors(path), _opened_directory(path) as directory:
         before = os.fstat(directory).st_mtime_ns
         with os.scandir(directory) as entries:
             for entry in entries:
@@ -365,15 +366,6 @@ def _opened_directory(path: str) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Turn an operating system's error into a `LocalFileError` that names *path*."""
-    try:
-        yield
-    except OSError as error:
-        raise _unreadable(path, error) from error
 
 
 def _unreadable(path: str, error: OSError) -> LocalFileError:

@@ -28,12 +28,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 from typing import Final, TypeAlias
 
+from tieringd.broker.local_errors import named_errors
 from tieringd.broker.log_dir import LogDirScan
 from tieringd.broker.redpanda_segment_file import RawSegment, translation_of, uncounted_offsets
 from tieringd.errors import CorruptDataError, LocalFileError
@@ -131,7 +131,7 @@ def last_raw_offset(segment: LocalSegment) -> int:
     """
     directory, _, _ = segment.path.rpartition("/")
     base = translation_of(segment).raw_offset
-    with _naming(directory), os.scandir(directory) as entries:
+    with named_errors(directory), os.scandir(directory) as entries:
         names = [parse_raw_file_name(entry.name) for entry in entries]
     later = [
         name.raw_base_offset
@@ -293,10 +293,10 @@ def _read_unchanged(partition: LocalPartition) -> RawLog:
     """List the segments of one directory, and check that all of them existed at the same time."""
     path = partition.path
     found: list[tuple[int, int, str, os.stat_result]] = []
-    with _naming(path):
+    with named_errors(path):
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with _naming(path), os.scandir(directory) as entries:
+        with named_errors(path), os.scandir(directory) as entries:
             before = os.fstat(directory).st_mtime_ns
             for entry in entries:
                 file_path = f"{path}/{entry.name}"
@@ -378,14 +378,5 @@ def _partitions(
 
 
 def _directories(path: str) -> list[str]:
-    with _naming(path), os.scandir(path) as entries:
+    with named_errors(path), os.scandir(path) as entries:
         return [entry.name for entry in entries if entry.is_dir()]
-
-
-@contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Turn an operating system's error into a `LocalFileError` that names *path*."""
-    try:
-        yield
-    except OSError as error:
-        raise LocalFileError(f"{path} cannot be read: {error.strerror or error}", path=path) from error

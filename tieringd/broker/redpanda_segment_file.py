@@ -16,7 +16,9 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
+from tieringd.broker.local_errors import named_errors
 from tieringd.broker.segment_file import READ_BUFFER_BYTES, LogWalk
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.redpanda_index import parse_base_index
@@ -31,6 +33,7 @@ _ALLOCATED_TAIL_BYTES = 4096
 """Redpanda allocates megabytes ahead. A tail of at least this many zeros counts as allocated space."""
 _MAX_INDEX_BYTES = 16 << 20
 """An entry has 16 bytes, and a segment has at most one entry per 32 KiB."""
+_reading = partial(named_errors, belongs_to="Redpanda's data directory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,15 +304,3 @@ def _opened(path: str) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-@contextmanager
-def _reading(path: str) -> Iterator[None]:
-    """Raise the operating system's errors about *path* as `LocalFileError`."""
-    try:
-        yield
-    except OSError as error:
-        hint = None
-        if isinstance(error, PermissionError):
-            hint = "Allow the daemon's user to read Redpanda's data directory, for example through its group"
-        raise LocalFileError(f"{path} cannot be read: {error.strerror}", path=path, hint=hint) from error

@@ -47,9 +47,9 @@ from tieringd.reading.partition_reader import (
     ArchivedBatches,
     HeldRead,
     PartitionReader,
-    cancelled,
     unfinished_reads,
 )
+from tieringd.storage.at_once import cancelled
 
 log = structlog.get_logger(__name__)
 

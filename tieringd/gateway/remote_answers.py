@@ -55,6 +55,7 @@ from tieringd.reading.partition_reader import (
     PartitionReader,
     unfinished_reads,
 )
+from tieringd.storage.at_once import at_once
 
 log = structlog.get_logger(__name__)
 
@@ -394,22 +395,19 @@ async def _side_by_side(
     asked: Mapping[PartitionKey, int], work: Callable[[PartitionKey, int], Awaitable[T | None]]
 ) -> dict[PartitionKey, T | TieringError]:
     """Return the result of *work*, or its error, for each partition; no entry for a result of None."""
-    places = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(key: PartitionKey, value: int) -> T | TieringError | None:
-        async with places:
-            try:
-                async with asyncio.timeout(_EACH_SECONDS):
-                    return await work(key, value)
-            except TieringError as error:
-                return error
-            except TimeoutError:
-                return StorageUnavailable(f"the archive of {key[0]}-{key[1]} did not respond in time")
+    async def one(asked_of: tuple[PartitionKey, int]) -> T | TieringError | None:
+        key, value = asked_of
+        try:
+            async with asyncio.timeout(_EACH_SECONDS):
+                return await work(key, value)
+        except TieringError as error:
+            return error
+        except TimeoutError:
+            return StorageUnavailable(f"the archive of {key[0]}-{key[1]} did not respond in time")
 
-    async with asyncio.TaskGroup() as tasks:
-        found = {key: tasks.create_task(one(key, value)) for key, value in asked.items()}
-    answers = {key: task.result() for key, task in found.items()}
-    return {key: answer for key, answer in answers.items() if answer is not None}
+    answers = await at_once(list(asked.items()), one, count=_AT_ONCE)
+    return {key: answer for key, answer in zip(asked, answers, strict=True) if answer is not None}
 
 
 def _next_fetch(found: ReadablePartition, batches: ArchivedBatches, fetch_offset: int) -> NextFetch | None:

@@ -24,6 +24,7 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import AbortedTransaction, SegmentIndex
 from tieringd.policies.chunk_layout import Chunk
 from tieringd.reading.hydrator import HydratedChunk, Hydrator
+from tieringd.storage.at_once import cancelled
 from tieringd.storage.base import FileSlice
 
 NO_EPOCH = -1
@@ -218,13 +219,6 @@ async def unfinished_reads(
             read.close()
         raise
     return pending
-
-
-async def cancelled(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Cancel *tasks*, and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class PartitionReader:
