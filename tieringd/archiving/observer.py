@@ -297,6 +297,7 @@ class Observer:
         observed: dict[TopicPartition, tuple[Leadership, Observation]] = {}
         followed: list[FollowedPartition] = []
         held_back: list[FollowedPartition] = []
+        managed: dict[TopicKey, TopicConfig] = {}
         topic_ids = {(one.topic_partition.topic, one.topic_id) for one in archived}
         keys = {TopicKey(cluster, *identity) for identity in topic_ids}
         paused = {key for key in keys if self._registry.is_paused(key)}
@@ -304,17 +305,15 @@ class Observer:
         left_alone = paused | closed
         problems |= {f"topic {key.topic} ({key.topic_id})": self._why_closed(key) for key in closed}
         counts = self._counts_on_record(keys)
-        # Where the archive is closed for this cluster, the cluster that continues it manages the retention.
-        managed = {
-            key: topics[key.topic]
-            for name, partition in ((one.partition.topic_partition, one.partition) for one in led)
-            if name.partition == 0
-            and topics[name.topic].managed_retention
-            and (key := topic_key(_identify(cluster, partition))) not in closed
-        }
         for local_log, pins in files:
             name = local_log.partition.topic_partition
             replica, topic = view.replicas[name], topics[name.topic]
+            if replica.is_leader and name.partition == 0 and topic.managed_retention:
+                key = topic_key(_identify(cluster, local_log.partition))
+                # Where the archive is closed for this cluster, the cluster that continues it manages the
+                # retention.
+                if key not in closed:
+                    managed[key] = topic
             if not replica.is_leader or (
                 left_alone and topic_key(_identify(cluster, local_log.partition)) in left_alone
             ):
