@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final, TypeVar
 
 from tieringd.errors import LocalFileError
+
+T = TypeVar("T")
+
+_ATTEMPTS: Final = 3
+
+
+class ChangedError(LocalFileError):
+    """A directory changed while it was listed."""
+
+
+def unchanged(listing: Callable[[], T]) -> T:
+    """
+    Return what *listing* returns, which is tried three times while the directory changes.
+
+    Raises:
+        LocalFileError: The directory changed each time, or *listing* raises it.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return listing()
+        except ChangedError:
+            continue
+    return listing()
 
 
 @contextmanager

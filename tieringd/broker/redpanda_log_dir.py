@@ -29,11 +29,12 @@ import os
 import stat
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from operator import itemgetter
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
-from tieringd.broker.local_errors import named_errors
+from tieringd.broker.local_errors import ChangedError, named_errors, unchanged
 from tieringd.broker.log_dir import LogDirScan
 from tieringd.broker.redpanda_segment_file import RawSegment, translation_of, uncounted_offsets
 from tieringd.errors import CorruptDataError, LocalFileError
@@ -51,8 +52,6 @@ from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.offset_translation import LOG_BEGINNING, OffsetTranslation
 from tieringd.model.partition import TopicPartition
 from tieringd.model.segment import EpochStart, LocalSegment
-
-_LISTING_ATTEMPTS: Final = 3
 
 _Count: TypeAlias = tuple[tuple[int, int, int], int | None]
 """A file's identity, and the raw offset up to which its offsets were counted; None for its end."""
@@ -112,14 +111,7 @@ def read_raw_log(partition: LocalPartition) -> RawLog:
         LocalFileError: The directory vanished or is changing, a file in it cannot be read, or Redpanda
             has set a segment aside; *path* names the file.
     """
-    failure: LocalFileError | None = None
-    for _ in range(_LISTING_ATTEMPTS):
-        try:
-            return _read_unchanged(partition)
-        except _ChangedError as error:
-            failure = error
-    assert failure is not None
-    raise failure
+    return unchanged(partial(_read_unchanged, partition))
 
 
 def last_raw_offset(segment: LocalSegment) -> int:
@@ -285,10 +277,6 @@ def _with_kafka_offsets(raw: RawLog, deltas: Mapping[int, int]) -> LocalLog:
     return LocalLog(raw.partition, tuple(segments), tuple(epochs))
 
 
-class _ChangedError(LocalFileError):
-    """The directory changed while it was listed."""
-
-
 def _read_unchanged(partition: LocalPartition) -> RawLog:
     """List the segments of one directory, and check that all of them existed at the same time."""
     path = partition.path
@@ -317,7 +305,7 @@ def _read_unchanged(partition: LocalPartition) -> RawLog:
                     )
                 found.append((name.raw_base_offset, name.leader_epoch, file_path, _status(entry, file_path)))
             if os.fstat(directory).st_mtime_ns != before:
-                raise _ChangedError(f"{path} changed while it was read", path=path)
+                raise ChangedError(f"{path} changed while it was read", path=path)
     finally:
         os.close(directory)
     return RawLog(partition, _chained(sorted(found, key=itemgetter(0, 1))))
@@ -346,7 +334,7 @@ def _status(entry: os.DirEntry[str], file_path: str) -> os.stat_result:
     try:
         status = entry.stat()
     except FileNotFoundError as error:
-        raise _ChangedError(f"{file_path} vanished while its directory was read", path=file_path) from error
+        raise ChangedError(f"{file_path} vanished while its directory was read", path=file_path) from error
     if not stat.S_ISREG(status.st_mode):
         raise LocalFileError(f"{file_path} is not a regular file", path=file_path)
     return status
