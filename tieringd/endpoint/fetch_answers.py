@@ -47,6 +47,7 @@ from tieringd.reading.partition_reader import (
     ArchivedBatches,
     HeldRead,
     PartitionReader,
+    release_nothing,
     unfinished_reads,
 )
 from tieringd.storage.at_once import cancelled
@@ -165,10 +166,6 @@ class PartitionReads:
         return parts[0].start_offset if parts else manifest.start_offset
 
 
-def _nothing() -> None:
-    """Do nothing: there is nothing to release."""
-
-
 @dataclass(slots=True)
 class _Reading:
     """The result of reading for one request so far."""
@@ -223,7 +220,7 @@ class FetchAnswers:
         if session_of(frame, head):
             # The session is one of a broker that had this address before.
             code = ErrorCode.fetch_session_id_not_found.value
-            return composed(head.correlation_id, head.version, {}, error_code=code), _nothing
+            return composed(head.correlation_id, head.version, {}, error_code=code), release_nothing
         asked = asked_of(frame, head)
         reading = await self._read_or_wait(asked)
         topics: dict[str | UUID, dict[int, PartitionData]] = {}

@@ -44,6 +44,7 @@ from tieringd.gateway.archive_answers import (
 )
 from tieringd.gateway.frames import ClientResponse
 from tieringd.gateway.responses import ArchivableResponse
+from tieringd.reading.partition_reader import release_nothing
 
 log = structlog.get_logger(__name__)
 
@@ -55,12 +56,8 @@ _UNKNOWN: Final = -1
 _READ_COMMITTED: Final = 1
 
 
-def _nothing() -> None:
-    """Do nothing: there is nothing to release."""
-
-
 def _own(question: ArchivableResponse) -> ClientResponse:
-    return ClientResponse((question.response,), _nothing, archived=False)
+    return ClientResponse((question.response,), release_nothing, archived=False)
 
 
 async def answer(
@@ -357,7 +354,7 @@ async def _describe_log_dirs(
         wanted = {(topic.topic, number) for topic in request.topics for number in topic.partitions}
     rows = tuple(_log_dir(response_module(head.api_key, head.version), each, wanted) for each in directories)
     encoded = encode_response(head.correlation_id, replace(response, results=(*response.results, *rows)))
-    return ClientResponse((encoded,), _nothing, archived=True)
+    return ClientResponse((encoded,), release_nothing, archived=True)
 
 
 def _log_dir(module: Any, directory: RemoteLogDir, wanted: set[tuple[str, int]] | None) -> Any:
@@ -399,7 +396,7 @@ def _changed(
         for each in response.topics
     )
     encoded = encode_response(question.pending.head.correlation_id, replace(response, topics=topics))
-    return ClientResponse((encoded,), _nothing, archived=True)
+    return ClientResponse((encoded,), release_nothing, archived=True)
 
 
 def _with(partition: Any, fields: dict[str, Any]) -> Any:

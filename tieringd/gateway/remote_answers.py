@@ -41,6 +41,8 @@ from tieringd.gateway.archive_answers import (
     NextFetch,
     PartitionKey,
     RemoteLogDir,
+    listed_at,
+    listed_in,
 )
 from tieringd.gateway.readable_partitions import UNKNOWN, LogStarts, ReadablePartition, ReadablePartitions
 from tieringd.model.manifest import PartitionManifest
@@ -320,30 +322,18 @@ class RemoteAnswers:
         archives = await self._log_starts.archives(found, is_fresh=is_fresh)
         if not archives:
             return None
-        if timestamp == MAX_TIMESTAMP:
-            times = [await self._records.latest_timestamp_ms(one) for one in archives]
-            timestamp = max(time for time in times if time is not None)
-        if timestamp >= 0:
-            return await self._first_at(archives, timestamp)
+        if timestamp == MAX_TIMESTAMP or timestamp >= 0:
+            return await listed_at(self._records, archives, timestamp)
         first_offset, last_offset = archives[0].start_offset, archives[-1].next_offset - 1
         if timestamp == EARLIEST:
             first_offset = await self._log_starts.first_of(archives) or first_offset
         # The first offset that is not archived may be the broker's next one, whose epoch is unknown here.
         special = {
-            EARLIEST: ListedOffset(first_offset, leader_epoch=_epoch_at(archives[0], first_offset)),
-            LATEST_TIERED: ListedOffset(last_offset, leader_epoch=_epoch_at(archives[-1], last_offset)),
+            EARLIEST: listed_in(archives[0], first_offset),
+            LATEST_TIERED: listed_in(archives[-1], last_offset),
             EARLIEST_PENDING_UPLOAD: ListedOffset(found.manifest.next_offset),
         }
         return special.get(timestamp)
-
-    async def _first_at(
-        self, archives: Sequence[PartitionManifest], timestamp_ms: int
-    ) -> ListedOffset | None:
-        for manifest in archives:
-            record = await self._records.first_record_at(manifest, timestamp_ms)
-            if record is not None:
-                return ListedOffset(record.offset, record.timestamp_ms, _epoch_at(manifest, record.offset))
-        return None
 
     async def offset_for_leader_epoch(
         self, asked: Mapping[PartitionKey, int]
@@ -451,11 +441,6 @@ def _replacement(
         records=batches.pieces,
         aborted=batches.aborted_pairs(read_committed=read_committed),
     )
-
-
-def _epoch_at(manifest: PartitionManifest, offset: int) -> int:
-    epochs = [epoch for epoch, start in manifest.epochs if start <= offset]
-    return epochs[-1] if epochs else -1
 
 
 def _release(held: Sequence[ArchivedBatches]) -> None:

@@ -33,7 +33,7 @@ _LAST_OFFSET_DELTA_MAX = 2**31 - 1
 """The largest delta that a batch header can hold."""
 
 
-def _nothing() -> None:
+def release_nothing() -> None:
     """Do nothing: these bytes need no release."""
 
 
@@ -51,7 +51,7 @@ class ArchivedBatches:
     """The bytes of the batches, if they are not in a file."""
     aborted: tuple[AbortedTransaction, ...] = ()
     """Every aborted transaction with data in the batches, and perhaps more of the same segment."""
-    mark_corrupt: Callable[[], None] = _nothing
+    mark_corrupt: Callable[[], None] = release_nothing
     """To be called when the file cannot be read: the next reader checks the file again."""
 
     @property
@@ -72,7 +72,7 @@ class ArchivedBatches:
         return tuple((one.producer_id, one.first_offset) for one in self.aborted)
 
 
-NO_BATCH = ArchivedBatches(0, _nothing)
+NO_BATCH = ArchivedBatches(0, release_nothing)
 """Returned when the first batch is larger than the limit."""
 
 
@@ -99,7 +99,9 @@ def under_first_epoch(batches: ArchivedBatches) -> ArchivedBatches:
     finally:
         batches.close()
     put_first_epoch(data)
-    return replace(batches, close=_nothing, file=None, data=memoryview(data), mark_corrupt=_nothing)
+    return replace(
+        batches, close=release_nothing, file=None, data=memoryview(data), mark_corrupt=release_nothing
+    )
 
 
 class HeldBatches:
@@ -160,7 +162,7 @@ class EmptyBatch:
 
     def take(self, *, size_bytes_max: int, needs_a_batch: bool) -> ArchivedBatches:  # noqa: ARG002 it is tiny
         """Return the batch."""
-        return ArchivedBatches(len(self._data), _nothing, data=memoryview(self._data))
+        return ArchivedBatches(len(self._data), release_nothing, data=memoryview(self._data))
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -227,15 +229,6 @@ class PartitionReader:
     def __init__(self, hydrator: Hydrator, spillovers: SpilloverManifests) -> None:
         self._hydrator = hydrator
         self._spillovers = spillovers
-
-    async def read(
-        self, manifest: PartitionManifest, offset: int, *, size_bytes_max: int, needs_a_batch: bool
-    ) -> ArchivedBatches | None:
-        """Return batches from *offset* on; see `hold` and `HeldBatches.take`."""
-        held = await self.hold(manifest, offset)
-        if held is None:
-            return None
-        return held.take(size_bytes_max=size_bytes_max, needs_a_batch=needs_a_batch)
 
     async def hold(self, manifest: PartitionManifest, offset: int) -> HeldBatches | EmptyBatch | None:
         """
