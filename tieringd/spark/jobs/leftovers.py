@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import checked_batches
@@ -30,8 +31,8 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.scrub import Owner, TopicState, is_named
 from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.chosen import TASK_BYTES
-from tieringd.spark.jobs.job_progress import Progress, watched
-from tieringd.spark.jobs.tasks import failures_in_words
+from tieringd.spark.jobs.job_progress import Progress
+from tieringd.spark.jobs.tasks import run_tasks
 from tieringd.spark.jobs.topic_choice import matches
 from tieringd.spark.key_eraser import holds_any
 from tieringd.storage.at_once import at_once
@@ -160,11 +161,9 @@ def search(
     Raises:
         TaskFailed: An executor failed.
     """
-    if not objects:
-        return []
-    tasks = list(_shares(objects))
-    with watched(spark, "searching what no manifest names", progress), failures_in_words():
-        return spark.sparkContext.parallelize(tasks, len(tasks)).flatMap(_Searcher(config, keys)).collect()
+    what, tasks = "searching what no manifest names", list(_shares(objects))
+    found = run_tasks(spark, what, tasks, _Searcher(config, keys), progress=progress)
+    return list(chain.from_iterable(found))
 
 
 @dataclass(frozen=True, slots=True)
