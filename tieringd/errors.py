@@ -18,7 +18,6 @@ TieringError
 ├── BrokerDenied              the broker refuses an operation for good
 ├── FencedError               another writer owns the partition: stop, do not retry
 │   └── RivalWriter           another process writes under the same leader epoch
-├── LogGapError               the local log no longer reaches the remote log
 ├── DataLossError             records that a reader asked for are not in the archive
 ├── ProtocolViolation         a peer sent what is no Kafka message: close its connection
 └── CorruptDataError          CRC, length or order is wrong: quarantine, never retry
@@ -30,7 +29,7 @@ class, in ``storage.resilient`` for calls and in a service's ``run()`` for steps
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Self
 
 
 class TieringError(Exception):
@@ -160,17 +159,6 @@ class RivalWriter(FencedError):
         self.commit_number = commit_number
 
 
-class LogGapError(TieringError):
-    """The local log starts at *first_local_offset*, after the remote log's *next_offset*."""
-
-    def __init__(
-        self, message: str, *, next_offset: int, first_local_offset: int, hint: str | None = None
-    ) -> None:
-        super().__init__(message, hint=hint)
-        self.next_offset = next_offset
-        self.first_local_offset = first_local_offset
-
-
 class DataLossError(TieringError):
     """Records that a reader asked for are not in the archive, and it did not say that this is all right."""
 
@@ -210,8 +198,12 @@ class CorruptDataError(TieringError):
         text = super().__str__()
         return f"{text} ({', '.join(places)})" if places else text
 
-    def located(self, source: str) -> CorruptDataError:
-        """Return the same fault with *source* named, for a caller that knows the file or object."""
-        return CorruptDataError(
+    def located(self, source: str) -> Self:
+        """
+        Return the same fault with *source* named, for a caller that knows the file or object.
+
+        The error keeps its class.
+        """
+        return type(self)(
             self.message, source=source, position=self.position, offset=self.offset, hint=self.hint
         )

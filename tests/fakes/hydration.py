@@ -17,11 +17,13 @@ from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.segment_scan import SegmentScanner
 from tieringd.formats.sidecar import encode_sidecar
 from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import BrokerIndexes, RemoteSegment, SegmentIndex
 from tieringd.policies.cache_trim import ChunkEvictionLimits, TrimLimits
 from tieringd.reading.cache_keeper import CacheKeeper, KeeperSettings, OpenChunks
 from tieringd.reading.hydrator import HydrationLimits, Hydrator
+from tieringd.reading.partition_reader import ArchivedBatches, PartitionReader
 from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -216,3 +218,16 @@ async def running(host: Host, **changes: Any) -> AsyncIterator[Hydrator]:
 def open_files() -> int:
     """Return the number of open file descriptors of this process."""
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a path of the kernel
+
+
+async def read_batches(
+    reader: PartitionReader,
+    manifest: PartitionManifest,
+    offset: int,
+    *,
+    size_bytes_max: int,
+    needs_a_batch: bool = True,
+) -> ArchivedBatches | None:
+    """Hold the batches from an offset on, and take them; None where the manifest does not hold the offset."""
+    held = await reader.hold(manifest, offset)
+    return held and held.take(size_bytes_max=size_bytes_max, needs_a_batch=needs_a_batch)

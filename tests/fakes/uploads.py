@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import looptime
 import pytest
 
 from tieringd.archiving.upload_gate import UploadGate, Urgency
 from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
-from tieringd.policies.upload_control import OrderLimits, UploadPace
+from tieringd.policies.upload_control import (
+    OrderLimits,
+    UploadPace,
+    WaitingPartition,
+    is_fair_turn,
+    is_near_loss,
+)
 
 KIB = 1024
 ORDER = OrderLimits(near_loss_seconds=100, last_moment_seconds=10, fair_turn_every=4)
@@ -140,3 +147,23 @@ def on_virtual_time(coroutine) -> None:
     """Run a coroutine on a new loop. A property test runs its coroutine many times in one test."""
     with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
         runner.run(coroutine)
+
+
+def upload_order(
+    waiting: Iterable[WaitingPartition], limits: OrderLimits, *, turn: int, now: float
+) -> tuple[WaitingPartition, ...]:
+    """
+    Return *waiting* in the order in which to serve them; *turn* is the first one's number.
+
+    It is the order that an `UploadLine` keeps, made anew from all facts; `upload_control` describes it.
+    """
+    by_turn = sorted(waiting, key=lambda one: one.turn_key)
+    by_loss = sorted(
+        (one for one in by_turn if is_near_loss(one, limits, now=now)), key=lambda one: one.loss_key
+    )
+    ordered: dict[TopicIdPartition, WaitingPartition] = {}
+    lines = {True: iter(by_turn), False: iter((*by_loss, *by_turn))}
+    for at in range(turn, turn + len(by_turn)):
+        chosen = next(one for one in lines[is_fair_turn(at, limits)] if one.partition not in ordered)
+        ordered[chosen.partition] = chosen
+    return tuple(ordered.values())

@@ -70,7 +70,7 @@ class Life:
         self._settings = MergeSettings(target_bytes=600, min_bytes=250)
         self._job = MergeJob(
             lambda: {self._leadership: ArchivedPartition(self._leadership, self._archiver, self._seen())},
-            make_merger=lambda leadership: SegmentMerger(
+            make_worker=lambda leadership: SegmentMerger(
                 leadership,
                 store,
                 joiner=ObjectJoiner(store, work_directory=work_directory),

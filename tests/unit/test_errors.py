@@ -12,7 +12,6 @@ from tieringd.errors import (
     ConfigError,
     CorruptDataError,
     LocalFileError,
-    LogGapError,
     RetryableError,
     StorageError,
     StorageUnavailable,
@@ -22,7 +21,6 @@ from tieringd.errors import (
 CLASSES = [one for _, one in inspect.getmembers(errors, inspect.isclass)]
 EXTRA = {
     LocalFileError: {"path": "/logs/a-0"},
-    LogGapError: {"next_offset": 5, "first_local_offset": 9},
 }
 """What a class's constructor asks for beside the message."""
 
@@ -95,11 +93,9 @@ def test_storage_error_names_the_object(kind):
     assert kind("no").key is None
 
 
-def test_errors_about_files_and_gaps_carry_their_fields():
-    """A path and two offsets are fields, so that no one has to read them out of the text."""
+def test_error_about_a_file_carries_its_path():
+    """The path is a field, so that a caller does not parse the text."""
     assert LocalFileError("cannot be read", path="/logs/a-0/0.log").path == "/logs/a-0/0.log"
-    gap = LogGapError("gap", next_offset=5, first_local_offset=9)
-    assert (gap.next_offset, gap.first_local_offset) == (5, 9)
 
 
 @pytest.mark.parametrize(

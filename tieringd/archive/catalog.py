@@ -17,6 +17,7 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.storage.at_once import at_once
 from tieringd.storage.base import ObjectStore
+from tieringd.storage.listing import list_objects
 
 LOADS_AT_ONCE = 16
 
@@ -140,16 +141,10 @@ class Catalog:
         raise ObjectNotFound(f"the bucket holds nothing of {name}-{number}; partitions archived: {numbers}")
 
     async def _topic_keys(self) -> AsyncIterator[TopicKey]:
-        start_after: str | None = None
-        while True:
-            page = await self._store.list_page(TOPIC_MANIFESTS_PREFIX, start_after=start_after)
-            for info in page.objects:
-                key = parse_topic_manifest_key(info.key)
-                if key is not None:
-                    yield key
-            start_after = page.next_start_after
-            if start_after is None:
-                return
+        async for info in list_objects(self._store, TOPIC_MANIFESTS_PREFIX):
+            key = parse_topic_manifest_key(info.key)
+            if key is not None:
+                yield key
 
 
 def _latest(incarnations: Iterable[TopicManifest]) -> TopicManifest:

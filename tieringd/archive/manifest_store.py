@@ -117,13 +117,15 @@ class ManifestStore:
         in_effect_ms = min(info.modified_ms + _MODIFIED_WITHIN_MS, self._now_ms())
         return StoredManifest(manifest, info.version, len(data), in_effect_ms)
 
-    async def refreshed(self, partition: TopicIdPartition, known: StoredManifest) -> StoredManifest:
+    async def refreshed(self, partition: TopicIdPartition, known: StoredManifest | None) -> StoredManifest:
         """
         Return the stored manifest. It is read only if its version differs from that of *known*.
 
         Raises:
             CorruptDataError: The stored bytes are not a manifest, or belong to another partition.
         """
+        if known is None or known.manifest is None:
+            return await self.load(partition)
         try:
             info = await self._store.head(manifest_key(partition))
         except ObjectNotFound:

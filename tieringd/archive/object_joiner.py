@@ -14,26 +14,25 @@ names. If the same writer repeats the merge, it stores the same objects.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from crc32c import crc32c
 from crc32c import crc32c as crc32c_of
 
 from tieringd.archive.archive_reader import Indexes
 from tieringd.archive.segment_swap import store_rewriting
-from tieringd.errors import ChecksumRejected, LocalFileError
+from tieringd.errors import ChecksumRejected
 from tieringd.formats.index_merge import IndexedSegment, merged_index
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment, Rewriting, RewritingKind, SegmentIndex, rewriter_of
 from tieringd.policies.segment_merge import merged_segment
-from tieringd.storage.base import FileSlice, JoiningStore, JoinSource, ObjectStore
-from tieringd.storage.threads import in_thread, in_thread_or
+from tieringd.storage.base import JoiningStore, JoinSource, ObjectStore
+from tieringd.storage.threads import in_thread
+from tieringd.storage.work_file import work_file
 
 PIECE_BYTES = 8 << 20
 """How many bytes one request reads when the bytes pass through this host."""
@@ -82,32 +81,21 @@ class ObjectJoiner:
 
     async def _stream(self, key: str, sources: Sequence[JoinSource], *, crc32c: int) -> int:
         """Copy the sources into a temporary file, and upload the file. Return its size."""
-        try:
-            file = await in_thread_or(_close, self._opened)
-        except OSError as error:
-            raise self._refused(error) from error
-        try:
-            checksum = size_bytes = 0
+        async with work_file(
+            self._directory,
+            f"segments cannot be merged in the directory {self._directory}",
+            hint="Free some space there, or set state_directory to a disk with more space",
+        ) as file:
             for source in sources:
-                begin = size_bytes
-                while size_bytes < begin + source.size_bytes:
-                    piece = await self._piece(source, size_bytes - begin)
-                    checksum = await in_thread(_append, file, piece, checksum)
-                    size_bytes += len(piece)
-            if checksum != crc32c:
+                begin = file.size_bytes
+                while file.size_bytes < begin + source.size_bytes:
+                    await file.append(await self._piece(source, file.size_bytes - begin))
+            if file.crc32c != crc32c:
                 raise ChecksumRejected(
                     f"join {key}: the checksum of the sources is not the expected one", key=key
                 )
-            await in_thread(file.flush)
-            await self._store.put(key, FileSlice(file.fileno(), 0, size_bytes), crc32c=crc32c)
-        except OSError as error:
-            raise self._refused(error) from error
-        finally:
-            await in_thread(file.close)
-        return size_bytes
-
-    def _opened(self) -> IO[bytes]:
-        return tempfile.TemporaryFile(dir=self._directory)
+            await self._store.put(key, await file.body(), crc32c=crc32c)
+        return file.size_bytes
 
     async def _piece(self, source: JoinSource, position: int) -> bytes:
         left = source.size_bytes - position
@@ -117,13 +105,6 @@ class ObjectJoiner:
                 f"{source.key} ends after {position} bytes, before its expected end", key=source.key
             )
         return piece
-
-    def _refused(self, error: OSError) -> LocalFileError:
-        return LocalFileError(
-            f"segments cannot be merged in the directory {self._directory}: {error.strerror or error}",
-            path=str(self._directory),
-            hint="Free some space there, or set state_directory to a disk with more space",
-        )
 
     async def _read_back(self, key: str, size_bytes: int, crc32c: int) -> int:
         """Read the joined object and compare its size and checksum. Return the bytes read."""
@@ -148,15 +129,6 @@ class ObjectJoiner:
                 "checksum",
                 key=key,
             )
-
-
-def _append(file: IO[bytes], piece: bytes, checksum: int) -> int:
-    file.write(piece)
-    return crc32c_of(piece, checksum)
-
-
-def _close(file: IO[bytes]) -> None:
-    file.close()
 
 
 @dataclass(frozen=True, slots=True)

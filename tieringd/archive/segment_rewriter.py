@@ -11,7 +11,6 @@ process leaves nothing of it behind.
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from tieringd.archive.archive_reader import (
     require_checksum,
 )
 from tieringd.archive.segment_swap import Successor
-from tieringd.errors import CorruptDataError, LocalFileError
+from tieringd.errors import CorruptDataError
 from tieringd.formats.index_merge import IndexedSegment, merged_index
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.segment_scan import SegmentScan, SegmentScanner
@@ -36,7 +35,8 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import BrokerIndexes, RemoteSegment, SegmentIndex
 from tieringd.policies.rewriting import rewritten_segment
 from tieringd.storage.base import FileSlice, ObjectStore
-from tieringd.storage.threads import in_thread, in_thread_or
+from tieringd.storage.threads import in_thread
+from tieringd.storage.work_file import work_file
 
 
 class Cut(Protocol):
@@ -105,12 +105,12 @@ class SegmentRewriter:
             CorruptDataError: A part is damaged.
             LocalFileError: The work directory cannot take the bytes.
         """
-        try:
-            file = await in_thread_or(_close, self._opened)
-        except OSError as error:
-            raise self._refused(error) from error
-        try:
-            target = _Target(SegmentScanner(parts[0].base_offset, parts[-1].next_offset), file)
+        async with work_file(
+            self._directory,
+            f"segments cannot be rewritten in the directory {self._directory}",
+            hint="Free some space there, or set TMPDIR to a disk with more space",
+        ) as opened:
+            target = _Target(SegmentScanner(parts[0].base_offset, parts[-1].next_offset), opened.file)
             indexes = []
             for part in parts:
                 index = await self._indexes.index_of(partition, part)
@@ -127,13 +127,9 @@ class SegmentRewriter:
                 sidecar_crc32c=crc32c(sidecar),
                 writer_id=self._writer_id,
             )
-            body = FileSlice(file.fileno(), 0, scan.size_bytes) if scan.size_bytes else b""
+            body = FileSlice(opened.file.fileno(), 0, scan.size_bytes) if scan.size_bytes else b""
             await self._store.put(data_key(partition, segment), body, crc32c=scan.crc32c)
             await self._store.put(index_key(partition, segment), sidecar, crc32c=segment.index_crc32c)
-        except OSError as error:
-            raise self._refused(error) from error
-        finally:
-            await in_thread(file.close)
         return Successor(parts, segment, cut.removed_records)
 
     async def _copy(self, source: _Source, target: _Target) -> None:
@@ -141,16 +137,6 @@ class SegmentRewriter:
             async for run, position in runs:
                 await in_thread(target.take, source, run, position)
         source.require_whole()
-
-    def _opened(self) -> IO[bytes]:
-        return tempfile.TemporaryFile(dir=self._directory)
-
-    def _refused(self, error: OSError) -> LocalFileError:
-        return LocalFileError(
-            f"segments cannot be rewritten in the directory {self._directory}: {error.strerror or error}",
-            path=str(self._directory),
-            hint="Free some space there, or set TMPDIR to a disk with more space",
-        )
 
 
 class _Source:
@@ -236,7 +222,3 @@ def _index_of(parts: list[IndexedSegment], scan: SegmentScan, *, keeps_aborted: 
         entries=scan.entries,
         broker=broker,
     )
-
-
-def _close(file: IO[bytes]) -> None:
-    file.close()

@@ -24,7 +24,6 @@ rewritten segment.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -46,6 +45,7 @@ from tieringd.model.segment import RemoteSegment, Rewriting, RewritingKind
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.record_removal import CompactionBasis, why_winners_may_be_gone
 from tieringd.policies.spillover import plan_spillover
+from tieringd.storage.at_once import at_once
 from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
 
@@ -270,10 +270,8 @@ class SegmentSwap:
 
     async def _require_stored(self, partition: TopicIdPartition, successors: Sequence[Successor]) -> None:
         """Check that the new objects still exist: until a manifest names them, a scrub may delete them."""
-        for begin in range(0, len(successors), HEADS_AT_ONCE):
-            group = successors[begin : begin + HEADS_AT_ONCE]
-            keys = [name(partition, one.segment) for one in group for name in (data_key, index_key)]
-            await asyncio.gather(*map(self._store.head, keys))
+        keys = [name(partition, one.segment) for one in successors for name in (data_key, index_key)]
+        await at_once(keys, self._store.head, count=2 * HEADS_AT_ONCE)
 
     async def _spilled_again(
         self, before: PartitionManifest, manifest: PartitionManifest

@@ -31,6 +31,7 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.model.spilling import live_piece, piece_of, with_parts
 from tieringd.model.spillover import Spillover, SpilloverManifest, SpilloverName
 from tieringd.storage.base import ObjectStore
+from tieringd.storage.listing import list_objects
 from tieringd.storage.threads import in_thread
 
 log = structlog.get_logger(__name__)
@@ -298,16 +299,10 @@ class SpilloverManifests:
 
     async def _listed(self, partition: TopicIdPartition) -> _Listing:
         prefix, sizes = spillover_prefix(partition), {}
-        start_after: str | None = None
-        while True:
-            page = await self._store.list_page(prefix, start_after=start_after)
-            for info in page.objects:
-                name = parse_spillover_key(partition, info.key)
-                if name is not None:
-                    sizes[name] = info.size_bytes
-            start_after = page.next_start_after
-            if start_after is None:
-                break
+        async for info in list_objects(self._store, prefix):
+            name = parse_spillover_key(partition, info.key)
+            if name is not None:
+                sizes[name] = info.size_bytes
         listing = self._listings[partition] = _Listing(sizes)
         self._listings.move_to_end(partition)
         names = sum(len(one.sizes) for one in self._listings.values())

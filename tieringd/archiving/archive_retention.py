@@ -20,7 +20,6 @@ wrong time in the manifest is corrected. `policies.retention_time` decides which
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing
@@ -62,6 +61,7 @@ from tieringd.policies.total_retention import (
     plan_total_retention,
 )
 from tieringd.storage.archive_clock import ArchiveClock
+from tieringd.storage.at_once import at_once
 
 LOOKUPS_AT_ONCE = 16
 REMEMBERED_MAX = 1024
@@ -159,18 +159,17 @@ class UploadTimes(PartitionLogger):
         """
         doubtful = [one for one in segments if needs_proof(one, now_ms=now_ms)]
         unproven = [one for one in doubtful if SegmentIdentity.of(one) not in self._proven]
-        for begin in range(0, len(unproven), LOOKUPS_AT_ONCE):
-            some = unproven[begin : begin + LOOKUPS_AT_ONCE]
-            found = await asyncio.gather(
-                *(self._remote_log.stored_at_ms(self._partition, one) for one in some)
+
+        async def prove(segment: RemoteSegment) -> None:
+            stored_at_ms = await self._remote_log.stored_at_ms(self._partition, segment)
+            # Without its data object a segment keeps its noted time: there is nothing left to protect.
+            self._proven[SegmentIdentity.of(segment)] = (
+                segment.uploaded_at_ms
+                if stored_at_ms is None
+                else proven_upload_ms(segment, stored_at_ms=stored_at_ms, now_ms=now_ms)
             )
-            for segment, stored_at_ms in zip(some, found, strict=True):
-                # Without its data object a segment keeps its noted time: there is nothing left to protect.
-                self._proven[SegmentIdentity.of(segment)] = (
-                    segment.uploaded_at_ms
-                    if stored_at_ms is None
-                    else proven_upload_ms(segment, stored_at_ms=stored_at_ms, now_ms=now_ms)
-                )
+
+        await at_once(unproven, prove, count=LOOKUPS_AT_ONCE)
         proven = [(one, self._proven[SegmentIdentity.of(one)]) for one in doubtful]
         wrong = {one.base_offset: time_ms for one, time_ms in proven if time_ms != one.uploaded_at_ms}
         for oldest in list(islice(self._proven, max(0, len(self._proven) - REMEMBERED_MAX))):

@@ -103,10 +103,7 @@ class Claim(LeadershipLogger):
         if self._stored is not None:
             return self._stored
         partition, leader_epoch = self._leadership.partition, self._leadership.leader_epoch
-        if self._known is None:
-            stored = await self._manifests.load(partition)
-        else:
-            stored = await self._manifests.refreshed(partition, self._known)
+        stored = await self._manifests.refreshed(partition, self._known)
         found = stored.manifest
         if found is not None and found.leader_epoch > leader_epoch:
             raise fenced_by(found, leader_epoch)

@@ -72,11 +72,7 @@ class FollowedManifests:
         for partition in due[:REFRESHES_PER_STEP]:
             try:
                 known = self._known.get(partition)
-                self._known[partition] = (
-                    await self._manifests.refreshed(partition, known)
-                    if known
-                    else await self._manifests.load(partition)
-                )
+                self._known[partition] = await self._manifests.refreshed(partition, known)
             except CorruptDataError as error:
                 log.error("followed manifest is damaged", partition=str(partition), error=str(error))  # noqa: TRY400 its text is enough
             except TieringError as error:

@@ -10,8 +10,8 @@ changes, and on one timer while all waiting uploads wait for a byte budget or a 
 
 It reports what holds uploads back, and for how long, with the constants of `policies.upload_control`.
 
-`UploadLine` holds the waiting uploads in the order of `policies.upload_control.upload_order`, without
-sorting them again for each upload. The line knows turns and danger. The gate knows slots and byte budgets.
+`UploadLine` holds the waiting uploads in the order of `policies.upload_control`, without sorting them again
+for each upload. The line knows turns and danger. The gate knows slots and byte budgets.
 """
 
 from __future__ import annotations

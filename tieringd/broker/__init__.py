@@ -10,7 +10,7 @@ Read in this order:
   `kafka_topic_configs`, `kafka_quotas` and `kafka_errors`; `directory_broker` replaces a broker that does not
   run.
 * `layout`: the seam of files on disk. `log_dir` and `segment_file` for Kafka; `redpanda_log_dir` and
-  `redpanda_segment_file` for Redpanda.
+  `redpanda_segment_file` for Redpanda. `local_errors`: the system's errors, with the name of the file.
 * `pins`, `watch`: closed segments that are held, and hints of changes.
 * `disk_use`, `ballast_file`, `host_load`: the disks and the machine.
 * `kafka_tail`, `kafka_deletion`, `kafka_target`, `restored_log`, `stopped_broker`: reads, deletions and

@@ -20,6 +20,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final
 
+from tieringd.broker.local_errors import named_errors
 from tieringd.broker.log_dir import (
     EPOCH_CHECKPOINT,
     SmallFiles,
@@ -300,21 +301,15 @@ def _proof(segment: LocalSegment, position: int) -> bytes:
     """Return the first batch's header, which has its checksum and time, and the bytes before *position*."""
     with ExitStack() as stack:
         descriptor = _open(stack, segment.path, os.O_RDONLY)
-        try:
+        with named_errors(segment.path):
             head = os.pread(descriptor, min(position, _PROOF_BYTES), 0)
             return head + os.pread(descriptor, min(position, _PROOF_BYTES), max(0, position - _PROOF_BYTES))
-        except OSError as error:
-            raise LocalFileError(
-                f"{segment.path} cannot be read: {error.strerror}", path=segment.path
-            ) from error
 
 
 def _open(stack: ExitStack, path: str, flags: int) -> int:
     """Open *path*, and close it with *stack*."""
-    try:
+    with named_errors(path, "be opened"):
         descriptor = os.open(path, flags | os.O_CLOEXEC)
-    except OSError as error:
-        raise LocalFileError(f"{path} cannot be opened: {error.strerror}", path=path) from error
     stack.callback(os.close, descriptor)
     return descriptor
 

@@ -29,10 +29,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Final, Generic, TypeAlias, TypeVar
 
+from tieringd.broker.local_errors import ChangedError, named_errors, unchanged
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.checkpoints import (
     parse_epoch_checkpoint,
@@ -50,7 +52,6 @@ SETTLED_NS: Final = 2_000_000_000
 """Files older than this show any later change by another time, on every filesystem in use."""
 
 _MAX_SMALL_FILE_BYTES: Final = 1 << 20
-_LISTING_ATTEMPTS: Final = 3
 EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
 
@@ -154,7 +155,7 @@ def scan_log_dirs(
     problems: list[LocalFileError] = []
     for log_dir in paths:
         try:
-            with _naming(log_dir):
+            with named_errors(log_dir):
                 identities.append(_identity(log_dir))
                 with os.scandir(log_dir) as entries:
                     directories = [entry.name for entry in entries if entry.is_dir()]
@@ -201,14 +202,7 @@ def read_local_log(partition: LocalPartition) -> LocalLog:
         LocalFileError: The directory vanished, a file in it cannot be read, or the broker is changing
             it; *path* names the file. The next read may succeed.
     """
-    failure: LocalFileError | None = None
-    for _ in range(_LISTING_ATTEMPTS):
-        try:
-            return _read_unchanged(partition)
-        except _ChangedError as error:
-            failure = error
-    assert failure is not None
-    raise failure
+    return unchanged(partial(_read_unchanged, partition))
 
 
 def read_leader_epochs(partition_path: str, *, directory: int | None = None) -> tuple[EpochStart, ...]:
@@ -241,10 +235,6 @@ def read_topic_id(path: str) -> str:
     return _parsed(file_path, data, parse_partition_metadata)
 
 
-class _ChangedError(LocalFileError):
-    """The directory changed while it was listed."""
-
-
 def _read_unchanged(partition: LocalPartition) -> LocalLog:
     """
     List the `.log` files of one directory, and check that all of them existed at the same time.
@@ -256,7 +246,7 @@ def _read_unchanged(partition: LocalPartition) -> LocalLog:
     """
     path = partition.path
     found: list[tuple[int, str, os.stat_result]] = []
-    with _naming(path), _opened_directory(path) as directory:
+    with named_errors(path), _opened_directory(path) as directory:
         before = os.fstat(directory).st_mtime_ns
         with os.scandir(directory) as entries:
             for entry in entries:
@@ -267,10 +257,10 @@ def _read_unchanged(partition: LocalPartition) -> LocalLog:
                 elif entry.name.endswith(".swap"):
                     file_path = f"{path}/{entry.name}"
                     message = f"{file_path} shows that the broker is replacing segments"
-                    raise _ChangedError(message, path=file_path)
+                    raise ChangedError(message, path=file_path)
         epochs = read_leader_epochs(path, directory=directory)
         if os.fstat(directory).st_mtime_ns != before:
-            raise _ChangedError(f"{path} changed while it was read", path=path)
+            raise ChangedError(f"{path} changed while it was read", path=path)
     found.sort(key=itemgetter(0))
     return LocalLog(partition, _chained(found), epochs)
 
@@ -295,7 +285,7 @@ def _regular(entry: os.DirEntry[str], file_path: str) -> os.stat_result:
     try:
         status = entry.stat()
     except FileNotFoundError as error:
-        raise _ChangedError(f"{file_path} vanished while its directory was read", path=file_path) from error
+        raise ChangedError(f"{file_path} vanished while its directory was read", path=file_path) from error
     except OSError as error:
         raise _unreadable(file_path, error) from error
     if not stat.S_ISREG(status.st_mode):
@@ -365,15 +355,6 @@ def _opened_directory(path: str) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Turn an operating system's error into a `LocalFileError` that names *path*."""
-    try:
-        yield
-    except OSError as error:
-        raise _unreadable(path, error) from error
 
 
 def _unreadable(path: str, error: OSError) -> LocalFileError:

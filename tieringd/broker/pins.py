@@ -26,6 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tieringd.broker.local_errors import named_errors
 from tieringd.broker.log_dir import EPOCH_CHECKPOINT, read_leader_epochs
 from tieringd.errors import ConfigError, LocalFileError
 from tieringd.formats.checkpoints import encode_epoch_checkpoint
@@ -116,7 +117,7 @@ class PinDirectory:
         """
         directory = self._directory(partition)
         aside: list[Pin] = []
-        try:
+        with named_errors(directory, "be changed"):
             for pin in pins:
                 segment = pin.segment
                 if segment.path.endswith(_STRAY):
@@ -129,10 +130,6 @@ class PinDirectory:
                 aside.append(replace(pin, segment=replace(segment, path=path)))
             if aside:
                 _tidy(directory)
-        except OSError as error:
-            raise LocalFileError(
-                f"{directory} cannot be changed: {error.strerror}", path=directory
-            ) from error
         return tuple(aside)
 
     def make(self, partition: LocalPartition, segment: LocalSegment) -> None:
@@ -174,16 +171,12 @@ class PinDirectory:
             LocalFileError: A link cannot be removed.
         """
         directory = self._directory(partition)
-        try:
+        with named_errors(directory, "be changed"):
             for pin in pins:
                 is_stray = pin.segment.path.endswith(_STRAY)
                 side_files = [] if is_stray else _side_files(directory, pin.segment)
                 _unlink(directory, [pin.segment.path, *side_files])
             _tidy(directory)
-        except OSError as error:
-            raise LocalFileError(
-                f"{directory} cannot be changed: {error.strerror}", path=directory
-            ) from error
 
     def others(self, partitions: Sequence[LocalPartition]) -> set[str]:
         """
@@ -208,10 +201,8 @@ class PinDirectory:
         Raises:
             LocalFileError: It cannot be removed.
         """
-        try:
+        with named_errors(path, "be removed"):
             shutil.rmtree(path)
-        except OSError as error:
-            raise LocalFileError(f"{path} cannot be removed: {error.strerror}", path=path) from error
 
     def _directory(self, partition: LocalPartition) -> str:
         return f"{self.root}/{partition.topic_partition}_{partition.topic_id}"

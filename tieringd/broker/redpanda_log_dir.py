@@ -12,9 +12,8 @@ The result has the same model as that of `broker.log_dir`, with these difference
 The delta of each segment's base comes from one of these sources:
 
 1. The log begins at raw offset 0, where the delta is 0.
-2. A known translation of any place in the log: one that was stored with the archive, or one that
-   `find_translation` has found by comparing local batches with some that the broker served. If
-   every base is known, no file is opened.
+2. A known translation of any place in the log, as the archive stores them. If every base is known, no
+   file is opened.
 3. The headers between a known base and this one. They are walked once, and their counts are kept until
    the file changes.
 
@@ -29,12 +28,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from operator import itemgetter
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
+from tieringd.broker.local_errors import ChangedError, named_errors, unchanged
 from tieringd.broker.log_dir import LogDirScan
 from tieringd.broker.redpanda_segment_file import RawSegment, translation_of, uncounted_offsets
 from tieringd.errors import CorruptDataError, LocalFileError
@@ -52,8 +52,6 @@ from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.offset_translation import LOG_BEGINNING, OffsetTranslation
 from tieringd.model.partition import TopicPartition
 from tieringd.model.segment import EpochStart, LocalSegment
-
-_LISTING_ATTEMPTS: Final = 3
 
 _Count: TypeAlias = tuple[tuple[int, int, int], int | None]
 """A file's identity, and the raw offset up to which its offsets were counted; None for its end."""
@@ -113,14 +111,7 @@ def read_raw_log(partition: LocalPartition) -> RawLog:
         LocalFileError: The directory vanished or is changing, a file in it cannot be read, or Redpanda
             has set a segment aside; *path* names the file.
     """
-    failure: LocalFileError | None = None
-    for _ in range(_LISTING_ATTEMPTS):
-        try:
-            return _read_unchanged(partition)
-        except _ChangedError as error:
-            failure = error
-    assert failure is not None
-    raise failure
+    return unchanged(partial(_read_unchanged, partition))
 
 
 def last_raw_offset(segment: LocalSegment) -> int:
@@ -132,7 +123,7 @@ def last_raw_offset(segment: LocalSegment) -> int:
     """
     directory, _, _ = segment.path.rpartition("/")
     base = translation_of(segment).raw_offset
-    with _naming(directory), os.scandir(directory) as entries:
+    with named_errors(directory), os.scandir(directory) as entries:
         names = [parse_raw_file_name(entry.name) for entry in entries]
     later = [
         name.raw_base_offset
@@ -286,18 +277,14 @@ def _with_kafka_offsets(raw: RawLog, deltas: Mapping[int, int]) -> LocalLog:
     return LocalLog(raw.partition, tuple(segments), tuple(epochs))
 
 
-class _ChangedError(LocalFileError):
-    """The directory changed while it was listed."""
-
-
 def _read_unchanged(partition: LocalPartition) -> RawLog:
     """List the segments of one directory, and check that all of them existed at the same time."""
     path = partition.path
     found: list[tuple[int, int, str, os.stat_result]] = []
-    with _naming(path):
+    with named_errors(path):
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with _naming(path), os.scandir(directory) as entries:
+        with named_errors(path), os.scandir(directory) as entries:
             before = os.fstat(directory).st_mtime_ns
             for entry in entries:
                 file_path = f"{path}/{entry.name}"
@@ -318,7 +305,7 @@ def _read_unchanged(partition: LocalPartition) -> RawLog:
                     )
                 found.append((name.raw_base_offset, name.leader_epoch, file_path, _status(entry, file_path)))
             if os.fstat(directory).st_mtime_ns != before:
-                raise _ChangedError(f"{path} changed while it was read", path=path)
+                raise ChangedError(f"{path} changed while it was read", path=path)
     finally:
         os.close(directory)
     return RawLog(partition, _chained(sorted(found, key=itemgetter(0, 1))))
@@ -347,7 +334,7 @@ def _status(entry: os.DirEntry[str], file_path: str) -> os.stat_result:
     try:
         status = entry.stat()
     except FileNotFoundError as error:
-        raise _ChangedError(f"{file_path} vanished while its directory was read", path=file_path) from error
+        raise ChangedError(f"{file_path} vanished while its directory was read", path=file_path) from error
     if not stat.S_ISREG(status.st_mode):
         raise LocalFileError(f"{file_path} is not a regular file", path=file_path)
     return status
@@ -379,14 +366,5 @@ def _partitions(
 
 
 def _directories(path: str) -> list[str]:
-    with _naming(path), os.scandir(path) as entries:
+    with named_errors(path), os.scandir(path) as entries:
         return [entry.name for entry in entries if entry.is_dir()]
-
-
-@contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Turn an operating system's error into a `LocalFileError` that names *path*."""
-    try:
-        yield
-    except OSError as error:
-        raise LocalFileError(f"{path} cannot be read: {error.strerror or error}", path=path) from error

@@ -16,12 +16,11 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
-from crc32c import crc32c
-
+from tieringd.broker.local_errors import named_errors
 from tieringd.broker.segment_file import READ_BUFFER_BYTES, LogWalk
 from tieringd.errors import CorruptDataError, LocalFileError
-from tieringd.formats.redpanda_batch import RawHeader
 from tieringd.formats.redpanda_index import parse_base_index
 from tieringd.formats.redpanda_names import RawFileKind, RawFileName, parse_raw_file_name
 from tieringd.formats.redpanda_reframe import RedpandaWalk, Reframing, SegmentReframer
@@ -34,6 +33,7 @@ _ALLOCATED_TAIL_BYTES = 4096
 """Redpanda allocates megabytes ahead. A tail of at least this many zeros counts as allocated space."""
 _MAX_INDEX_BYTES = 16 << 20
 """An entry has 16 bytes, and a segment has at most one entry per 32 KiB."""
+_reading = partial(named_errors, belongs_to="Redpanda's data directory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +88,6 @@ def uncounted_offsets(segment: RawSegment, *, before: int | None = None) -> int:
     return counted
 
 
-def raw_headers(segment: RawSegment) -> list[RawHeader]:
-    """
-    Return the headers of *segment*, to search a place in it (`find_translation`).
-
-    Raises:
-        CorruptDataError: A header is damaged, impossible or out of order.
-        LocalFileError: The file cannot be read.
-    """
-    with _opened(segment.path) as fd:
-        walk = _walk(fd, segment, segment.raw_base_offset, is_active=segment.next_raw_offset is None)
-        return [header for _, header in walk.batches()]
-
-
 def reframe_segment_file(fd: int, segment: LocalSegment, spool_fd: int) -> LocalSegment:
     """
     Write the closed *segment*, open as *fd*, to *spool_fd* as Kafka batches.
@@ -128,25 +115,6 @@ def reframe_segment_file(fd: int, segment: LocalSegment, spool_fd: int) -> Local
 
     done = _reframe(fd, segment, write)
     return replace(segment, size_bytes=done.size_bytes)
-
-
-def reframed_crc32c(segment: LocalSegment) -> int:
-    """
-    Return the CRC32C of the Kafka form of the closed *segment*, as `reframe_segment_file` writes it.
-
-    Raises:
-        CorruptDataError: A batch is damaged, or not at its place.
-        LocalFileError: The file cannot be read, or is not whole yet.
-    """
-    value = 0
-
-    def add(out: bytearray) -> None:
-        nonlocal value
-        value = crc32c(out, value)
-
-    with _opened(segment.path) as fd:
-        _reframe(fd, segment, add)
-    return value
 
 
 def scan_redpanda_transactions(segment: LocalSegment, tracker: TransactionTracker) -> LogWalk:
@@ -336,15 +304,3 @@ def _opened(path: str) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-@contextmanager
-def _reading(path: str) -> Iterator[None]:
-    """Raise the operating system's errors about *path* as `LocalFileError`."""
-    try:
-        yield
-    except OSError as error:
-        hint = None
-        if isinstance(error, PermissionError):
-            hint = "Allow the daemon's user to read Redpanda's data directory, for example through its group"
-        raise LocalFileError(f"{path} cannot be read: {error.strerror}", path=path, hint=hint) from error

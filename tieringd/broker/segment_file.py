@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from crc32c import crc32c
 
+from tieringd.broker.local_errors import named_errors
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.index_files import (
     offset_index_columns,
@@ -42,6 +43,7 @@ READ_BUFFER_BYTES = 1 << 20
 
 _MAX_INDEX_BYTES = 64 << 20
 """No broker writes a larger side file. This limits the memory that one damaged file can take."""
+_reading = partial(named_errors, belongs_to="the broker's log directories")
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,10 +398,8 @@ def _read_fully(fd: int, view: memoryview, position: int, segment: LocalSegment)
 
 
 def _read_at(fd: int, position: int, size_bytes: int, segment: LocalSegment) -> bytes:
-    try:
+    with _reading(segment.path):
         data = os.pread(fd, size_bytes, position)
-    except OSError as error:
-        raise _unreadable(segment.path, error) from error
     if len(data) < size_bytes:
         raise _changed(segment, position + len(data))
     return data
@@ -422,19 +422,3 @@ def _read_side_file(path: str) -> bytes | None:
     if len(data) > _MAX_INDEX_BYTES:
         raise LocalFileError(f"{path} is larger than {_MAX_INDEX_BYTES} bytes", path=path)
     return data
-
-
-@contextmanager
-def _reading(path: str) -> Iterator[None]:
-    """Raise the operating system's errors about *path* as `LocalFileError`."""
-    try:
-        yield
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: str, error: OSError) -> LocalFileError:
-    hint = None
-    if isinstance(error, PermissionError):
-        hint = "Allow the daemon's user to read the broker's log directories, for example through its group"
-    return LocalFileError(f"{path} cannot be read: {error.strerror}", path=path, hint=hint)

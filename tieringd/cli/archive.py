@@ -26,6 +26,8 @@ from tieringd.cli.options import (
     loaded,
     print_fields,
     print_json,
+    print_listing,
+    print_rows,
     print_table,
     run_async,
 )
@@ -35,7 +37,6 @@ from tieringd.daemon.file_archive import init_file_root
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.topic_manifest import TopicManifest
-from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.topic_lifecycle import ordered_to_go, taken_back
 
@@ -109,7 +110,7 @@ async def _change(config: Config, topic: str, topic_id: str, change: Callable[..
 
     *change* is called with *now_ms* from the archive's clock: the store's time where this host's is wrong.
     """
-    async with opened_archive(config, Metrics()) as archive:
+    async with opened_archive(config) as archive:
         found = await archive.catalog.incarnation(topic, topic_id)
         await archive.manifests.change_topic(found.key, partial(change, now_ms=archive.clock()))
 
@@ -125,20 +126,17 @@ Partition = Annotated[int, typer.Argument(help="The partition's number.", min=0)
 def topics(config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
     """List the topics in the bucket."""
     rows = run_async(_topics(loaded(config)))
-    if output is OutputFormat.JSON:
-        print_json(rows)
-    else:
-        columns = (
-            "cluster",
-            "topic",
-            "topic_id",
-            "partitions",
-            "segments",
-            "size_bytes",
-            "lifecycle",
-            "remark",
-        )
-        print_table(columns, [[row[column] for column in columns] for row in rows])
+    columns = (
+        "cluster",
+        "topic",
+        "topic_id",
+        "partitions",
+        "segments",
+        "size_bytes",
+        "lifecycle",
+        "remark",
+    )
+    print_listing(columns, rows, output)
 
 
 @archive_app.command()
@@ -150,21 +148,18 @@ def describe(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEX
     daemon answers: for example an open transaction, or a fault.
     """
     rows = run_async(_describe(loaded(config), topic))
-    if output is OutputFormat.JSON:
-        print_json(rows)
-    else:
-        columns = (
-            "partition",
-            "start_offset",
-            "next_offset",
-            "segments",
-            "size_bytes",
-            "leader_epoch",
-            "committed_at",
-            "gap_offsets",
-            "waits_because",
-        )
-        print_table(columns, [[row[column] for column in columns] for row in rows])
+    columns = (
+        "partition",
+        "start_offset",
+        "next_offset",
+        "segments",
+        "size_bytes",
+        "leader_epoch",
+        "committed_at",
+        "gap_offsets",
+        "waits_because",
+    )
+    print_listing(columns, rows, output)
 
 
 @archive_app.command()
@@ -180,7 +175,7 @@ def manifest(
     print_fields([(name, value) for name, value in document.items() if name not in ("segments", "gaps")])
     typer.echo()
     columns = ("base_offset", "last_offset", "size_bytes", "crc32c", "max_timestamp", "leader_epoch", "key")
-    print_table(columns, [[row[column] for column in columns] for row in document["segments"]])
+    print_rows(columns, document["segments"])
     for gap in document["gaps"]:
         typer.echo(f"gap: offsets {gap['base_offset']} to {gap['last_offset']}: {gap['reason']}")
 
@@ -219,7 +214,7 @@ def cat(topic: Topic, partition: Partition, config: ConfigFile) -> None:
 
 
 async def _topics(config: Config) -> list[dict[str, Any]]:
-    async with opened_archive(config, Metrics()) as archive:
+    async with opened_archive(config) as archive:
         rows = []
         async for topic in archive.catalog.topics():
             partitions = (await archive.catalog.with_partitions(topic)).partitions
@@ -239,7 +234,7 @@ async def _topics(config: Config) -> list[dict[str, Any]]:
 
 
 async def _describe(config: Config, topic: str) -> list[dict[str, Any]]:
-    async with opened_archive(config, Metrics()) as archive:
+    async with opened_archive(config) as archive:
         found = await archive.catalog.with_history(await archive.catalog.topic(topic))
         waits = await waiting(config, topic)
         return [
@@ -260,13 +255,13 @@ async def _describe(config: Config, topic: str) -> list[dict[str, Any]]:
 
 
 async def _manifest(config: Config, topic: str, partition: int) -> PartitionManifest:
-    async with opened_archive(config, Metrics()) as archive:
+    async with opened_archive(config) as archive:
         manifest = await archive.catalog.partition(topic, partition)
         return await archive.manifests.spillovers.with_history(manifest)
 
 
 async def _verify(config: Config, topic: str | None, *, deep: bool) -> list[PartitionReport]:
-    async with opened_archive(config, Metrics()) as archive:
+    async with opened_archive(config) as archive:
         reports = []
         async for one in archive.catalog.topics():
             if topic is None or one.key.topic == topic:
@@ -278,7 +273,7 @@ async def _verify(config: Config, topic: str | None, *, deep: bool) -> list[Part
 
 
 async def _cat(config: Config, topic: str, partition: int) -> None:
-    async with opened_archive(config, Metrics()) as archive:
+    async with opened_archive(config) as archive:
         found = await archive.catalog.partition(topic, partition)
         for gap in found.gaps:
             typer.echo(

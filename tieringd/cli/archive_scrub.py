@@ -18,6 +18,7 @@ from tieringd.cli.options import (
     OutputFormat,
     loaded,
     print_json,
+    print_listing,
     print_table,
     run_async,
 )
@@ -28,7 +29,6 @@ from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.formats.object_keys import owner_of
 from tieringd.housekeeping.bucket_quarantine import Expired, QuarantinedObject
 from tieringd.housekeeping.scrub import ScrubParts, ScrubReport, WholeScrub
-from tieringd.metrics import Metrics
 from tieringd.policies.scrub import Finding, Orphan
 
 quarantine_app = typer.Typer(
@@ -82,11 +82,8 @@ def list_objects(config: ConfigFile, output: Format = OutputFormat.TEXT, json: J
         {"key": one.key, "size_bytes": one.size_bytes, "quarantined_at": time_text(one.quarantined_at_ms)}
         for one in run_async(_quarantined(loaded(config, needs_broker=False)))
     ]
-    if json or output is OutputFormat.JSON:
-        print_json(rows)
-    else:
-        columns = ("key", "size_bytes", "quarantined_at")
-        print_table(columns, [[row[column] for column in columns] for row in rows])
+    columns = ("key", "size_bytes", "quarantined_at")
+    print_listing(columns, rows, OutputFormat.JSON if json else output)
 
 
 @quarantine_app.command()
@@ -125,7 +122,7 @@ def purge(
 async def _opened(config: Config) -> AsyncIterator[tuple[Archive, ScrubParts]]:
     """Open the bucket and the scrub's parts, which read this host's log directories if it has any."""
     writer_id = secrets.token_hex(8)
-    async with opened_archive(config, Metrics(), writer_id=writer_id) as archive:
+    async with opened_archive(config, writer_id=writer_id) as archive:
         logs = LocalLogs(config, archive.layout)
         yield (
             archive,

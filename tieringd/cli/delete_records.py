@@ -15,14 +15,13 @@ from tieringd.cli.options import (
     OutputFormat,
     loaded,
     print_json,
-    print_table,
+    print_rows,
     run_async,
 )
 from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.local_broker import kafka_settings
 from tieringd.errors import ConfigError
-from tieringd.metrics import Metrics
 from tieringd.topics.record_deleter import DeletedRecords, RecordDeleter
 
 _COLUMNS = ("partition", "log_start_offset", "archive_start_offset", "fault")
@@ -64,7 +63,7 @@ def delete_records(
     if output is OutputFormat.JSON:
         print_json({"topic": topic, "before_offset": before, "partitions": rows, "record": done.record})
     else:
-        print_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in rows])
+        print_rows(_COLUMNS, rows)
     faulty = [one.partition for one in done.results if one.fault]
     if faulty:
         typer.echo(
@@ -91,7 +90,7 @@ async def _delete(
 
     job_id = secrets.token_hex(8)
     async with (
-        opened_archive(config, Metrics(), writer_id=job_id) as archive,
+        opened_archive(config, writer_id=job_id) as archive,
         ClusterDeleter(kafka_settings(config)) as cluster,
     ):
         deleter = RecordDeleter(cluster, archive.store, archive.manifests, now_ms=archive.clock)

@@ -16,7 +16,7 @@ from tieringd.cli.options import (
     loaded,
     print_fields,
     print_json,
-    print_table,
+    print_rows,
     run_async,
 )
 from tieringd.cli.topic_snapshot import PartitionSnapshot, TopicSnapshot, take_topic_snapshot
@@ -60,7 +60,7 @@ def explain_partition(
     segments = document.pop("segments")
     print_fields(list(document.items()))
     typer.echo()
-    print_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in segments])
+    print_rows(_COLUMNS, segments)
 
 
 async def _explained(config: Config, topic: str, number: int) -> dict[str, Any]:

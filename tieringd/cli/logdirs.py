@@ -29,7 +29,6 @@ from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.local_broker import opened_broker
 from tieringd.formats.topic_manifest import TopicManifest
-from tieringd.metrics import Metrics
 from tieringd.model.local_log import NO_BROKER, LogDirSizes
 from tieringd.model.partition import TopicPartition
 from tieringd.storage.store_opening import bucket_name
@@ -143,7 +142,7 @@ async def _rows(config: Config) -> list[Row]:
         async with opened_broker(config) as broker:
             directories = await broker.log_dir_sizes()
         return sorted(local_and_remote_rows(directories, {}, bucket=""), key=_order)
-    async with opened_archive(config, Metrics()) as archive, opened_broker(config) as broker:
+    async with opened_archive(config) as archive, opened_broker(config) as broker:
         directories = await broker.log_dir_sizes()
         cluster = await broker.cluster_id()
         stored: dict[TopicPartition, int] = {}

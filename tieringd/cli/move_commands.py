@@ -18,7 +18,7 @@ from tieringd.cli.options import (
     OutputFormat,
     loaded,
     print_json,
-    print_table,
+    print_rows,
     run_async,
 )
 from tieringd.config import Config
@@ -270,7 +270,7 @@ def _print(outcome: dict[str, Any], output: OutputFormat) -> None:
     if output is OutputFormat.JSON:
         print_json(outcome)
     else:
-        print_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in rows])
+        print_rows(_COLUMNS, rows)
         for fault in outcome["faults"]:
             typer.echo(f"fault: {fault}")
     if outcome["faults"] or any(row["fault"] for row in rows):

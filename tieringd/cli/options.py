@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -76,6 +76,19 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     console = Console()
     console = console if console.is_terminal else Console(width=10_000)
     console.print(table, soft_wrap=True)
+
+
+def print_rows(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
+    """Print the values of *rows* under the names in *columns*."""
+    print_table(columns, [[row[column] for column in columns] for row in rows])
+
+
+def print_listing(columns: Sequence[str], rows: Sequence[Mapping[str, object]], output: OutputFormat) -> None:
+    """Print *rows* as JSON, or their *columns* as a table."""
+    if output is OutputFormat.JSON:
+        print_json(rows)
+    else:
+        print_rows(columns, rows)
 
 
 def print_fields(fields: Sequence[tuple[str, object]]) -> None:

@@ -23,7 +23,6 @@ from tieringd.cli.partition_log import PartitionReading
 from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
 from tieringd.formats.records import Record
-from tieringd.metrics import Metrics
 from tieringd.model.manifest_parts import Gap
 
 SECONDS_BETWEEN = 2.0
@@ -162,7 +161,7 @@ async def _read(
     archive_only: bool,
     progress: ReadProgress,
 ) -> None:
-    async with opened_archive(config, Metrics()) as archive:
+    async with opened_archive(config) as archive:
         manifest = await archive.catalog.partition(topic, partition)
         if count == 0:
             return

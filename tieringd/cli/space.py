@@ -18,7 +18,7 @@ from tieringd.cli.options import (
     loaded,
     print_fields,
     print_json,
-    print_table,
+    print_rows,
     run_async,
 )
 from tieringd.config import Config
@@ -115,8 +115,7 @@ def _print(document: dict[str, Any]) -> None:
     for phase in document["phases"]:
         if phase["removals"]:
             typer.echo(f"\nphase {phase['phase']}: {phase['title']} ({format_size(phase['size_bytes'])})")
-            columns = list(phase["removals"][0])
-            print_table(columns, [[row[column] for column in columns] for row in phase["removals"]])
+            print_rows(list(phase["removals"][0]), phase["removals"])
     if document["short_by_bytes"]:
         typer.echo(
             f"\n{format_size(document['short_by_bytes'])} more are needed, and no other segment may be "
@@ -124,8 +123,7 @@ def _print(document: dict[str, Any]) -> None:
         )
     if document["kept"]:
         typer.echo("\nwhat stays")
-        columns = list(document["kept"][0])
-        print_table(columns, [[row[column] for column in columns] for row in document["kept"]])
+        print_rows(list(document["kept"][0]), document["kept"])
 
 
 space_app.command()(plan)

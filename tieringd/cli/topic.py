@@ -19,7 +19,7 @@ from tieringd.cli.options import (
     loaded,
     print_fields,
     print_json,
-    print_table,
+    print_rows,
     run_async,
 )
 from tieringd.config import Config
@@ -27,7 +27,6 @@ from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.local_broker import opened_broker
 from tieringd.errors import ConfigError, LocalFileError
 from tieringd.formats.topic_manifest import Archiving, TopicManifest
-from tieringd.metrics import Metrics
 from tieringd.topics.retention_manager import release as release_retention
 
 topic_app = typer.Typer(
@@ -80,7 +79,7 @@ def resume(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEXT)
     if output is OutputFormat.JSON:
         print_json(rows)
         return
-    print_table(_COVERAGE, [[row[column] for column in _COVERAGE] for row in rows])
+    print_rows(_COVERAGE, rows)
     missing = sum(row["missing_offsets"] or 0 for row in rows)
     typer.echo(
         f"{topic} is resumed: {missing} offsets were deleted while it was paused, and become gaps in the "
@@ -105,21 +104,21 @@ def manage(topic: Topic, config: ConfigFile) -> None:
 
 
 async def _found(config: Config, topic: str) -> ArchivedTopic:
-    async with opened_archive(config, Metrics()) as archive:
+    async with opened_archive(config) as archive:
         return await archive.catalog.topic(topic)
 
 
 async def _change(
     config: Config, topic: str, change: Callable[[TopicManifest], TopicManifest]
 ) -> ArchivedTopic:
-    async with opened_archive(config, Metrics()) as archive:
+    async with opened_archive(config) as archive:
         found = await archive.catalog.topic(topic)
         await archive.manifests.change_topic(found.topic.key, change)
         return found
 
 
 async def _release(config: Config, topic: str) -> None:
-    async with opened_archive(config, Metrics()) as archive, opened_broker(config) as broker:
+    async with opened_archive(config) as archive, opened_broker(config) as broker:
         found = (await archive.catalog.topic(topic)).topic
         if found.original_retention is None:
             raise ConfigError(

@@ -18,7 +18,6 @@ from tieringd.daemon.local_broker import opened_broker
 from tieringd.errors import CorruptDataError, LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import Archiving, TopicManifest
-from tieringd.metrics import Metrics
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import ClusterView, LogBounds, TopicIdPartition
@@ -60,7 +59,7 @@ async def take_topic_snapshot(config: Config, topic: str, *, number: int | None 
         ObjectNotFound: Neither this broker nor the bucket has the topic, or it has no such partition.
         BrokerUnavailable: The broker does not answer.
     """
-    async with opened_archive(config, Metrics()) as archive, opened_broker(config) as broker:
+    async with opened_archive(config) as archive, opened_broker(config) as broker:
         return await topic_snapshot_with(config, archive, broker, topic, number=number)
 
 

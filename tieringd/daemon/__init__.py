@@ -5,7 +5,7 @@ In: a configuration. Out: opened parts that are given to each other, and closed 
 
 Read in this order:
 
-* `app`: the daemon's life, from its start to its stop; `config_reloader` takes over a changed configuration.
+* `app`: the daemon's life, from its start to its stop, with what a reload of the configuration changes.
 * `assembly`: a daemon's parts. `local_broker` opens the broker, `archive` the bucket, `file_archive` a
   directory that replaces a bucket.
 * `gateway_service`, `disks`, `housekeeping_jobs`, `scrubbing`: one builder for each room.

@@ -3,7 +3,7 @@ The daemon's life, readable from top to bottom: open, serve, run until told to s
 
 SIGTERM and SIGINT ask it to stop: the uploads under way are finished and committed, within
 `shutdown_timeout_ms`. A second signal cuts them off, which leaves at most objects that no manifest names.
-SIGHUP reads the configuration again (`daemon.config_reloader`).
+SIGHUP reads the configuration again (`Reloader`).
 
 `keep_arenas_few` limits the heaps of threads. glibc gives threads heaps of their own, up to eight for
 each processor, and returns little of them. Uploads run in many threads, one after the other in each of
@@ -30,12 +30,13 @@ import structlog
 from tieringd.archiving.reconciler import PassResult
 from tieringd.broker.watch import DirectoryWatch
 from tieringd.config import Config
+from tieringd.config.reload import compare_configs
 from tieringd.daemon.admin import serving
-from tieringd.daemon.assembly import DaemonParts, assembled
+from tieringd.daemon.assembly import DaemonParts, apply_config, assembled
 from tieringd.daemon.certificates import certificate_files
-from tieringd.daemon.config_reloader import Reloader
-from tieringd.errors import StorageUnavailable
+from tieringd.errors import ConfigError, StorageUnavailable
 from tieringd.metrics import Metrics
+from tieringd.storage.at_once import cancelled
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +62,64 @@ def startup_objects_spared() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+class Reloader:
+    """
+    Hold the configuration in use, and change it on request.
+
+    An invalid configuration changes nothing. Changes that a running daemon cannot take over are logged, and
+    wait for a restart; the declarations of the properties say which these are.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        parts: DaemonParts,
+        *,
+        load: Callable[[], Config],
+        on_change: Callable[[Config], None],
+        metrics: Metrics,
+    ) -> None:
+        """Take the collaborators; *load* reads the file again, *on_change* gets the configuration in use."""
+        self.config = config
+        self._parts = parts
+        self._load = load
+        self._on_change = on_change
+        self._metrics = metrics
+
+    async def run(self, asked: asyncio.Event) -> None:
+        """Reload each time *asked* is set, until cancelled."""
+        while True:
+            await asked.wait()
+            asked.clear()
+            await self.reload()
+
+    async def reload(self) -> None:
+        """Read the configuration again; the one in use changes only if all of the new one is valid."""
+        try:
+            found = await asyncio.to_thread(self._load)
+        except ConfigError as error:
+            log.error(  # noqa: TRY400 its text is enough
+                "configuration is not reloaded: the new one is wrong",
+                error=str(error),
+                problems=error.problems,
+            )
+            self._metrics.health.reload_succeeded.set(0)
+            return
+        plan = compare_configs(self.config, found)
+        self.config = plan.config
+        self._on_change(plan.config)
+        apply_config(plan.config, self._parts)
+        for change in plan.applied:
+            log.info("configuration changed", change=str(change))
+        for change in plan.needs_restart:
+            log.warning("configuration change waits for a restart", change=str(change))
+        for warning in found.warnings:
+            log.warning("configuration", warning=warning)
+        self._metrics.health.reload_succeeded.set(1)
+        log.info("configuration reloaded", applied=len(plan.applied), waiting=len(plan.needs_restart))
+        self._parts.reconciler.hint()
 
 
 async def run_daemon(
@@ -156,9 +215,7 @@ async def _run_until_stopped(
         if not reconciling.cancelled():
             await reconciling
     finally:
-        for task in (reconciling, *helpers):
-            task.cancel()
-        await asyncio.gather(reconciling, *helpers, return_exceptions=True)
+        await cancelled((reconciling, *helpers))
         watch.close()
 
 

@@ -56,8 +56,11 @@ def _full_pace(config: Config) -> UploadPace:
 
 
 @asynccontextmanager
-async def opened_archive(config: Config, metrics: Metrics, *, writer_id: str = "0") -> AsyncIterator[Archive]:
+async def opened_archive(
+    config: Config, metrics: Metrics | None = None, *, writer_id: str = "0"
+) -> AsyncIterator[Archive]:
     """Open the bucket for the time of the context; *writer_id* matters only to writers."""
+    metrics = metrics or Metrics()
     clock = ArchiveClock(metrics=metrics)
     async with opened_store(config, metrics) as store:
         clock.listen_to(store.backend)

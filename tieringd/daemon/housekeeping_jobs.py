@@ -147,7 +147,7 @@ def merge_job(
         )
 
     archived = ArchivedPartitions(reconciler)
-    return MergeJob(lambda: archived, make_merger=make_merger, changed=reconciler.changes.reader())
+    return MergeJob(lambda: archived, make_worker=make_merger, changed=reconciler.changes.reader())
 
 
 def reupload_job(

@@ -22,6 +22,7 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership
 from tieringd.policies.disk_areas import plan_spaces
 from tieringd.space.space_manager import SpaceReport, area_settings, measured_cache, plan_for
+from tieringd.storage.at_once import at_once
 from tieringd.topics.topic_registry import TopicRegistry
 
 _LOADS_AT_ONCE = 16
@@ -77,11 +78,8 @@ async def plan_space_once(config: Config) -> tuple[SpaceReport, ...]:
 async def _manifests(
     archive: Archive, snapshot: BrokerSnapshot
 ) -> dict[Leadership, PartitionManifest | None]:
-    slots = asyncio.Semaphore(_LOADS_AT_ONCE)
-
     async def load(leadership: Leadership) -> PartitionManifest | None:
-        async with slots:
-            return (await archive.manifests.load(leadership.partition)).manifest
+        return (await archive.manifests.load(leadership.partition)).manifest
 
-    found = await asyncio.gather(*(load(one) for one in snapshot.wanted))
+    found = await at_once(list(snapshot.wanted), load, count=_LOADS_AT_ONCE)
     return dict(zip(snapshot.wanted, found, strict=True))

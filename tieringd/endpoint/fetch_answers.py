@@ -35,7 +35,6 @@ from tieringd.formats.kafka_wire.fetch import (
     composed,
     session_of,
 )
-from tieringd.formats.kafka_wire.pieces import FileRegion
 from tieringd.formats.kafka_wire.request_header import RequestHead
 from tieringd.gateway.archive_answers import TRY_AGAIN, PartitionKey
 from tieringd.gateway.wire import MemoryBudget
@@ -43,7 +42,15 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.chunk_layout import part_holding
 from tieringd.reading.history import History
-from tieringd.reading.partition_reader import ArchivedBatches, HeldRead, PartitionReader
+from tieringd.reading.partition_reader import (
+    NO_BATCH,
+    ArchivedBatches,
+    HeldRead,
+    PartitionReader,
+    release_nothing,
+    unfinished_reads,
+)
+from tieringd.storage.at_once import cancelled
 
 log = structlog.get_logger(__name__)
 
@@ -95,25 +102,12 @@ class PartitionReads:
         """
         reads = [PartitionRead(partition, offset) for partition, offset in wanted]
         tasks = [asyncio.create_task(self._run(read, with_records=with_records)) for read in reads]
-        pending = set(tasks)
-        loop = asyncio.get_running_loop()
-        try:
-            while pending:
-                until = due_at if any(read.held for read in reads) else deadline
-                done, pending = await asyncio.wait(
-                    pending, timeout=max(0, until - loop.time()), return_when=asyncio.FIRST_COMPLETED
-                )
-                for task in done:
-                    # Raises programming errors. Errors that clients can be told are kept in the read.
-                    task.result()
-                if not done:
-                    break
-        except BaseException:
-            await _ended(tasks)
-            for read in reads:
-                read.close()
-            raise
-        await _ended(pending)
+        now = asyncio.get_running_loop().time
+
+        def left_seconds(_: set[asyncio.Task[None]]) -> float:
+            return (due_at if any(read.held for read in reads) else deadline) - now()
+
+        await cancelled(await unfinished_reads(tasks, reads, left_seconds))
         return reads
 
     async def _run(self, read: PartitionRead, *, with_records: bool) -> None:
@@ -172,16 +166,6 @@ class PartitionReads:
         return parts[0].start_offset if parts else manifest.start_offset
 
 
-async def _ended(tasks: Sequence[asyncio.Task[None]] | set[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _nothing() -> None:
-    """Do nothing: there is nothing to release."""
-
-
 @dataclass(slots=True)
 class _Reading:
     """The result of reading for one request so far."""
@@ -236,7 +220,7 @@ class FetchAnswers:
         if session_of(frame, head):
             # The session is one of a broker that had this address before.
             code = ErrorCode.fetch_session_id_not_found.value
-            return composed(head.correlation_id, head.version, {}, error_code=code), _nothing
+            return composed(head.correlation_id, head.version, {}, error_code=code), release_nothing
         asked = asked_of(frame, head)
         reading = await self._read_or_wait(asked)
         topics: dict[str | UUID, dict[int, PartitionData]] = {}
@@ -339,8 +323,7 @@ class FetchAnswers:
         if bounds is None or is_late or read.error is not None:
             return _not_now(reading, read, read.error)
         if read.held is None or (reading.left_bytes <= 0 and reading.size_bytes):
-            return _found(bounds, None, read.start_offset, read_committed=read_committed)
-        batches: ArchivedBatches | None
+            return _found(bounds, NO_BATCH, read.start_offset, read_committed=read_committed)
         try:
             batches = read.take(
                 size_bytes_max=min(reading.left_bytes, wanted.max_bytes),
@@ -354,7 +337,7 @@ class FetchAnswers:
             reading.left_bytes -= batches.size_bytes
         else:
             batches.close()
-            batches = None
+            batches = NO_BATCH
         return _found(bounds, batches, read.start_offset, read_committed=read_committed)
 
     def _has_room(self, reading: _Reading, batches: ArchivedBatches) -> bool:
@@ -393,27 +376,15 @@ def _failed(
 
 def _found(
     manifest: PartitionManifest,
-    batches: ArchivedBatches | None,
+    batches: ArchivedBatches,
     log_start_offset: int,
     *,
     read_committed: bool,
 ) -> PartitionData:
-    aborted = None
-    if read_committed:
-        aborted = tuple((one.producer_id, one.first_offset) for one in (batches.aborted if batches else ()))
     return PartitionData(
         high_watermark=manifest.next_offset,
         last_stable_offset=manifest.next_offset,
         log_start_offset=log_start_offset,
-        records=_pieces(batches),
-        aborted=aborted,
+        records=batches.pieces,
+        aborted=batches.aborted_pairs(read_committed=read_committed),
     )
-
-
-def _pieces(batches: ArchivedBatches | None) -> tuple[FileRegion | memoryview, ...]:
-    if batches is None or not batches.size_bytes:
-        return ()
-    if batches.file is not None:
-        file = batches.file
-        return (FileRegion(file.fd, file.position, file.size_bytes, batches.mark_corrupt),)
-    return () if batches.data is None else (batches.data,)

@@ -26,13 +26,14 @@ from tieringd.gateway.archive_answers import (
     EARLIEST_PENDING_UPLOAD,
     LATEST,
     LATEST_TIERED,
-    MAX_TIMESTAMP,
     TRY_AGAIN,
     ListedOffset,
+    listed_at,
+    listed_in,
 )
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
-from tieringd.policies.epoch_history import end_offset_for, epoch_at
+from tieringd.policies.epoch_history import end_offset_for
 from tieringd.reading.history import History
 
 log = structlog.get_logger(__name__)
@@ -147,10 +148,10 @@ class OffsetAnswers:
     ) -> ListedOffset:
         match timestamp:
             case n if n in {LATEST, EARLIEST_LOCAL, EARLIEST_PENDING_UPLOAD}:
-                return _at(manifest, manifest.next_offset)
+                return listed_in(manifest, manifest.next_offset)
             case n if n == LATEST_TIERED:
                 last_offset = manifest.last_offset
-                return _NOTHING if last_offset is None else _at(manifest, last_offset)
+                return _NOTHING if last_offset is None else listed_in(manifest, last_offset)
         parts = await self._history.parts(
             manifest.partition,
             start_offset=manifest.start_offset,
@@ -159,15 +160,8 @@ class OffsetAnswers:
         )
         archives = (*parts, manifest)
         if timestamp == EARLIEST:
-            return _at(archives[0], archives[0].start_offset)
-        if timestamp == MAX_TIMESTAMP:
-            times = [await self._records.latest_timestamp_ms(one) for one in archives]
-            timestamp = max((time for time in times if time is not None), default=-1)
-        for archive in archives if timestamp >= 0 else ():
-            record = await self._records.first_record_at(archive, timestamp)
-            if record is not None:
-                return ListedOffset(record.offset, record.timestamp_ms, _epoch(archive, record.offset))
-        return _NOTHING
+            return listed_in(archives[0], archives[0].start_offset)
+        return await listed_at(self._records, archives, timestamp) or _NOTHING
 
     async def _epoch_end(
         self, topic: str, number: int, leader_epoch: int, *, deadline: float
@@ -183,15 +177,6 @@ class OffsetAnswers:
             return TRY_AGAIN, (-1, -1)
         end = end_offset_for(manifest.epochs, leader_epoch, log_end_offset=manifest.next_offset)
         return ErrorCode.none, end or (-1, -1)
-
-
-def _at(manifest: PartitionManifest, offset: int) -> ListedOffset:
-    return ListedOffset(offset, leader_epoch=_epoch(manifest, offset))
-
-
-def _epoch(manifest: PartitionManifest, offset: int) -> int:
-    epoch = epoch_at(manifest.epochs, offset)
-    return -1 if epoch is None else epoch
 
 
 def _warn(partition: TopicIdPartition, error: Exception) -> None:

@@ -21,10 +21,7 @@ from tieringd.formats.kafka_wire import request_header
 from tieringd.formats.kafka_wire.messages import decode_request, encode_response
 from tieringd.formats.kafka_wire.pieces import Piece
 from tieringd.formats.kafka_wire.request_header import RequestHead
-
-
-def _nothing() -> None:
-    """Do nothing: there is nothing to release."""
+from tieringd.reading.partition_reader import release_nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,7 @@ class EndpointResponse:
     """A whole response. *release* is called once, after sending or on failure."""
 
     pieces: tuple[Piece, ...]
-    release: Callable[[], None] = _nothing
+    release: Callable[[], None] = release_nothing
 
 
 class RequestHandlers:

@@ -30,6 +30,7 @@ from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.topic_lifecycle import NamedTopics, choose_topics
+from tieringd.storage.at_once import at_once
 from tieringd.storage.single_flight import Flight, SingleFlight
 from tieringd.topics.topic_registry import TopicRegistry
 
@@ -267,17 +268,13 @@ class ServedPartitions:
         A manifest that cannot be read stays as it was. A caller that needs it gets the error from `manifest`.
         """
         now = asyncio.get_running_loop().time()
-        due = [one for one in dict.fromkeys(partitions) if self._is_due(one, now)]
-        room = asyncio.Semaphore(self._at_once)
 
         async def refresh(partition: TopicIdPartition) -> None:
-            async with room:
-                with suppress(TieringError):
-                    await self.manifest(partition)
+            with suppress(TieringError):
+                await self.manifest(partition)
 
-        async with asyncio.TaskGroup() as tasks:
-            for partition in due:
-                tasks.create_task(refresh(partition))
+        due = [one for one in dict.fromkeys(partitions) if self._is_due(one, now)]
+        await at_once(due, refresh, count=self._at_once)
 
     async def size_bytes(self, partition: TopicIdPartition) -> int:
         """
@@ -385,7 +382,7 @@ class ServedPartitions:
 
     async def _read(self, partition: TopicIdPartition, known: _ServedPartition) -> StoredManifest:
         try:
-            found = await self._found(partition, known.stored)
+            found = await self._manifests.refreshed(partition, known.stored)
         except Exception as error:
             known.error = error if isinstance(error, TieringError) else None
             if known.error is not None:
@@ -400,11 +397,6 @@ class ServedPartitions:
         for waiting in known.waiting if is_changed else ():
             waiting.set()
         return found
-
-    async def _found(self, partition: TopicIdPartition, stored: StoredManifest | None) -> StoredManifest:
-        if stored is None or stored.version is None:
-            return await self._manifests.load(partition)
-        return await self._manifests.refreshed(partition, stored)
 
 
 def _manifest_of(partition: TopicIdPartition, stored: StoredManifest) -> PartitionManifest:

@@ -9,8 +9,8 @@ In: bytes in any buffer of the caller, or values of `model`. Out: values for byt
 * Redpanda's files: `redpanda_names`, `redpanda_batch`, `redpanda_index`, and `redpanda_reframe`, which
   makes Kafka segments.
 * our objects: names in `object_keys`; `envelope`, `sidecar`, `manifest_codec`; JSON in `topic_manifest`,
-  `history_link`, `disk_state`, `recovery_mark` and `job_records`. `index_merge` and `crc32c_combine` join
-  objects.
+  `history_link`, `disk_state`, `recovery_mark` and `job_records`, on `json_document`. `index_merge` and
+  `crc32c_combine` join objects.
 * the chunk cache: `cache_names`, `access_times`.
 * Kafka's protocol: `kafka_wire`.
 """

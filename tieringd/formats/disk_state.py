@@ -12,12 +12,11 @@ still holds the other fields.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tieringd.errors import CorruptDataError
+from tieringd.formats.json_document import decode_document, encode_document
 from tieringd.model.disk_state import DiskState, QuotaChange, QuotaEntity
 
 QUOTA_VERSION = 1
@@ -58,7 +57,7 @@ def encode_quota_record(record: QuotaRecord) -> bytes:
         "changed_at_ms": record.changed_at_ms,
         "changes": [{"entity": dict(one.entity.parts), "previous": one.previous} for one in record.changes],
     }
-    return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
+    return encode_document(document)
 
 
 def decode_quota_record(data: bytes) -> QuotaRecord:
@@ -68,19 +67,10 @@ def decode_quota_record(data: bytes) -> QuotaRecord:
     Raises:
         CorruptDataError: The bytes are not a record of a known version.
     """
-    try:
-        return _record(json.loads(data))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise CorruptDataError(f"record of client quotas cannot be read: {error}") from error
+    return decode_document(data, _record, kind="record of client quotas", versions=(QUOTA_VERSION,))
 
 
 def _record(document: dict[str, Any]) -> QuotaRecord:
-    # The version is checked first: a newer document may hold unknown fields.
-    if document["version"] != QUOTA_VERSION:
-        raise CorruptDataError(
-            f"record of client quotas has version {document['version']}; this release reads {QUOTA_VERSION}",
-            hint="Upgrade tieringd on this host",
-        )
     return QuotaRecord(
         phase=QuotaPhase(document["phase"]),
         rate=int(document["producer_byte_rate"]),
@@ -117,7 +107,7 @@ def encode_disk_state(published: PublishedDiskState) -> bytes:
         "state": published.state.name.lower(),
         "published_at_ms": published.published_at_ms,
     }
-    return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
+    return encode_document(document)
 
 
 def decode_disk_state(data: bytes) -> PublishedDiskState:
@@ -127,19 +117,10 @@ def decode_disk_state(data: bytes) -> PublishedDiskState:
     Raises:
         CorruptDataError: The bytes are not a disk state of a known version.
     """
-    try:
-        return _published(json.loads(data))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise CorruptDataError(f"disk state cannot be read: {error}") from error
+    return decode_document(data, _published, kind="disk state", versions=(VERSION,))
 
 
 def _published(document: dict[str, Any]) -> PublishedDiskState:
-    # The version is checked first: a newer document may hold unknown fields.
-    if document["version"] != VERSION:
-        raise CorruptDataError(
-            f"disk state has version {document['version']}; this release reads {VERSION}",
-            hint="Upgrade tieringd on this host",
-        )
     return PublishedDiskState(
         cluster=document["cluster"],
         node_id=int(document["node_id"]),

@@ -23,6 +23,7 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from tieringd.errors import CorruptDataError
+from tieringd.formats.json_document import encode_document
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
 
@@ -152,7 +153,7 @@ def encode_erasure_outcome(request: ErasureRequest, outcome: ErasureOutcome) -> 
 
 
 def _encoded(document: dict[str, Any], version: int) -> bytes:
-    return json.dumps({"version": version, **document}, indent=2, sort_keys=True).encode() + b"\n"
+    return encode_document({"version": version, **document})
 
 
 def encode_rewriting(partition: TopicIdPartition, rewriting: Rewriting) -> bytes:

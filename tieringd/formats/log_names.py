@@ -26,7 +26,6 @@ _PASSING_DIRECTORY = re.compile(
 _LOG_FILE = re.compile(r"(?P<base>[0-9]{20})\.(?P<kind>log|index|timeindex|txnindex|snapshot)")
 _REMEMBERED_NAMES: Final = 16_384
 """Every round parses the same names: those of a broker with ten thousand partitions."""
-_UNSETTLED_SUFFIXES = (".deleted", ".cleaned", ".swap", ".tmp")
 
 
 class DirectoryKind(Enum):
@@ -101,11 +100,6 @@ def parse_file_name(name: str) -> FileName | None:
     if match is None or int(match["base"]) > _MAX_OFFSET:
         return None
     return FileName(int(match["base"]), LogFileKind(match["kind"]))
-
-
-def is_unsettled(name: str) -> bool:
-    """Return whether the broker is about to remove, replace or finish the file: it must be left alone."""
-    return name.endswith(_UNSETTLED_SUFFIXES)
 
 
 def encode_file_name(base_offset: int, kind: LogFileKind) -> str:

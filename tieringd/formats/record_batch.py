@@ -55,12 +55,6 @@ _MARKER_VALUE = struct.Struct(">hi")
 class OldMagicError(CorruptDataError):
     """The bytes are sound, but in message format v0 or v1, which has no batches."""
 
-    def located(self, source: str) -> OldMagicError:
-        """Return the same fault with *source* named; it stays distinguishable from corruption."""
-        return OldMagicError(
-            self.message, source=source, position=self.position, offset=self.offset, hint=self.hint
-        )
-
 
 class BatchHeader(NamedTuple):
     """The 61 bytes in front of a batch's records, in their stored order."""

@@ -68,12 +68,6 @@ _CHECKED_FIELDS = struct.Struct(">hiqqqhii")
 class UnsupportedBatchTypeError(CorruptDataError):
     """The bytes are sound, but it is unknown whether this type of batch has Kafka offsets."""
 
-    def located(self, source: str) -> UnsupportedBatchTypeError:
-        """Return the same fault with *source* named; it stays distinguishable from corruption."""
-        return UnsupportedBatchTypeError(
-            self.message, source=source, position=self.position, offset=self.offset, hint=self.hint
-        )
-
 
 class RawHeader(NamedTuple):
     """The 61 bytes in front of a batch's records, in their stored order. Offsets are raw."""

@@ -88,11 +88,6 @@ def is_set_aside(name: str) -> bool:
     return name.endswith(_SET_ASIDE_SUFFIX)
 
 
-def encode_raw_file_name(raw_base_offset: int, term: int, kind: RawFileKind) -> str:
-    """Return the name of a segment's file."""
-    return f"{raw_base_offset}-{term}-{KNOWN_VERSION}.{kind.value}"
-
-
 def topic_id_of(revision: int) -> str:
     """
     Return *revision* in the form of a Kafka topic id.

@@ -18,13 +18,13 @@ the markers of transactions. It proves nothing about the bytes in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from crc32c import crc32c
 
 from tieringd.errors import CorruptDataError
-from tieringd.formats.record_batch import HEADER, BatchHeader
+from tieringd.formats.record_batch import HEADER
 from tieringd.formats.records import control_type
 from tieringd.formats.redpanda_batch import (
     HEADER_CRC_STARTS_AT,
@@ -48,8 +48,6 @@ _READ_BYTES = 4096
 _MAX_MARKER_BATCH_BYTES = 64 * 1024
 
 _ZERO_HEADER = bytes(RAW_HEADER_BYTES)
-_SHARED_FIELDS = 4
-"""From the records' checksum on, both headers have the same fields in the same order."""
 
 
 class RedpandaWalk:
@@ -377,46 +375,6 @@ class SegmentReframer:
             offset=self._expected_raw_offset - self._delta,
             hint=error.hint,
         )
-
-
-def find_translation(raw: Sequence[RawHeader], kafka: Sequence[BatchHeader]) -> OffsetTranslation | None:
-    """
-    Return the translation of the place in *raw* where the batches *kafka* occur.
-
-    *raw* are consecutive headers from a local segment. *kafka* are consecutive headers of the same
-    partition with known offsets, which a broker served or our own archive holds. Two headers of one
-    batch are equal in everything but offsets, including the checksum of the records. None if *kafka*
-    occurs nowhere in *raw*, or in several places: the caller then needs more batches.
-
-    This translates a log whose beginning is gone. The broker's log start offset alone is not enough:
-    records may have been deleted up to the middle of a segment, or be in Redpanda's own object storage.
-    """
-    data: list[tuple[RawHeader, int]] = []
-    uncounted = 0
-    for header in raw:
-        if header.is_data:
-            data.append((header, header.base_offset - uncounted))
-        uncounted += header.uncounted_offsets
-    found = [
-        OffsetTranslation.at(raw_offset=data[first][0].base_offset, kafka_offset=kafka[0].base_offset)
-        for first in range(len(data) - len(kafka) + 1)
-        if kafka and _stand_at(data[first : first + len(kafka)], kafka)
-    ]
-    return found[0] if len(found) == 1 else None
-
-
-def _stand_at(place: Sequence[tuple[RawHeader, int]], kafka: Sequence[BatchHeader]) -> bool:
-    """Return whether batches are equal, one by one and in the distances of their offsets."""
-    shift = place[0][1] - kafka[0].base_offset
-    return place[0][0].base_offset - kafka[0].base_offset >= 0 and all(
-        _are_alike(raw, batch) and counted - batch.base_offset == shift
-        for (raw, counted), batch in zip(place, kafka, strict=True)
-    )
-
-
-def _are_alike(raw: RawHeader, kafka: BatchHeader) -> bool:
-    """Return whether the headers, except for offsets and epoch, belong to one batch."""
-    return raw[_SHARED_FIELDS:] == kafka[_SHARED_FIELDS:]
 
 
 def _is_zero(view: memoryview | bytes) -> bool:

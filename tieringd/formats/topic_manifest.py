@@ -7,12 +7,11 @@ to every partition manifest without any other knowledge.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from tieringd.errors import CorruptDataError
+from tieringd.formats.json_document import decode_document, encode_document
 from tieringd.formats.object_keys import TopicKey
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.topic_lifecycle import Deletion, Lease, Lifecycle
@@ -119,7 +118,7 @@ def encode_topic_manifest(manifest: TopicManifest) -> bytes:
         "deletion": asdict(manifest.deletion) if manifest.deletion else None,
         "moved_to": manifest.moved_to,
     }
-    return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
+    return encode_document(document)
 
 
 def decode_topic_manifest(data: bytes) -> TopicManifest:
@@ -129,22 +128,12 @@ def decode_topic_manifest(data: bytes) -> TopicManifest:
     Raises:
         CorruptDataError: The bytes are not a topic manifest of a known version.
     """
-    try:
-        return _manifest(json.loads(data))
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise CorruptDataError(f"topic manifest cannot be read: {error}") from error
+    return decode_document(data, _manifest, kind="topic manifest", versions=_READ_VERSIONS)
 
 
 def _manifest(document: dict[str, Any]) -> TopicManifest:
-    # The version is checked first: a newer document may hold unknown fields.
-    version = document["version"]
-    if version not in _READ_VERSIONS:
-        raise CorruptDataError(
-            f"topic manifest has version {version}; this release reads {', '.join(map(str, _READ_VERSIONS))}",
-            hint="Upgrade tieringd on this host",
-        )
     for later, fields in _FIELDS_SINCE.items():
-        if version < later:
+        if document["version"] < later:
             document = {**fields, **document}
     original, defaults = document["original_retention"], document["defaults"]
     return TopicManifest(

@@ -15,8 +15,12 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from tieringd.archive.record_reader import RecordReader
 from tieringd.errors import TieringError
 from tieringd.formats.kafka_wire.fetch import AskedPartition, PartitionData
+from tieringd.model.manifest import PartitionManifest
+from tieringd.policies.epoch_history import epoch_at
+from tieringd.reading.partition_reader import release_nothing
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -30,10 +34,6 @@ TRY_AGAIN: Final = ErrorCode.kafka_storage_error
 
 PartitionKey = tuple[str | UUID, int]
 """A topic's name, or its id in newer versions of Fetch, and a partition number."""
-
-
-def _nothing() -> None:
-    """Do nothing: there is nothing to release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ArchivedFetch:
     """Answers for some of the partitions. *release* is called once, after sending or on failure."""
 
     partitions: Mapping[PartitionKey, PartitionData] = field(default_factory=dict)
-    release: Callable[[], None] = _nothing
+    release: Callable[[], None] = release_nothing
     next_fetches: Mapping[PartitionKey, NextFetch] = field(default_factory=dict)
     """Only partitions that the archive is expected to serve again."""
 
@@ -76,6 +76,35 @@ class ListedOffset:
     offset: int
     timestamp_ms: int = -1
     leader_epoch: int = -1
+
+
+def listed_in(manifest: PartitionManifest, offset: int, timestamp_ms: int = -1) -> ListedOffset:
+    """Return an offset of an archive with its leader epoch; -1 where the archive knows none."""
+    epoch = epoch_at(manifest.epochs, offset)
+    return ListedOffset(offset, timestamp_ms, -1 if epoch is None else epoch)
+
+
+async def listed_at(
+    records: RecordReader, archives: Sequence[PartitionManifest], timestamp: int
+) -> ListedOffset | None:
+    """
+    Return the first record of *archives*, oldest first, with *timestamp* or a later one; None without one.
+
+    *timestamp* is in milliseconds, or `MAX_TIMESTAMP`, which stands for the latest one in *archives*.
+
+    Raises:
+        ObjectNotFound: An object was deleted. Read the manifests again.
+        StorageUnavailable: The store does not answer.
+        CorruptDataError: Stored bytes are damaged.
+    """
+    if timestamp == MAX_TIMESTAMP:
+        times = [await records.latest_timestamp_ms(one) for one in archives]
+        timestamp = max((time for time in times if time is not None), default=-1)
+    for archive in archives if timestamp >= 0 else ():
+        record = await records.first_record_at(archive, timestamp)
+        if record is not None:
+            return listed_in(archive, record.offset, record.timestamp_ms)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ from tieringd.gateway.archive_answers import (
 )
 from tieringd.gateway.frames import ClientResponse
 from tieringd.gateway.responses import ArchivableResponse
+from tieringd.reading.partition_reader import release_nothing
 
 log = structlog.get_logger(__name__)
 
@@ -55,12 +56,8 @@ _UNKNOWN: Final = -1
 _READ_COMMITTED: Final = 1
 
 
-def _nothing() -> None:
-    """Do nothing: there is nothing to release."""
-
-
 def _own(question: ArchivableResponse) -> ClientResponse:
-    return ClientResponse((question.response,), _nothing, archived=False)
+    return ClientResponse((question.response,), release_nothing, archived=False)
 
 
 async def answer(
@@ -168,12 +165,19 @@ async def fetched_ahead(
     return ClientResponse(response.pieces, archived.release, archived=True, next_fetches=next_fetches)
 
 
+def _decoded(question: ArchivableResponse) -> tuple[Any, Any]:
+    """Return the client's request and the broker's response."""
+    head = question.pending.head
+    return (
+        decode_request(memoryview(question.pending.request or b""), head),
+        decode_response(memoryview(question.response), head.api_key, head.version),
+    )
+
+
 async def _list_offsets(
     question: ArchivableResponse, archive: ArchiveAnswers, timeout_seconds: float
 ) -> ClientResponse:
-    head = question.pending.head
-    request = decode_request(memoryview(question.pending.request or b""), head)
-    response = decode_response(memoryview(question.response), head.api_key, head.version)
+    request, response = _decoded(question)
     timestamps = {
         (topic.name, partition.partition_index): int(partition.timestamp)
         for topic in request.topics
@@ -256,9 +260,7 @@ def _is_better(timestamp: int, archived: ListedOffset, said: Any) -> bool:
 async def _offset_for_leader_epoch(
     question: ArchivableResponse, archive: ArchiveAnswers, timeout_seconds: float
 ) -> ClientResponse:
-    head = question.pending.head
-    request = decode_request(memoryview(question.pending.request or b""), head)
-    response = decode_response(memoryview(question.response), head.api_key, head.version)
+    request, response = _decoded(question)
     epochs = {
         (topic.topic, partition.partition): int(partition.leader_epoch)
         for topic in request.topics
@@ -300,9 +302,7 @@ async def _delete_records(
     A client whose deletion is not known to be recorded in the bucket is told to try again: the broker
     accepts the same deletion again, and the archive may still serve the records until then.
     """
-    head = question.pending.head
-    request = decode_request(memoryview(question.pending.request or b""), head)
-    response = decode_response(memoryview(question.response), head.api_key, head.version)
+    request, response = _decoded(question)
     wanted = {
         (topic.name, partition.partition_index): int(partition.offset)
         for topic in request.topics
@@ -336,8 +336,7 @@ async def _describe_log_dirs(
     question: ArchivableResponse, archive: ArchiveAnswers, timeout_seconds: float
 ) -> ClientResponse:
     head = question.pending.head
-    request = decode_request(memoryview(question.pending.request or b""), head)
-    response = decode_response(memoryview(question.response), head.api_key, head.version)
+    request, response = _decoded(question)
     # A client without permission to see the directories gets an error, or in old versions no directory.
     if getattr(response, "error_code", ErrorCode.none) != ErrorCode.none or not response.results:
         return _own(question)
@@ -355,7 +354,7 @@ async def _describe_log_dirs(
         wanted = {(topic.topic, number) for topic in request.topics for number in topic.partitions}
     rows = tuple(_log_dir(response_module(head.api_key, head.version), each, wanted) for each in directories)
     encoded = encode_response(head.correlation_id, replace(response, results=(*response.results, *rows)))
-    return ClientResponse((encoded,), _nothing, archived=True)
+    return ClientResponse((encoded,), release_nothing, archived=True)
 
 
 def _log_dir(module: Any, directory: RemoteLogDir, wanted: set[tuple[str, int]] | None) -> Any:
@@ -397,7 +396,7 @@ def _changed(
         for each in response.topics
     )
     encoded = encode_response(question.pending.head.correlation_id, replace(response, topics=topics))
-    return ClientResponse((encoded,), _nothing, archived=True)
+    return ClientResponse((encoded,), release_nothing, archived=True)
 
 
 def _with(partition: Any, fields: dict[str, Any]) -> Any:

@@ -257,10 +257,7 @@ class ReadablePartitions:
 
     async def _read_manifest(self, partition: TopicIdPartition, known: _ManifestRead | None) -> _ManifestRead:
         at = self._now()
-        if known is None or known.stored.manifest is None:
-            stored = await self._manifests.load(partition)
-        else:
-            stored = await self._manifests.refreshed(partition, known.stored)
+        stored = await self._manifests.refreshed(partition, known.stored if known else None)
         self._manifest_reads[partition] = _ManifestRead(at, stored)
         return self._manifest_reads[partition]
 

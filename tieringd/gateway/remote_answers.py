@@ -28,8 +28,6 @@ import structlog
 from tieringd.archive.record_reader import RecordReader
 from tieringd.errors import ObjectNotFound, StorageUnavailable, TieringError
 from tieringd.formats.kafka_wire.fetch import PartitionData
-from tieringd.formats.kafka_wire.pieces import FileRegion as WireSlice
-from tieringd.formats.kafka_wire.pieces import Piece
 from tieringd.gateway.archive_answers import (
     EARLIEST,
     EARLIEST_PENDING_UPLOAD,
@@ -43,6 +41,8 @@ from tieringd.gateway.archive_answers import (
     NextFetch,
     PartitionKey,
     RemoteLogDir,
+    listed_at,
+    listed_in,
 )
 from tieringd.gateway.readable_partitions import UNKNOWN, LogStarts, ReadablePartition, ReadablePartitions
 from tieringd.model.manifest import PartitionManifest
@@ -55,7 +55,9 @@ from tieringd.reading.partition_reader import (
     HeldBatches,
     HeldRead,
     PartitionReader,
+    unfinished_reads,
 )
+from tieringd.storage.at_once import at_once
 
 log = structlog.get_logger(__name__)
 
@@ -111,44 +113,22 @@ class ArchiveReads:
             key: asyncio.create_task(self._run(read, key, offsets[key], places))
             for key, read in reads.items()
         }
-        try:
-            await self._until_due(reads, tasks, offsets)
-        except BaseException:
-            for task in tasks.values():
-                task.cancel()
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
-            for read in reads.values():
-                read.close()
-            raise
+        must = {task for key, task in tasks.items() if self._late.pop((key, offsets[key]), self) is not self}
+        now = asyncio.get_running_loop().time
+        begun_at = now()
+
+        def left_seconds(pending: set[asyncio.Task[None]]) -> float | None:
+            if not any(read.held for read in reads.values()):
+                return None
+            return begun_at + (_LATE_SECONDS if pending & must else _PATIENCE_SECONDS) - now()
+
+        late = await unfinished_reads(tasks.values(), reads.values(), left_seconds)
         for key, task in tasks.items():
-            if not task.done():
+            if task in late:
                 task.cancel()
                 if reads[key].has_begun:
                     self._remember(key, offsets[key])
         return reads
-
-    async def _until_due(
-        self,
-        reads: Mapping[PartitionKey, ArchiveRead],
-        tasks: Mapping[PartitionKey, asyncio.Task[None]],
-        offsets: Mapping[PartitionKey, int],
-    ) -> None:
-        now, pending = asyncio.get_running_loop().time, set(tasks.values())
-        must = {task for key, task in tasks.items() if self._late.pop((key, offsets[key]), self) is not self}
-        begun_at = now()
-        while pending:
-            left_seconds = None
-            if any(read.held for read in reads.values()):
-                patience = _LATE_SECONDS if pending & must else _PATIENCE_SECONDS
-                left_seconds = begun_at + patience - now()
-                if left_seconds <= 0:
-                    break
-            done, pending = await asyncio.wait(
-                pending, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in done:
-                # Raises programming errors. Errors that clients can be told are kept in the read.
-                task.result()
 
     def _remember(self, key: PartitionKey, offset: int) -> None:
         self._late[key, offset] = None
@@ -342,30 +322,18 @@ class RemoteAnswers:
         archives = await self._log_starts.archives(found, is_fresh=is_fresh)
         if not archives:
             return None
-        if timestamp == MAX_TIMESTAMP:
-            times = [await self._records.latest_timestamp_ms(one) for one in archives]
-            timestamp = max(time for time in times if time is not None)
-        if timestamp >= 0:
-            return await self._first_at(archives, timestamp)
+        if timestamp == MAX_TIMESTAMP or timestamp >= 0:
+            return await listed_at(self._records, archives, timestamp)
         first_offset, last_offset = archives[0].start_offset, archives[-1].next_offset - 1
         if timestamp == EARLIEST:
             first_offset = await self._log_starts.first_of(archives) or first_offset
         # The first offset that is not archived may be the broker's next one, whose epoch is unknown here.
         special = {
-            EARLIEST: ListedOffset(first_offset, leader_epoch=_epoch_at(archives[0], first_offset)),
-            LATEST_TIERED: ListedOffset(last_offset, leader_epoch=_epoch_at(archives[-1], last_offset)),
+            EARLIEST: listed_in(archives[0], first_offset),
+            LATEST_TIERED: listed_in(archives[-1], last_offset),
             EARLIEST_PENDING_UPLOAD: ListedOffset(found.manifest.next_offset),
         }
         return special.get(timestamp)
-
-    async def _first_at(
-        self, archives: Sequence[PartitionManifest], timestamp_ms: int
-    ) -> ListedOffset | None:
-        for manifest in archives:
-            record = await self._records.first_record_at(manifest, timestamp_ms)
-            if record is not None:
-                return ListedOffset(record.offset, record.timestamp_ms, _epoch_at(manifest, record.offset))
-        return None
 
     async def offset_for_leader_epoch(
         self, asked: Mapping[PartitionKey, int]
@@ -417,22 +385,19 @@ async def _side_by_side(
     asked: Mapping[PartitionKey, int], work: Callable[[PartitionKey, int], Awaitable[T | None]]
 ) -> dict[PartitionKey, T | TieringError]:
     """Return the result of *work*, or its error, for each partition; no entry for a result of None."""
-    places = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(key: PartitionKey, value: int) -> T | TieringError | None:
-        async with places:
-            try:
-                async with asyncio.timeout(_EACH_SECONDS):
-                    return await work(key, value)
-            except TieringError as error:
-                return error
-            except TimeoutError:
-                return StorageUnavailable(f"the archive of {key[0]}-{key[1]} did not respond in time")
+    async def one(asked_of: tuple[PartitionKey, int]) -> T | TieringError | None:
+        key, value = asked_of
+        try:
+            async with asyncio.timeout(_EACH_SECONDS):
+                return await work(key, value)
+        except TieringError as error:
+            return error
+        except TimeoutError:
+            return StorageUnavailable(f"the archive of {key[0]}-{key[1]} did not respond in time")
 
-    async with asyncio.TaskGroup() as tasks:
-        found = {key: tasks.create_task(one(key, value)) for key, value in asked.items()}
-    answers = {key: task.result() for key, task in found.items()}
-    return {key: answer for key, answer in answers.items() if answer is not None}
+    answers = await at_once(list(asked.items()), one, count=_AT_ONCE)
+    return {key: answer for key, answer in zip(asked, answers, strict=True) if answer is not None}
 
 
 def _next_fetch(found: ReadablePartition, batches: ArchivedBatches, fetch_offset: int) -> NextFetch | None:
@@ -468,29 +433,14 @@ def _replacement(
     read_committed: bool,
 ) -> PartitionData:
     archive_end, bounds = found.manifest.next_offset, found.bounds
-    aborted = None
-    if read_committed:
-        aborted = tuple((one.producer_id, one.first_offset) for one in batches.aborted)
     return PartitionData(
         # The broker's error response has neither. Both only grow, and a client takes the next values it gets.
         high_watermark=max(bounds.log_end_offset if bounds else 0, archive_end),
         last_stable_offset=max(bounds.last_stable_offset if bounds else 0, archive_end),
         log_start_offset=log_start_offset,
-        records=_pieces(batches),
-        aborted=aborted,
+        records=batches.pieces,
+        aborted=batches.aborted_pairs(read_committed=read_committed),
     )
-
-
-def _pieces(batches: ArchivedBatches) -> tuple[Piece, ...]:
-    if batches.file is not None:
-        file = batches.file
-        return (WireSlice(file.fd, file.position, file.size_bytes, batches.mark_corrupt),)
-    return () if batches.data is None else (batches.data,)
-
-
-def _epoch_at(manifest: PartitionManifest, offset: int) -> int:
-    epochs = [epoch for epoch, start in manifest.epochs if start <= offset]
-    return epochs[-1] if epochs else -1
 
 
 def _release(held: Sequence[ArchivedBatches]) -> None:

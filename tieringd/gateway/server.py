@@ -28,6 +28,7 @@ from tieringd.gateway.connection import (
 )
 from tieringd.gateway.frames import SCRATCH_BYTES
 from tieringd.gateway.wire import MemoryBudget, ReadRates
+from tieringd.storage.at_once import cancelled
 
 log = structlog.get_logger(__name__)
 
@@ -157,10 +158,7 @@ class GatewayServer:
 
     async def close(self, *, grace_seconds: float = 5.0) -> None:
         """Accept no further client or request, wait for answers that are due, and close everything."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(tuple(self._tasks))
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._connections):

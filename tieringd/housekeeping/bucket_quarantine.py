@@ -21,7 +21,6 @@ anything is moved. The objects in quarantine and their keys are the authority; n
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from crc32c import crc32c as crc32c_of
 from tieringd.archive.object_joiner import PIECE_BYTES, ObjectJoiner
 from tieringd.archive.scrub.orphan_search import OwnerLookup
 from tieringd.errors import ChecksumRejected, CorruptDataError, ObjectNotFound
+from tieringd.formats.json_document import encode_document
 from tieringd.formats.object_keys import (
     QUARANTINE_REPORTS_PREFIX,
     QUARANTINED_PREFIX,
@@ -44,6 +44,7 @@ from tieringd.formats.object_keys import (
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.scrub import Orphan, Owner, StoredObject, is_named
 from tieringd.storage.base import JoinSource, ObjectInfo, ObjectStore
+from tieringd.storage.listing import list_objects
 from tieringd.storage.threads import in_thread
 
 log = structlog.get_logger(__name__)
@@ -70,7 +71,7 @@ def encode_quarantine_report(orphans: Iterable[Orphan], *, now_ms: int, writer_i
             for one in orphans
         ],
     }
-    return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
+    return encode_document(document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ class ObjectQuarantine:
 
     async def objects(self) -> AsyncIterator[QuarantinedObject]:
         """Yield the objects in quarantine, by key."""
-        async for info in self._listed(QUARANTINED_PREFIX):
+        async for info in list_objects(self._store, QUARANTINED_PREFIX):
             key = parse_quarantined_key(info.key)
             assert key is not None, "it was listed under that prefix"
             yield QuarantinedObject(key, info.size_bytes, info.modified_ms)
@@ -209,20 +210,12 @@ class ObjectQuarantine:
     async def delete_reports(self, *, before_ms: int) -> None:
         """Delete the reports that were written before *before_ms*, by the store's clock."""
         old = [
-            info.key async for info in self._listed(QUARANTINE_REPORTS_PREFIX) if info.modified_ms < before_ms
+            info.key
+            async for info in list_objects(self._store, QUARANTINE_REPORTS_PREFIX)
+            if info.modified_ms < before_ms
         ]
         if old:
             await self._store.delete_many(old)
-
-    async def _listed(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        start_after: str | None = None
-        while True:
-            page = await self._store.list_page(prefix, start_after=start_after)
-            for info in page.objects:
-                yield info
-            start_after = page.next_start_after
-            if start_after is None:
-                return
 
     async def _report(self, orphans: Sequence[Orphan]) -> None:
         now_ms = self._now_ms()

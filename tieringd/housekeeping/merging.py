@@ -21,7 +21,7 @@ off, or a process that is killed, leaves at most objects that no manifest names.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -39,11 +39,10 @@ from tieringd.errors import (
     StoreFull,
     TieringError,
 )
-from tieringd.housekeeping.partition_sweep import ArchivedPartition, JobTurn, PartitionSweep, ShareResult
+from tieringd.housekeeping.partition_sweep import ArchivedPartition, PlanningJob, ShareResult
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership
-from tieringd.model.segment_table import SegmentTable
 from tieringd.policies.segment_merge import MergeLimits, MergePlan, MergeRun, merge_limit_offset, plan_merges
 from tieringd.storage.base import ObjectStore
 
@@ -217,45 +216,10 @@ class SegmentMerger:
         )
 
 
-@dataclass(slots=True)
-class _MergeState:
-    """What is kept of a partition between turns."""
-
-    merger: SegmentMerger
-    finished: tuple[SegmentTable, MergeLimits, int] | None = None
-    """The basis of a plan that left nothing to do."""
-
-
-class MergeJob:
+class MergeJob(PlanningJob[SegmentMerger]):
     """Merge small neighbouring segments of the current *partitions*."""
 
     name = "merge"
-
-    def __init__(
-        self,
-        partitions: Callable[[], Mapping[Leadership, ArchivedPartition]],
-        *,
-        make_merger: Callable[[Leadership], SegmentMerger],
-        changed: Callable[[], Collection[Leadership]] | None = None,
-    ) -> None:
-        """Take the collaborators; *changed* is as for `PartitionSweep`."""
-        self._make_merger = make_merger
-        self._known: dict[Leadership, _MergeState] = {}
-        self._sweep = PartitionSweep(
-            partitions,
-            share=self._share,
-            forget=lambda leadership: self._known.pop(leadership, None),
-            changed=changed,
-        )
-
-    async def turn(self, *, requests_max: int) -> JobTurn:
-        """
-        Continue the pass over all partitions, until about *requests_max* requests are spent.
-
-        Raises:
-            TieringError: One partition's share failed. The next turn continues with the others.
-        """
-        return await self._sweep.turn(requests_max=requests_max)
 
     async def _share(self, one: ArchivedPartition) -> ShareResult:
         """Plan one partition, and merge the planned runs."""
@@ -264,18 +228,16 @@ class MergeJob:
         if limits is None or manifest is None:
             return ShareResult(may_rest=True)
         up_to = merge_limit_offset(one.seen.uploadable, log_start_offset=one.seen.bounds.log_start_offset)
-        known = self._known.get(one.leadership)
-        if known is None:
-            known = self._known[one.leadership] = _MergeState(self._make_merger(one.leadership))
+        known = self._work_of(one.leadership)
         basis = (manifest.segments, limits, up_to)
-        if known.finished is not None and _is_same(known.finished, basis):
+        if known.is_finished(basis):
             return ShareResult(may_rest=True)
-        plan = known.merger.plan(manifest, limits, up_to=up_to)
+        plan = known.worker.plan(manifest, limits, up_to=up_to)
         if not plan.runs:
-            known.merger.note_done(plan)
+            known.worker.note_done(plan)
             known.finished = basis if plan.is_complete else None
             return ShareResult(has_more=not plan.is_complete, may_rest=plan.is_complete)
-        return await self._merge(one, known.merger, manifest, plan)
+        return await self._merge(one, known.worker, manifest, plan)
 
     async def _merge(
         self, one: ArchivedPartition, merger: SegmentMerger, manifest: PartitionManifest, plan: MergePlan
@@ -296,10 +258,3 @@ class MergeJob:
         if lives:
             merger.note_done(plan)
         return ShareResult(requests, has_more=lives)
-
-
-def _is_same(
-    before: tuple[SegmentTable, MergeLimits, int], now: tuple[SegmentTable, MergeLimits, int]
-) -> bool:
-    """Compare the bases of two plans; tables never change, so a different table is a different object."""
-    return before[0] is now[0] and before[1:] == now[1:]

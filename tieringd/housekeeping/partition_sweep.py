@@ -9,6 +9,8 @@ killed: unfinished work is either found again or harmless. The service decides w
 where the last turn ended, in the order of the partitions. The job decides what a share is, and what is
 remembered of a partition. A partition rests once its share has reported that there is nothing to do until
 it changes. Passes leave out resting partitions: of ten thousand partitions nearly all rest.
+
+`PlanningJob` is a job that plans what to do with a partition's segments, with a worker for each partition.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.observer import Observation
 from tieringd.model.partition import Leadership
 
 P = TypeVar("P")
+W = TypeVar("W")
 
 
 PASSES_TO_SKIP_MAX: Final = 64
@@ -180,3 +183,60 @@ class PartitionSweep(Generic[P]):
         failing = self._failing.setdefault(leadership, _Failing())
         failing.failures += 1
         failing.passes_to_skip = min(2**failing.failures, PASSES_TO_SKIP_MAX)
+
+
+@dataclass(slots=True)
+class PlannedWork(Generic[W]):
+    """What a job keeps of a partition between turns."""
+
+    worker: W
+    finished: tuple[Any, ...] | None = None
+    """The basis of a plan that left nothing to do: a table of segments, and what else decides."""
+
+    def is_finished(self, basis: tuple[Any, ...]) -> bool:
+        """
+        Say whether the last plan left nothing to do, and *basis* is still the same.
+
+        Tables never change, so a different table is a different object.
+        """
+        before = self.finished
+        return before is not None and before[0] is basis[0] and before[1:] == basis[1:]
+
+
+class PlanningJob(Generic[W]):
+    """A job that plans what to do with the segments of each of the current *partitions*."""
+
+    def __init__(
+        self,
+        partitions: Callable[[], Mapping[Leadership, ArchivedPartition]],
+        *,
+        make_worker: Callable[[Leadership], W],
+        changed: Callable[[], Collection[Leadership]] | None = None,
+    ) -> None:
+        """Take the collaborators; *changed* is as for `PartitionSweep`."""
+        self._make_worker = make_worker
+        self._known: dict[Leadership, PlannedWork[W]] = {}
+        self._sweep = PartitionSweep(
+            partitions,
+            share=self._share,
+            forget=lambda leadership: self._known.pop(leadership, None),
+            changed=changed,
+        )
+
+    async def turn(self, *, requests_max: int) -> JobTurn:
+        """
+        Continue the pass over all partitions, until about *requests_max* requests are spent.
+
+        Raises:
+            TieringError: One partition's share failed. The next turn continues with the others.
+        """
+        return await self._sweep.turn(requests_max=requests_max)
+
+    async def _share(self, one: ArchivedPartition) -> ShareResult:
+        """Plan one partition, and do a part of the plan."""
+        raise NotImplementedError
+
+    def _work_of(self, leadership: Leadership) -> PlannedWork[W]:
+        if leadership not in self._known:
+            self._known[leadership] = PlannedWork(self._make_worker(leadership))
+        return self._known[leadership]

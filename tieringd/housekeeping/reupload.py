@@ -32,7 +32,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 
 import structlog
@@ -49,13 +49,11 @@ from tieringd.errors import (
     ObjectNotFound,
     TieringError,
 )
-from tieringd.housekeeping.partition_sweep import ArchivedPartition, JobTurn, PartitionSweep, ShareResult
+from tieringd.housekeeping.partition_sweep import ArchivedPartition, PlannedWork, PlanningJob, ShareResult
 from tieringd.metrics import Metrics
-from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.partition import Leadership, LogBounds
+from tieringd.model.partition import Leadership
 from tieringd.model.segment import CrossingTransaction, LocalSegment, RemoteSegment, SegmentSlice
-from tieringd.model.segment_table import SegmentTable
 from tieringd.policies.compacted_reupload import (
     Reupload,
     ReuploadPlan,
@@ -354,16 +352,7 @@ def _part_of(segment: LocalSegment, reupload: Reupload) -> SegmentSlice:
     return SegmentSlice.between(segment, begin, min(segment.next_offset, reupload.next_offset))
 
 
-@dataclass(slots=True)
-class _ReuploadState:
-    """What is kept of a partition between turns."""
-
-    reuploader: CompactedReuploader
-    finished: tuple[SegmentTable, LocalLog, LogBounds] | None = None
-    """The basis of a plan that left nothing to do."""
-
-
-class CompactedReuploadJob:
+class CompactedReuploadJob(PlanningJob[CompactedReuploader]):
     """Replace archived segments by their compacted forms, in the current *partitions*."""
 
     name = "compacted_reupload"
@@ -378,47 +367,28 @@ class CompactedReuploadJob:
         changed: Callable[[], Collection[Leadership]] | None = None,
     ) -> None:
         """Take the collaborators; *changed* is as for `PartitionSweep`."""
-        self._remote_log = remote_log
-        self._metrics = metrics
-        self._now_ms = now_ms
-        self._known: dict[Leadership, _ReuploadState] = {}
-        self._sweep = PartitionSweep(
+        super().__init__(
             partitions,
-            share=self._share,
-            forget=lambda leadership: self._known.pop(leadership, None),
+            make_worker=lambda leadership: CompactedReuploader(
+                leadership, remote_log, metrics=metrics, now_ms=now_ms
+            ),
             changed=changed,
         )
-
-    async def turn(self, *, requests_max: int) -> JobTurn:
-        """
-        Continue the pass over all partitions, until about *requests_max* requests are spent.
-
-        Raises:
-            RetryableError: The store failed. The next turn continues with the other partitions.
-            StorageError: An operator must act.
-        """
-        return await self._sweep.turn(requests_max=requests_max)
 
     async def _share(self, one: ArchivedPartition) -> ShareResult:
         """Plan one partition, and do the first planned runs."""
         manifest, seen = one.archiver.manifest, one.seen
         if manifest is None or not seen.topic.reuploads_compacted:
             return ShareResult(may_rest=True)
-        known = self._known.get(one.leadership)
-        if known is None:
-            known = self._known[one.leadership] = _ReuploadState(
-                CompactedReuploader(
-                    one.leadership, self._remote_log, metrics=self._metrics, now_ms=self._now_ms
-                )
-            )
+        known = self._work_of(one.leadership)
         basis = (manifest.segments, seen.log, seen.bounds)
-        if known.finished is not None and _is_same(known.finished, basis):
+        if known.is_finished(basis):
             return ShareResult(may_rest=True)
         try:
-            await known.reuploader.compare_head(manifest, seen)
+            await known.worker.compare_head(manifest, seen)
         except LocalFileError as error:
             _note_change(one, error)
-        plan = known.reuploader.plan(manifest, seen)
+        plan = known.worker.plan(manifest, seen)
         if plan.reuploads:
             share = await self._replace(one, known, plan.reuploads)
             # Where a cleaner is busy there are always reuploads: without this, parts would wait for ever.
@@ -430,12 +400,12 @@ class CompactedReuploadJob:
         return ShareResult(may_rest=True)
 
     async def _replace_parts(
-        self, one: ArchivedPartition, known: _ReuploadState, files: Sequence[Reupload]
+        self, one: ArchivedPartition, known: PlannedWork[CompactedReuploader], files: Sequence[Reupload]
     ) -> ShareResult:
         """Replace segments by parts of the first of *files* that can be read at present."""
         for number, file in enumerate(files, start=1):
             try:
-                parts = await known.reuploader.parts_to_go(file)
+                parts = await known.worker.parts_to_go(file)
             except LocalFileError as error:
                 _note_change(one, error)
                 continue
@@ -444,7 +414,7 @@ class CompactedReuploadJob:
         return ShareResult()
 
     async def _replace(
-        self, one: ArchivedPartition, known: _ReuploadState, reuploads: Sequence[Reupload]
+        self, one: ArchivedPartition, known: PlannedWork[CompactedReuploader], reuploads: Sequence[Reupload]
     ) -> ShareResult:
         """Replace the first of *reuploads* that can be read at present."""
         requests, has_more = 0, False
@@ -454,7 +424,7 @@ class CompactedReuploadJob:
                 has_more = True
                 break
             try:
-                change = await known.reuploader.prepare(one.seen, reupload)
+                change = await known.worker.prepare(one.seen, reupload)
             except LocalFileError as error:
                 _note_change(one, error)
                 continue
@@ -494,10 +464,3 @@ def _retrieve(future: asyncio.Future[None]) -> None:
 def _note_change(one: ArchivedPartition, error: LocalFileError) -> None:
     """Log that a file changed since its observation: the broker goes on compacting."""
     log.info("a segment changed while it was read", partition=str(one.leadership.partition), error=str(error))
-
-
-def _is_same(
-    before: tuple[SegmentTable, LocalLog, LogBounds], now: tuple[SegmentTable, LocalLog, LogBounds]
-) -> bool:
-    """Compare the bases of two plans; tables never change, so a different table is a different object."""
-    return before[0] is now[0] and before[1:] == now[1:]

@@ -177,9 +177,7 @@ class WholeScrub:
         self._on_progress("orphans")
         named = await self._parts.search.names(known)
         others: dict[TopicIdPartition, None] = {}
-        start_after: str | None = None
-        while True:
-            page = await self._parts.search.page(named, start_after=start_after, is_ours=self._is_ours)
+        async for page in self._parts.search.pages(named, is_ours=self._is_ours):
             report.listed_objects += page.objects
             report.findings += [one for one in page.findings if one not in report.findings]
             report.uncertain |= page.uncertain
@@ -187,10 +185,9 @@ class WholeScrub:
             others |= dict.fromkeys(page.partitions)
             if fix:
                 await move_orphans(self._parts, page.orphans, report)
-            start_after = page.next_start_after
-            if start_after is None:
-                return [one for one in others if one not in set(known)]
-            self._on_progress(f"orphans: {report.listed_objects} objects listed")
+            if page.next_start_after is not None:
+                self._on_progress(f"orphans: {report.listed_objects} objects listed")
+        return [one for one in others if one not in set(known)]
 
 
 @dataclass(slots=True)

@@ -82,16 +82,8 @@ class OpenChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkRelease:
-    """An open chunk to close."""
-
-    chunk: OpenChunk
-    because: str
-
-
-@dataclass(frozen=True, slots=True)
-class RetainedChunk:
-    """An open chunk that stays open."""
+class ChunkDecision:
+    """An open chunk, and why it is closed or stays open."""
 
     chunk: OpenChunk
     because: str
@@ -101,8 +93,8 @@ class RetainedChunk:
 class ReleasePlan:
     """Which open chunks to close, and why the others stay open."""
 
-    releases: tuple[ChunkRelease, ...]
-    held: tuple[RetainedChunk, ...]
+    releases: tuple[ChunkDecision, ...]
+    held: tuple[ChunkDecision, ...]
 
 
 def max_hydrated(chunk_count: int, limits: ChunkEvictionLimits) -> int:
@@ -123,8 +115,8 @@ def plan_releases(
     by_segment: dict[str, list[OpenChunk]] = {}
     for chunk in open_chunks:
         by_segment.setdefault(chunk.segment, []).append(chunk)
-    releases: list[ChunkRelease] = []
-    held: list[RetainedChunk] = []
+    releases: list[ChunkDecision] = []
+    held: list[ChunkDecision] = []
     for segment, chunks in by_segment.items():
         gone, kept = _plan_segment(chunks, chunk_counts[segment], limits)
         releases += gone
@@ -134,19 +126,19 @@ def plan_releases(
 
 def _plan_segment(
     chunks: Sequence[OpenChunk], chunk_count: int, limits: ChunkEvictionLimits
-) -> tuple[list[ChunkRelease], list[RetainedChunk]]:
+) -> tuple[list[ChunkDecision], list[ChunkDecision]]:
     read = [chunk for chunk in chunks if chunk.readers]
     idle = [chunk for chunk in chunks if not chunk.readers]
-    held = [RetainedChunk(chunk, f"the chunk is being read ({chunk.readers})") for chunk in read]
+    held = [ChunkDecision(chunk, f"the chunk is being read ({chunk.readers})") for chunk in read]
     if limits.strategy is EvictionStrategy.EAGER:
-        return [ChunkRelease(chunk, NOBODY_READS) for chunk in idle], held
+        return [ChunkDecision(chunk, NOBODY_READS) for chunk in idle], held
     positions = [chunk.number for chunk in read] if limits.strategy is EvictionStrategy.PREDICTIVE else []
     # Worst first: those that no reader reaches, or the last to be reached, then the least recently used.
     idle.sort(key=lambda chunk: (-_needed_after(chunk, positions), chunk.used_at, chunk.number))
     most = max_hydrated(chunk_count, limits)
     over = min(len(idle), max(0, len(chunks) - most))
-    held += [RetainedChunk(chunk, _why_held(chunk, positions, most)) for chunk in idle[over:]]
-    return [ChunkRelease(chunk, OVER_SHARE) for chunk in idle[:over]], held
+    held += [ChunkDecision(chunk, _why_held(chunk, positions, most)) for chunk in idle[over:]]
+    return [ChunkDecision(chunk, OVER_SHARE) for chunk in idle[:over]], held
 
 
 def _needed_after(chunk: OpenChunk, positions: Sequence[int]) -> int:
@@ -161,14 +153,14 @@ def _why_held(chunk: OpenChunk, positions: Sequence[int], most: int) -> str:
     return f"its segment may have {most} open chunks"
 
 
-def _within_total(releases: list[ChunkRelease], held: list[RetainedChunk], max_open: int) -> ReleasePlan:
+def _within_total(releases: list[ChunkDecision], held: list[ChunkDecision], max_open: int) -> ReleasePlan:
     over = len(held) - max_open
     if over <= 0:
         return ReleasePlan(tuple(releases), tuple(held))
     idle = sorted((one.chunk for one in held if not one.chunk.readers), key=lambda chunk: chunk.used_at)
     gone = set(idle[:over])
     return ReleasePlan(
-        (*releases, *(ChunkRelease(chunk, OVER_TOTAL) for chunk in idle[:over])),
+        (*releases, *(ChunkDecision(chunk, OVER_TOTAL) for chunk in idle[:over])),
         tuple(one for one in held if one.chunk not in gone),
     )
 
@@ -234,16 +226,8 @@ class TrimDemand:
 
 
 @dataclass(frozen=True, slots=True)
-class Eviction:
-    """A file to evict."""
-
-    file: CachedFile
-    because: str
-
-
-@dataclass(frozen=True, slots=True)
-class KeptFile:
-    """A file whose turn to be evicted came, but that stays."""
+class FileDecision:
+    """A file whose turn to be evicted came, and why it is evicted or stays."""
 
     file: CachedFile
     because: str
@@ -254,8 +238,8 @@ class EvictionPlan:
     """What to evict."""
 
     demand: TrimDemand
-    evictions: tuple[Eviction, ...] = ()
-    kept: tuple[KeptFile, ...] = ()
+    evictions: tuple[FileDecision, ...] = ()
+    kept: tuple[FileDecision, ...] = ()
     carry_over: tuple[CachedFile, ...] = ()
     """The next files in turn, for a trim that cannot wait for a plan over all files."""
 
@@ -358,8 +342,8 @@ class _Trim:
         self._in_use = in_use
         self._bytes_left = demand.size_bytes
         self._objects_left = demand.objects
-        self.evictions: list[Eviction] = []
-        self.kept: list[KeptFile] = []
+        self.evictions: list[FileDecision] = []
+        self.kept: list[FileDecision] = []
 
     @property
     def is_met(self) -> bool:
@@ -374,9 +358,9 @@ class _Trim:
     def take(self, file: CachedFile, because: str) -> bool:
         """Evict *file* unless it is being read; return whether it is evicted."""
         if file.name in self._in_use:
-            self.kept.append(KeptFile(file, BEING_READ))
+            self.kept.append(FileDecision(file, BEING_READ))
             return False
-        self.evictions.append(Eviction(file, because))
+        self.evictions.append(FileDecision(file, because))
         self._bytes_left -= file.size_bytes
         self._objects_left -= 1
         return True

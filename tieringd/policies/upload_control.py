@@ -2,8 +2,12 @@
 Upload control: how hard to upload, and which partition is next.
 
 Three decisions, each a pure function. `update` is the PD controller: the backlog, as a share of the disk
-that was free, becomes shares. `pace_for` turns shares into a pace. `upload_order` orders the waiting
-partitions.
+that was free, becomes shares. `pace_for` turns shares into a pace. `is_near_loss`, `is_fair_turn` and the
+keys of `WaitingPartition` order the waiting partitions.
+
+Partitions near to loss come first, the nearest before all. The others follow, least recently served first,
+so a large backlog buys no second turn while another partition has had none. Every few turns the least
+recently served partition comes first all the same, so that none waits for ever.
 
 Shares conserve work. While nothing else wants the machine, uploads run at full speed at any shares. While
 something does (`judge`), shares limit how fast a backlog is caught up with: how many uploads at once, and
@@ -26,7 +30,6 @@ begins until the machine's load without uploads was measured for a moment. The f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tieringd.model.partition import TopicIdPartition
@@ -420,25 +423,3 @@ def last_moment_of(waiting: WaitingPartition, limits: OrderLimits) -> float:
 def is_fair_turn(turn: int, limits: OrderLimits) -> bool:
     """Say whether *turn* (the first is 1) goes to the partition that waits longest."""
     return turn % limits.fair_turn_every == 0
-
-
-def upload_order(
-    waiting: Iterable[WaitingPartition], limits: OrderLimits, *, turn: int, now: float
-) -> tuple[WaitingPartition, ...]:
-    """
-    Return *waiting* in the order in which to serve them; *turn* is the first one's number.
-
-    Partitions near to loss come first, the nearest before all. The others follow, least recently served
-    first, so a large backlog buys no second turn while another partition has had none. Every few turns
-    the least recently served partition comes first all the same, so that none waits for ever.
-    """
-    by_turn = sorted(waiting, key=lambda one: one.turn_key)
-    by_loss = sorted(
-        (one for one in by_turn if is_near_loss(one, limits, now=now)), key=lambda one: one.loss_key
-    )
-    ordered: dict[TopicIdPartition, WaitingPartition] = {}
-    lines = {True: iter(by_turn), False: iter((*by_loss, *by_turn))}
-    for at in range(turn, turn + len(by_turn)):
-        chosen = next(one for one in lines[is_fair_turn(at, limits)] if one.partition not in ordered)
-        ordered[chosen.partition] = chosen
-    return tuple(ordered.values())

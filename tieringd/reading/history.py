@@ -47,6 +47,7 @@ from tieringd.policies.chunk_layout import history_part
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.storage.base import ObjectStore
 from tieringd.storage.checked_puts import create
+from tieringd.storage.listing import list_objects
 
 REFRESH_AFTER_MS = 60_000
 FORGOTTEN_AFTER_MS = 3_600_000
@@ -130,17 +131,12 @@ class History:
             CorruptDataError: A link is damaged, so it is unknown which archive its topic continues.
         """
         found: dict[TopicKey, list[TopicKey]] = {}
-        start_after: str | None = None
-        while True:
-            page = await self._store.list_page(TOPIC_MANIFESTS_PREFIX, start_after=start_after)
-            for info in page.objects:
-                key = parse_history_link_key(info.key)
-                link = await self._load(key) if key is not None else None
-                if link is not None:
-                    found.setdefault(link.history, []).append(link.topic)
-            start_after = page.next_start_after
-            if start_after is None:
-                return found
+        async for info in list_objects(self._store, TOPIC_MANIFESTS_PREFIX):
+            key = parse_history_link_key(info.key)
+            link = await self._load(key) if key is not None else None
+            if link is not None:
+                found.setdefault(link.history, []).append(link.topic)
+        return found
 
     async def parts(
         self,
@@ -241,12 +237,9 @@ class History:
 
     async def _manifest(self, partition: TopicIdPartition, *, is_fresh: bool) -> PartitionManifest | None:
         known = self._known.get(partition)
-        if known is None:
-            stored = await self._manifests.load(partition)
-        elif is_fresh or self._is_old(known.read_at_ms):
-            stored = await self._manifests.refreshed(partition, known.stored)
-        else:
+        if known is not None and not is_fresh and not self._is_old(known.read_at_ms):
             return known.stored.manifest
+        stored = await self._manifests.refreshed(partition, known.stored if known else None)
         now_ms = self._now_ms()
         self._known[partition] = _KnownManifest(stored, now_ms)
         self._known.move_to_end(partition)

@@ -8,20 +8,23 @@ hole there. Only batch headers are decoded.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from tieringd.archive.archive_reader import floor_position
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, LocalFileError
+from tieringd.formats.kafka_wire.pieces import FileRegion, Piece
 from tieringd.formats.record_batch import HEADER_BYTES, BatchHeader, encode_batch, parse_header
 from tieringd.formats.restored_batches import put_first_epoch
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import AbortedTransaction, SegmentIndex
 from tieringd.policies.chunk_layout import Chunk
 from tieringd.reading.hydrator import HydratedChunk, Hydrator
+from tieringd.storage.at_once import cancelled
 from tieringd.storage.base import FileSlice
 
 NO_EPOCH = -1
@@ -30,7 +33,7 @@ _LAST_OFFSET_DELTA_MAX = 2**31 - 1
 """The largest delta that a batch header can hold."""
 
 
-def _nothing() -> None:
+def release_nothing() -> None:
     """Do nothing: these bytes need no release."""
 
 
@@ -48,11 +51,28 @@ class ArchivedBatches:
     """The bytes of the batches, if they are not in a file."""
     aborted: tuple[AbortedTransaction, ...] = ()
     """Every aborted transaction with data in the batches, and perhaps more of the same segment."""
-    mark_corrupt: Callable[[], None] = _nothing
+    mark_corrupt: Callable[[], None] = release_nothing
     """To be called when the file cannot be read: the next reader checks the file again."""
 
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Return the batches as parts of a response. A file's bytes are not copied."""
+        if self.file is not None:
+            return (FileRegion(self.file.fd, self.file.position, self.file.size_bytes, self.mark_corrupt),)
+        return () if self.data is None else (self.data,)
 
-NO_BATCH = ArchivedBatches(0, _nothing)
+    def aborted_pairs(self, *, read_committed: bool) -> tuple[tuple[int, int], ...] | None:
+        """
+        Return the producer id and first offset of each aborted transaction.
+
+        None for a client that reads uncommitted records too.
+        """
+        if not read_committed:
+            return None
+        return tuple((one.producer_id, one.first_offset) for one in self.aborted)
+
+
+NO_BATCH = ArchivedBatches(0, release_nothing)
 """Returned when the first batch is larger than the limit."""
 
 
@@ -79,7 +99,9 @@ def under_first_epoch(batches: ArchivedBatches) -> ArchivedBatches:
     finally:
         batches.close()
     put_first_epoch(data)
-    return replace(batches, close=_nothing, file=None, data=memoryview(data), mark_corrupt=_nothing)
+    return replace(
+        batches, close=release_nothing, file=None, data=memoryview(data), mark_corrupt=release_nothing
+    )
 
 
 class HeldBatches:
@@ -140,7 +162,7 @@ class EmptyBatch:
 
     def take(self, *, size_bytes_max: int, needs_a_batch: bool) -> ArchivedBatches:  # noqa: ARG002 it is tiny
         """Return the batch."""
-        return ArchivedBatches(len(self._data), _nothing, data=memoryview(self._data))
+        return ArchivedBatches(len(self._data), release_nothing, data=memoryview(self._data))
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -171,21 +193,42 @@ class HeldRead:
             held.close()
 
 
+async def unfinished_reads(
+    tasks: Collection[asyncio.Task[None]],
+    reads: Iterable[HeldRead],
+    left_seconds: Callable[[set[asyncio.Task[None]]], float | None],
+) -> set[asyncio.Task[None]]:
+    """
+    Wait for the *tasks* of the *reads* of one Fetch, and return those that run on when the time is over.
+
+    *left_seconds* returns how long the Fetch may wait for the given tasks; None for as long as they take.
+    If this is cancelled or a task fails, all tasks end and all reads are closed.
+    """
+    pending = set(tasks)
+    try:
+        while pending:
+            done, pending = await asyncio.wait(
+                pending, timeout=left_seconds(pending), return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                break
+            for task in done:
+                # Raises programming errors. Errors that clients can be told are kept in the read.
+                task.result()
+    except BaseException:
+        await cancelled(tasks)
+        for read in reads:
+            read.close()
+        raise
+    return pending
+
+
 class PartitionReader:
     """Read archived batches. Keeps no state of a partition; reads may run concurrently."""
 
     def __init__(self, hydrator: Hydrator, spillovers: SpilloverManifests) -> None:
         self._hydrator = hydrator
         self._spillovers = spillovers
-
-    async def read(
-        self, manifest: PartitionManifest, offset: int, *, size_bytes_max: int, needs_a_batch: bool
-    ) -> ArchivedBatches | None:
-        """Return batches from *offset* on; see `hold` and `HeldBatches.take`."""
-        held = await self.hold(manifest, offset)
-        if held is None:
-            return None
-        return held.take(size_bytes_max=size_bytes_max, needs_a_batch=needs_a_batch)
 
     async def hold(self, manifest: PartitionManifest, offset: int) -> HeldBatches | EmptyBatch | None:
         """

@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
 
 from crc32c import crc32c as crc32c_of
 
@@ -27,7 +26,6 @@ from tieringd.archive.manifest_store import EDIT_MARK, ManifestStore, StoredMani
 from tieringd.errors import (
     ConfigError,
     CorruptDataError,
-    LocalFileError,
     ObjectNotFound,
     StorageError,
     StorageUnavailable,
@@ -39,8 +37,9 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import NO_CRC, RemoteSegment
 from tieringd.model.segment_table import SegmentTable
 from tieringd.policies.recovery import fault_of_takeover
-from tieringd.storage.base import FileSlice, ObjectInfo, ObjectStore
-from tieringd.storage.threads import in_thread, in_thread_or
+from tieringd.storage.base import ObjectInfo, ObjectStore
+from tieringd.storage.listing import list_objects
+from tieringd.storage.work_file import work_file
 
 PIECE_BYTES = 8 << 20
 """How much is read at once. An object that is no larger does not touch the disk."""
@@ -123,35 +122,17 @@ class ObjectCopier:
 
     async def _stream(self, source: CopySource) -> None:
         """Copy the object into a temporary file, and upload the file."""
-        try:
-            file = await in_thread_or(_close, self._opened)
-        except OSError as error:
-            raise self._refused(error) from error
-        try:
-            checksum = position = 0
-            while piece := await self._source.get_range(
-                source.key, position=position, size_bytes=PIECE_BYTES
-            ):
-                checksum = await in_thread(_append, file, piece, checksum)
-                position += len(piece)
-            checksum = _proved(source, position, checksum)
-            await in_thread(file.flush)
-            await self._target.put(source.key, FileSlice(file.fileno(), 0, position), crc32c=checksum)
-        except OSError as error:
-            raise self._refused(error) from error
-        finally:
-            await in_thread(file.close)
-
-    def _opened(self) -> IO[bytes]:
-        return tempfile.TemporaryFile(dir=self._directory)
-
-    def _refused(self, error: OSError) -> LocalFileError:
-        place = self._directory or tempfile.gettempdir()
-        return LocalFileError(
-            f"objects cannot be copied through {place}: {error.strerror or error}",
-            path=str(place),
+        async with work_file(
+            self._directory,
+            f"objects cannot be copied through {self._directory or tempfile.gettempdir()}",
             hint="Free space there for eight of the largest segments",
-        )
+        ) as file:
+            while piece := await self._source.get_range(
+                source.key, position=file.size_bytes, size_bytes=PIECE_BYTES
+            ):
+                await file.append(piece)
+            checksum = _proved(source, file.size_bytes, file.crc32c)
+            await self._target.put(source.key, await file.body(), crc32c=checksum)
 
 
 def _is_same_object(source: CopySource, info: ObjectInfo) -> bool:
@@ -169,15 +150,6 @@ def _proved(source: CopySource, size_bytes: int, checksum: int) -> int:
             hint="`tieringd archive verify --deep` on the source has details",
         )
     return checksum
-
-
-def _append(file: IO[bytes], piece: bytes, checksum: int) -> int:
-    file.write(piece)
-    return crc32c_of(piece, checksum)
-
-
-def _close(file: IO[bytes]) -> None:
-    file.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,19 +300,14 @@ class PartitionMover:
     async def _copy_records(self, partition: TopicIdPartition) -> tuple[int, int]:
         """Copy the records that jobs wrote of rewritten segments. Return the objects and their bytes."""
         objects = size_bytes = 0
-        start_after: str | None = None
-        while True:
-            page = await self._source_store.list_page(rewriting_prefix(partition), start_after=start_after)
-            for info in page.objects:
-                try:
-                    written = await self._copier.copy(CopySource(info.key, info.size_bytes))
-                except ObjectNotFound:
-                    # The record belonged to a swap that failed, or scrub deleted it as unneeded.
-                    continue
-                objects, size_bytes = objects + (written > 0), size_bytes + written
-            start_after = page.next_start_after
-            if start_after is None:
-                return objects, size_bytes
+        async for info in list_objects(self._source_store, rewriting_prefix(partition)):
+            try:
+                written = await self._copier.copy(CopySource(info.key, info.size_bytes))
+            except ObjectNotFound:
+                # The record belonged to a swap that failed, or scrub deleted it as unneeded.
+                continue
+            objects, size_bytes = objects + (written > 0), size_bytes + written
+        return objects, size_bytes
 
     async def _copy_segments(
         self, partition: TopicIdPartition, segments: Iterable[RemoteSegment], known: SegmentTable | None

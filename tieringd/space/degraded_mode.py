@@ -34,6 +34,7 @@ from tieringd.policies.disk_alert import degraded_nodes
 from tieringd.space.disk_monitor import Rounds
 from tieringd.space.producer_brake import ProducerBrake
 from tieringd.storage.base import ObjectInfo, ObjectStore
+from tieringd.storage.listing import list_objects
 
 log = structlog.get_logger(__name__)
 
@@ -110,18 +111,12 @@ class DiskStateBoard:
         """
         seen: dict[int, ObjectInfo] = {}
         quotas_version: str | None = None
-        start_after: str | None = None
-        while True:
-            page = await self._store.list_page(brokers_prefix(self.cluster), start_after=start_after)
-            for info in page.objects:
-                node_id = parse_disk_state_key(info.key)
-                if node_id is not None and node_id != self.node_id:
-                    seen[node_id] = info
-                if info.key == client_quotas_key(self.cluster):
-                    quotas_version = info.version
-            start_after = page.next_start_after
-            if start_after is None:
-                break
+        async for info in list_objects(self._store, brokers_prefix(self.cluster)):
+            node_id = parse_disk_state_key(info.key)
+            if node_id is not None and node_id != self.node_id:
+                seen[node_id] = info
+            if info.key == client_quotas_key(self.cluster):
+                quotas_version = info.version
         for node_id, info in seen.items():
             await self._read(node_id, info)
         self._peers = {node_id: self._peers[node_id] for node_id in seen if node_id in self._peers}

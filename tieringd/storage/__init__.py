@@ -12,5 +12,6 @@ Read in this order:
 * `s3`, `gcs`, `azure`: the clouds, on `calls` (one request), `body` and `receive` (large bodies),
   `tls_transport` and `threads`.
 * `store_times`: reads the times in a store's responses. `at_once`: several requests at once. `background`:
-  marks requests that can wait. `single_flight`: work that several callers share.
+  marks requests that can wait. `single_flight`: work that several callers share. `listing`: every page of a
+  listing. `work_file`: a temporary file for an object that is put together on this host.
 """

@@ -8,8 +8,8 @@ work should not be cancelled because another item failed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -41,3 +41,10 @@ async def at_once(
         # Its cause holds the server's response, which tells callers more than the class does.
         raise first from first.__cause__
     return [results[number] for number in range(len(parts))]
+
+
+async def cancelled(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel *tasks*, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -242,13 +242,7 @@ class FileBody(Payload):
         Raises:
             LocalFileError: The file ends here, or cannot be read.
         """
-        try:
-            chunk = os.pread(self._slice.fd, size, position)
-        except OSError as error:
-            raise unreadable(self._slice.fd, error) from error
-        if not chunk:
-            raise truncated(self._slice, position)
-        return chunk
+        return read_chunk(self._slice, size, position)
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         if self._is_stopped:
@@ -260,6 +254,22 @@ class FileBody(Payload):
         """End the thread's wait and its sending. The peer sees a body that ends early."""
         if self._interrupt is not None:
             self._interrupt()
+
+
+def read_chunk(file_slice: FileSlice, size: int, position: int) -> bytes:
+    """
+    Return up to *size* bytes of the slice's file from *position* on.
+
+    Raises:
+        LocalFileError: The file ends here, or cannot be read.
+    """
+    try:
+        chunk = os.pread(file_slice.fd, size, position)
+    except OSError as error:
+        raise unreadable(file_slice.fd, error) from error
+    if not chunk:
+        raise truncated(file_slice, position)
+    return chunk
 
 
 def _shut(connection: socket.socket) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from tieringd.errors import StorageUnavailable, TieringError
+from tieringd.storage.at_once import cancelled
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -110,10 +111,7 @@ class SingleFlight(Generic[K, T]):
     async def close(self) -> None:
         """Cancel all flights, and wait until they have ended. No flight can begin afterwards."""
         self._is_closed = True
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(tuple(self._tasks))
 
     def _is_crowded(self) -> bool:
         return self._unwaited_above is not None and len(self._flights) > self._unwaited_above

@@ -10,13 +10,33 @@ if TYPE_CHECKING:
     from tieringd.storage.s3.credentials import CredentialsSource
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSettings:
+    """How to reach a bucket or container, and where the archive is in it; the same for each cloud."""
+
+    prefix: str = ""
+    """Put before every key, with a slash between."""
+    trust_file: str | None = None
+    """
+    A PEM file with the authorities to trust instead of the system's.
+
+    For the servers of Google's tokens they are trusted in addition to the system's.
+    """
+    disable_tls: bool = False
+    """Use http where the endpoint has no scheme."""
+    max_connections: int = 20
+    """Of this store, over all CPUs. It also limits the threads that the store uses."""
+    max_idle_seconds: float = 5.0
+    connect_timeout_seconds: float = 5.0
+    read_timeout_seconds: float = 30.0
+    """The longest silence of a server that owes a response, or that takes no byte of a body."""
+
+
 @dataclass(frozen=True, slots=True)
-class GcsSettings:
+class GcsSettings(ConnectionSettings):
     """The bucket's location and how to reach it. Secrets are not here: they are in files and on servers."""
 
     bucket: str
-    prefix: str = ""
-    """Put before every key, with a slash between."""
     endpoint: str = "https://storage.googleapis.com"
     """The root URL of the API; a host without a scheme is allowed."""
     credentials_source: Literal["config_file", "gcp_instance_metadata", "anonymous"] = "config_file"
@@ -25,19 +45,10 @@ class GcsSettings:
     """The JSON key file of a service account; needed with `config_file`."""
     metadata_host: str | None = None
     """`host[:port]` of the metadata server; None means GCE_METADATA_HOST, or Google's name."""
-    trust_file: str | None = None
-    """A PEM file with the authorities to trust instead of the system's (for tokens: in addition to them)."""
-    disable_tls: bool = False
-    """Use http where *endpoint* has no scheme."""
     storage_class: str | None = None
     """None for the bucket's default."""
     kms_key_name: str | None = None
     """`projects/P/locations/L/keyRings/R/cryptoKeys/K`; None for the bucket's default."""
-    max_connections: int = 20
-    max_idle_seconds: float = 5.0
-    connect_timeout_seconds: float = 5.0
-    read_timeout_seconds: float = 30.0
-    """The longest silence of a server that owes a response, or that takes no byte of a body."""
 
     @property
     def api_root(self) -> str:
@@ -52,13 +63,11 @@ class GcsSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class AzureSettings:
+class AzureSettings(ConnectionSettings):
     """The container's location and how to reach it."""
 
     storage_account: str
     container: str
-    prefix: str = ""
-    """Put before every key, with a slash between."""
     endpoint: str | None = None
     """A URL, or a host with a port; a `dfs` host means its `blob` one. None for Azure's own."""
     credentials: Literal["shared_key", "azure_vm_instance_metadata", "azure_aks_oidc_federation"] = (
@@ -67,15 +76,6 @@ class AzureSettings:
     shared_key: str | None = field(default=None, repr=False)
     managed_identity_id: str | None = None
     """The client id of a user-assigned identity; None for the machine's own."""
-    trust_file: str | None = None
-    """A PEM file with the authorities to trust instead of the system's."""
-    disable_tls: bool = False
-    """Use http where *endpoint* has no scheme."""
-    max_connections: int = 20
-    max_idle_seconds: float = 5.0
-    connect_timeout_seconds: float = 5.0
-    read_timeout_seconds: float = 30.0
-    """The longest silence of a server that owes a response, or that takes no byte of a body."""
     access_tier: Literal["Hot", "Cool", "Cold"] | None = None
     """None for the account's default."""
     single_put_bytes: int = 64 << 20
@@ -84,12 +84,10 @@ class AzureSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class S3Settings:
+class S3Settings(ConnectionSettings):
     """The bucket's location and how to reach it."""
 
     bucket: str
-    prefix: str = ""
-    """Put before every key, with a slash between."""
     region: str = "us-east-1"
     endpoint_url: str | None = None
     """None for AWS itself."""
@@ -98,16 +96,6 @@ class S3Settings:
     access_key: str | None = None
     secret_key: str | None = field(default=None, repr=False)
     url_style: Literal["path", "virtual_host"] = "virtual_host"
-    trust_file: str | None = None
-    """A PEM file with the authorities to trust instead of the system's."""
-    disable_tls: bool = False
-    """Use http where *endpoint_url* has no scheme."""
-    max_connections: int = 20
-    """Of this store, over all CPUs. It also limits the threads that the store uses."""
-    max_idle_seconds: float = 5.0
-    connect_timeout_seconds: float = 5.0
-    read_timeout_seconds: float = 30.0
-    """The longest silence of a server that owes a response, or that takes no byte of a body."""
     encryption: Literal["AES256", "aws:kms"] | None = None
     """Encryption at rest to request; None leaves it to the bucket's default."""
     kms_key_id: str | None = None

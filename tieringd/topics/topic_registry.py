@@ -20,6 +20,7 @@ from tieringd.formats.topic_manifest import Archiving, TieringDefaults, TopicMan
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.storage.base import ObjectStore
+from tieringd.storage.listing import list_objects
 
 log = structlog.get_logger(__name__)
 
@@ -70,19 +71,13 @@ class TopicRegistry:
         """
         seen: set[TopicKey] = set()
         is_changed = not self.is_known
-        start_after: str | None = None
         prefix = TOPIC_MANIFESTS_PREFIX if cluster is None else f"{TOPIC_MANIFESTS_PREFIX}{cluster}/topics/"
-        while True:
-            page = await self._store.list_page(prefix, start_after=start_after)
-            for info in page.objects:
-                key = parse_topic_manifest_key(info.key)
-                if key is not None:
-                    seen.add(key)
-                    if self._versions.get(key) != info.version:
-                        is_changed |= await self._read(key, info.version)
-            start_after = page.next_start_after
-            if start_after is None:
-                break
+        async for info in list_objects(self._store, prefix):
+            key = parse_topic_manifest_key(info.key)
+            if key is not None:
+                seen.add(key)
+                if self._versions.get(key) != info.version:
+                    is_changed |= await self._read(key, info.version)
         for gone in self._known.keys() - seen:
             is_changed = True
             del self._known[gone]

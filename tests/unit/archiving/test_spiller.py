@@ -11,7 +11,7 @@ from crc32c import crc32c as crc32c_of
 
 from tests.fakes.archive import archive_in, archived, archiver_of, observed, values_in, written_below
 from tests.fakes.broker import FakeBroker
-from tests.fakes.hydration import Host, running
+from tests.fakes.hydration import Host, read_batches, running
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.spilling import (
@@ -362,11 +362,14 @@ async def test_gateway_reads_on_through_the_parts(writer, archiver, store, tmp_p
         spillovers.use_files(CachedFiles(host.keeper))
         reader = PartitionReader(hydrator, spillovers)
         for offset in range(manifest.next_offset):
-            found = await reader.read(manifest, offset, size_bytes_max=1 << 20, needs_a_batch=True)
+            found = await read_batches(reader, manifest, offset, size_bytes_max=1 << 20, needs_a_batch=True)
             data = os.pread(found.file.fd, found.size_bytes, found.file.position)
             found.close()
             assert parse_header(data).base_offset <= offset <= parse_header(data).last_offset
-        assert await reader.read(manifest, manifest.next_offset, size_bytes_max=1, needs_a_batch=True) is None
+        assert (
+            await read_batches(reader, manifest, manifest.next_offset, size_bytes_max=1, needs_a_batch=True)
+            is None
+        )
     cached = [path for path in host.directory.path.rglob("manifest.*") if path.is_file()]
     assert len(cached) == 4
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.fakes.uploads import ORDER, Uploader, gate_at, on_virtual_time, partition, settle
-from tieringd.policies.upload_control import WaitingPartition, upload_order
+from tests.fakes.uploads import ORDER, Uploader, gate_at, on_virtual_time, partition, settle, upload_order
+from tieringd.policies.upload_control import WaitingPartition
 
 pytestmark = pytest.mark.looptime
 

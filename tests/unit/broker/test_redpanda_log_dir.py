@@ -19,11 +19,9 @@ from tieringd.broker.redpanda_log_dir import (
     read_raw_log,
     scan_redpanda_dirs,
 )
-from tieringd.broker.redpanda_segment_file import RawSegment, raw_headers
+from tieringd.broker.redpanda_segment_file import RawSegment
 from tieringd.errors import CorruptDataError, LocalFileError
-from tieringd.formats.record_batch import parse_header
 from tieringd.formats.redpanda_names import topic_id_of
-from tieringd.formats.redpanda_reframe import find_translation
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicPartition
@@ -283,25 +281,6 @@ def test_any_known_place_translates_a_trimmed_log(tmp_path_factory, data):
         return
     found = RedpandaLogs().read_local_log(partition, known)
     assert found.segments == expected_segments(log, partition)
-
-
-def test_batches_that_the_broker_served_translate_a_trimmed_log(tmp_path):
-    """A few fetched batches, looked up among the local ones, are all that such a log needs."""
-    partition = make_partition(tmp_path)
-    log = RedpandaLog().roll(term=1)
-    for number in range(12):
-        log.data([b"value %d" % number]).bookkeeping(ARCHIVAL)
-        if number % 3 == 2:
-            log.roll()
-    log.write_to(Path(partition.path))
-    trimmed(log, partition, 2)
-    fetched = [parse_header(kafka) for kafka in log.segments[2].served[1:]]
-
-    found = [find_translation(raw_headers(segment), fetched) for segment in read_raw_log(partition).segments]
-
-    known = [place for place in found if place is not None]
-    assert len(known) == 1
-    assert RedpandaLogs().read_local_log(partition, known).segments == expected_segments(log, partition)
 
 
 def test_known_bases_are_taken_without_a_look_at_the_files(tmp_path):

@@ -13,9 +13,7 @@ from crc32c import crc32c
 from tests.redpanda_builders import ARCHIVAL, TX_FENCE, RedpandaLog, ordinary_log, raw_batch
 from tieringd.broker.redpanda_log_dir import RedpandaLogs, read_raw_log
 from tieringd.broker.redpanda_segment_file import (
-    raw_headers,
     reframe_segment_file,
-    reframed_crc32c,
     scan_redpanda_transactions,
     translation_of,
     uncounted_offsets,
@@ -23,7 +21,7 @@ from tieringd.broker.redpanda_segment_file import (
 from tieringd.broker.segment_file import LogWalk, scan_segment_file
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.record_batch import ABORT_MARKER
-from tieringd.formats.redpanda_batch import UnsupportedBatchTypeError, parse_raw_header
+from tieringd.formats.redpanda_batch import UnsupportedBatchTypeError
 from tieringd.formats.segment_scan import EndedBy
 from tieringd.formats.transactions import MarkerSearch, TransactionTracker
 from tieringd.model.local_log import LocalPartition
@@ -64,7 +62,6 @@ def test_reframed_file_is_what_an_upload_scans(tmp_path):
         assert data == built.kafka
         assert (there.base_offset, there.next_offset) == (segment.base_offset, segment.next_offset)
         assert (there.path, there.size_bytes) == (segment.path, len(data))
-        assert reframed_crc32c(segment) == crc32c(data)
 
 
 def test_batches_larger_than_the_buffer_are_reframed(tmp_path):
@@ -168,7 +165,7 @@ def test_missing_file_is_an_error_that_names_it(tmp_path):
     segment = written(ordinary_log(), tmp_path)[0]
     Path(segment.path).unlink()
     with pytest.raises(LocalFileError, match="cannot be read") as caught:
-        reframed_crc32c(segment)
+        scan_redpanda_transactions(segment, TransactionTracker(0))
     assert caught.value.path == segment.path
 
 
@@ -182,13 +179,6 @@ def test_uncounted_offsets_are_those_before_a_place(tmp_path):
     assert [uncounted_offsets(active, before=place) for place in (7, 8)] == [0, 1]
     with pytest.raises(LocalFileError, match="ends before 8, although raw offset 9 exists"):
         uncounted_offsets(active, before=9)
-
-
-def test_raw_headers_are_those_of_the_file(tmp_path):
-    """Every header is there, up to the allocated room."""
-    log = ordinary_log().write_to(tmp_path)
-    for segment, built in zip(read_raw_log(partition_of(tmp_path)).segments, log.segments, strict=True):
-        assert raw_headers(segment) == [parse_raw_header(raw) for raw in built.batches]
 
 
 def test_transactions_are_followed_over_segments(tmp_path):

@@ -14,7 +14,6 @@ from tieringd.formats.log_names import (
     LogFileKind,
     encode_file_name,
     is_topic_name,
-    is_unsettled,
     parse_directory_name,
     parse_file_name,
 )
@@ -112,13 +111,6 @@ def test_file_name_is_padded_to_twenty_digits():
 def test_other_file_names_are_none(name):
     """Only finished files of a segment are taken apart."""
     assert parse_file_name(name) is None
-
-
-@pytest.mark.parametrize("suffix", [".deleted", ".cleaned", ".swap", ".tmp"])
-def test_files_in_passing_are_unsettled(suffix):
-    """Files that the broker removes, replaces or writes are told from finished ones."""
-    assert is_unsettled(f"{0:020d}.index{suffix}")
-    assert not is_unsettled(f"{0:020d}.index")
 
 
 def test_files_of_a_broker_are_all_recognised():

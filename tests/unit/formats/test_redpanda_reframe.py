@@ -17,14 +17,13 @@ from tests.redpanda_builders import (
     TX_FENCE,
     RedpandaLog,
     Segment,
-    ordinary_log,
     raw_batch,
 )
 from tieringd.errors import CorruptDataError
 from tieringd.formats.compression import Codec
 from tieringd.formats.record_batch import ABORT_MARKER, NewRecord, encode_batch, parse_header
-from tieringd.formats.redpanda_batch import UnsupportedBatchTypeError, parse_raw_header
-from tieringd.formats.redpanda_reframe import Reframing, SegmentReframer, find_translation
+from tieringd.formats.redpanda_batch import UnsupportedBatchTypeError
+from tieringd.formats.redpanda_reframe import Reframing, SegmentReframer
 from tieringd.formats.segment_scan import EndedBy, SegmentScanner
 from tieringd.model.offset_translation import OffsetTranslation
 
@@ -318,61 +317,3 @@ def test_unknown_batch_type_keeps_its_own_error():
             reframe(segment, next_offset=next_offset)
         assert (caught.value.position, caught.value.offset) == (len(log.segments[0].data), 2)
         assert caught.value.hint
-
-
-def raw_headers_of(log: RedpandaLog):
-    return [parse_raw_header(raw) for segment in log.segments for raw in segment.batches]
-
-
-@given(logs(), st.data())
-def test_place_is_found_by_batches_that_a_broker_served(log, data):
-    """Any run of served batches gives the true delta, or nothing when it stands in two places."""
-    if not log.served:
-        return
-    first = data.draw(st.integers(0, len(log.served) - 1))
-    count = data.draw(st.integers(1, len(log.served) - first))
-    raw = raw_headers_of(log)
-    served = [parse_header(kafka) for kafka in log.served]
-    found = find_translation(raw, served[first : first + count])
-    true = [header for header in raw if header.is_data][first].base_offset
-    if found is None:
-        assert len({kafka[21:] for kafka in log.served}) < len(served)
-    else:
-        assert found == OffsetTranslation.at(raw_offset=true, kafka_offset=served[first].base_offset)
-
-
-def test_place_is_found_in_a_log_without_its_beginning():
-    """Only the batches that are there are compared, so any local segment will do."""
-    log = ordinary_log()
-    headers = [parse_raw_header(raw) for raw in log.segments[1].batches]
-    served = [parse_header(log.segments[1].kafka)]
-    # The log repeats its values, so take a batch that is there once.
-    assert find_translation(headers, served) == OffsetTranslation(
-        log.segments[1].raw_base_offset, log.segments[1].delta
-    )
-
-
-def test_equal_batches_are_told_apart_by_their_distance_or_not_at_all():
-    """Where one batch stands twice, the offsets of a second one decide; else nothing is said."""
-    log = RedpandaLog().roll(term=1).data([b"a"]).data([b"a"]).bookkeeping(ARCHIVAL).data([b"a"])
-    raw = raw_headers_of(log)
-    served = [parse_header(kafka) for kafka in log.served]
-    assert find_translation(raw, served[:1]) is None
-    assert find_translation(raw, served[:2]) is None
-    assert find_translation(raw, served) == OffsetTranslation(1, 1)
-    log = RedpandaLog().roll(term=1).data([b"a"]).bookkeeping(TX_FENCE).data([b"a"]).data([b"a"])
-    served = [parse_header(kafka) for kafka in log.served]
-    assert find_translation(raw_headers_of(log), served[:2]) == OffsetTranslation(1, 1)
-    assert find_translation(raw_headers_of(log), served[1:]) == OffsetTranslation(3, 1)
-
-
-def test_no_place_is_found_for_strangers_or_nothing():
-    """Batches of another log, of a longer one, or none at all give no translation."""
-    log = RedpandaLog().roll(term=1).data([b"a"])
-    raw = raw_headers_of(log)
-    served = [parse_header(kafka) for kafka in log.served]
-    assert find_translation(raw, [served[0]._replace(crc=served[0].crc ^ 1)]) is None
-    assert find_translation(raw, [served[0]._replace(base_offset=3)]) is None
-    assert find_translation(raw, served * 2) is None
-    assert find_translation(raw, []) is None
-    assert find_translation([], served) is None

@@ -30,7 +30,7 @@ class Merging(Daemon):
         self.tmp_path = tmp_path
         size_bytes = writers[0].local_log().segments[0].size_bytes
         self.broker.configs["orders"] = {"segment.bytes": str(3 * size_bytes)}
-        self.job = MergeJob(self.partitions, make_merger=self.merger)
+        self.job = MergeJob(self.partitions, make_worker=self.merger)
         self.mergers = []
         self.hidden = set()
 

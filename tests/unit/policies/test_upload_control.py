@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.uploads import upload_order
 from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
 from tieringd.policies.upload_control import (
     CPU,
@@ -24,7 +25,6 @@ from tieringd.policies.upload_control import (
     last_moment_of,
     pace_for,
     update,
-    upload_order,
 )
 
 MIB = 1024 * 1024

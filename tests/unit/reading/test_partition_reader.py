@@ -11,7 +11,7 @@ import pytest
 
 from tests.builders import batch
 from tests.fakes.archive import archived
-from tests.fakes.hydration import PARTITION, Host, Stored, running
+from tests.fakes.hydration import PARTITION, Host, Stored, read_batches, running
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
@@ -57,8 +57,8 @@ def reader_of(hydrator):
 
 async def read(hydrator, manifest, offset, *, size_bytes_max=1 << 30, needs_a_batch=True):
     """Return the headers of what is read; None when there is nothing to read."""
-    found = await reader_of(hydrator).read(
-        manifest, offset, size_bytes_max=size_bytes_max, needs_a_batch=needs_a_batch
+    found = await read_batches(
+        reader_of(hydrator), manifest, offset, size_bytes_max=size_bytes_max, needs_a_batch=needs_a_batch
     )
     if found is None:
         return None
@@ -109,7 +109,7 @@ async def test_read_keeps_to_its_limit(writer, archive, host):
         assert len(await read(hydrator, manifest, 0)) == 4
         reader = reader_of(hydrator)
         for limit, next_offset in ((1, 3), (size_bytes, 3), (4 * size_bytes, 12)):
-            found = await reader.read(manifest, 0, size_bytes_max=limit, needs_a_batch=True)
+            found = await read_batches(reader, manifest, 0, size_bytes_max=limit, needs_a_batch=True)
             found.close()
             assert found.next_offset == next_offset
     assert base == 12
@@ -147,10 +147,14 @@ async def test_aborted_transactions_come_with_their_records(writer, archive, hos
     writer.roll()
     manifest = await archived(writer, archive)
     async with running(host) as hydrator:
-        found = await reader_of(hydrator).read(manifest, 0, size_bytes_max=1 << 20, needs_a_batch=True)
+        found = await read_batches(
+            reader_of(hydrator), manifest, 0, size_bytes_max=1 << 20, needs_a_batch=True
+        )
         assert [(one.producer_id, one.first_offset) for one in found.aborted] == [(7, 0)]
         found.close()
-        later = await reader_of(hydrator).read(manifest, 3, size_bytes_max=1 << 20, needs_a_batch=True)
+        later = await read_batches(
+            reader_of(hydrator), manifest, 3, size_bytes_max=1 << 20, needs_a_batch=True
+        )
         assert later.aborted == ()
         later.close()
 
@@ -171,7 +175,9 @@ async def test_history_comes_under_the_first_epoch(writer, archive, host):
     writer.append(), writer.append(), writer.roll()
     manifest = await archived(writer, archive)
     async with running(host) as hydrator:
-        found = await reader_of(hydrator).read(manifest, 0, size_bytes_max=1 << 30, needs_a_batch=True)
+        found = await read_batches(
+            reader_of(hydrator), manifest, 0, size_bytes_max=1 << 30, needs_a_batch=True
+        )
         stored = content(found)
         moved = under_first_epoch(found)
         headers = headers_in(content(moved))
@@ -215,7 +221,7 @@ async def test_small_part_keeps_no_chunk_in_memory(tmp_path, writer, archive, st
     manifest = await archived(writer, archive)
     host = Host(tmp_path / "cache", store, limits=STREAMED)
     async with running(host, is_whole=True) as hydrator:
-        found = await reader_of(hydrator).read(manifest, 0, size_bytes_max=1, needs_a_batch=True)
+        found = await read_batches(reader_of(hydrator), manifest, 0, size_bytes_max=1, needs_a_batch=True)
         assert len(found.data.obj) == found.size_bytes < manifest.segments[0].size_bytes // 2
         found.close()
 

@@ -21,6 +21,7 @@ from tieringd.model.segment import SegmentIdentity
 from tieringd.policies.valid_rewritings import RecordedRewriting
 from tieringd.storage.at_once import at_once
 from tieringd.storage.base import ObjectInfo, ObjectStore
+from tieringd.storage.listing import list_objects
 
 INDEX_SUFFIX: Final = ".index"
 PREFIXES: Final = tuple("0123456789abcdef")
@@ -75,10 +76,6 @@ class ListedPartition:
             if key in self.indexes or _identity(key) not in indexed
         )
 
-    def lone_indexes(self) -> tuple[str, ...]:
-        """Return the data keys of indexes whose data is missing."""
-        return tuple(sorted(key for key in self.indexes if key not in self.data))
-
 
 async def list_partitions(
     store: ObjectStore, is_wanted: Callable[[str], bool]
@@ -92,16 +89,10 @@ async def list_partitions(
     found: defaultdict[TopicIdPartition, ListedPartition] = defaultdict(ListedPartition)
 
     async def list_prefix(prefix: str) -> None:
-        start_after: str | None = None
-        while True:
-            page = await store.list_page(prefix, start_after=start_after)
-            for info in page.objects:
-                partition = owner_of(info.key)
-                if partition is not None and is_wanted(partition.topic):
-                    _take(found[partition], partition, info)
-            start_after = page.next_start_after
-            if start_after is None:
-                return
+        async for info in list_objects(store, prefix):
+            partition = owner_of(info.key)
+            if partition is not None and is_wanted(partition.topic):
+                _take(found[partition], partition, info)
 
     await at_once(PREFIXES, list_prefix, count=len(PREFIXES))
     return dict(found)

@@ -18,7 +18,7 @@ import re
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -201,6 +201,18 @@ class OrphanSearch:
             await in_thread(named.add, await self._owners.owner(partition))
         await in_thread(named.seal)
         return named
+
+    async def pages(
+        self, named: NamedObjects, *, is_ours: Callable[[TopicIdPartition], bool], prefix: str = ""
+    ) -> AsyncIterator[OrphanPage]:
+        """Yield all pages, see `page`."""
+        start_after: str | None = None
+        while True:
+            page = await self.page(named, start_after=start_after, is_ours=is_ours, prefix=prefix)
+            yield page
+            start_after = page.next_start_after
+            if start_after is None:
+                return
 
     async def page(
         self,

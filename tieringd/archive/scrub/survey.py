@@ -30,6 +30,7 @@ from tieringd.policies.scrub import FaultKind, Finding, Orphan, Owner
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.storage.at_once import at_once
 from tieringd.storage.base import ObjectStore
+from tieringd.storage.listing import list_objects
 from tieringd.storage.threads import in_thread
 
 PARTITIONS_AT_ONCE: Final = 16
@@ -60,17 +61,11 @@ class ScrubbedTopics:
         Raises:
             StorageUnavailable: The store does not answer.
         """
-        start_after: str | None = None
-        while True:
-            page = await self._store.list_page(TOPIC_MANIFESTS_PREFIX, start_after=start_after)
-            for info in page.objects:
-                key = parse_topic_manifest_key(info.key)
-                if key is not None and self._is_wanted(key.topic):
-                    for partition in await self._partitions_of(findings, key):
-                        yield partition
-            start_after = page.next_start_after
-            if start_after is None:
-                return
+        async for info in list_objects(self._store, TOPIC_MANIFESTS_PREFIX):
+            key = parse_topic_manifest_key(info.key)
+            if key is not None and self._is_wanted(key.topic):
+                for partition in await self._partitions_of(findings, key):
+                    yield partition
 
     async def _partitions_of(self, findings: list[Finding], key: TopicKey) -> tuple[TopicIdPartition, ...]:
         try:
@@ -188,22 +183,15 @@ class Surveyor:
         found: list[TopicIdPartition] = []
 
         async def list_prefix(prefix: str) -> None:
-            start_after: str | None = None
-            while True:
-                page = await self._search.page(
-                    named,
-                    start_after=start_after,
-                    is_ours=lambda partition: self._is_wanted(partition.topic),
-                    prefix=prefix,
-                )
+            pages = self._search.pages(
+                named, is_ours=lambda partition: self._is_wanted(partition.topic), prefix=prefix
+            )
+            async for page in pages:
                 survey.listed_objects += page.objects
                 survey.add(page.findings)
                 survey.orphans += page.orphans
                 survey.uncertain |= page.uncertain
                 found.extend(page.partitions)
-                start_after = page.next_start_after
-                if start_after is None:
-                    return
 
         await at_once(PREFIXES, list_prefix, count=len(PREFIXES))
         return found

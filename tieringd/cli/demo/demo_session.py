@@ -24,7 +24,6 @@ from tieringd.cli.demo.view import partition_views, table
 from tieringd.config import Config, load_config
 from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.errors import TieringError
-from tieringd.metrics import Metrics
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,7 +68,7 @@ async def run_session(setup: DemoSetup, journal: Journal, writer: Writer, consol
             with exit code 0.
     """
     config = load_config(setup.config_file, environ=setup.environ)
-    async with opened_archive(config, Metrics()) as archive:
+    async with opened_archive(config) as archive:
         daemon = await _started(setup)
         try:
             await _watched(setup, config, archive, journal, writer, daemon, console)

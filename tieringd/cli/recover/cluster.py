@@ -7,7 +7,6 @@ together with the marks at which a next attempt continues (`formats.recovery_mar
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,11 +25,11 @@ from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.local_broker import kafka_settings
 from tieringd.errors import BrokerUnavailable, ConfigError
 from tieringd.formats.recovery_mark import RecoveryMark
-from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import RemoteSegment
 from tieringd.policies.recovery import KEEPING, Renaming, RestoreLimits, plan_restore, target_fault
 from tieringd.recovery.republisher import RepublishedPartition, Republisher, first_codec
+from tieringd.storage.at_once import at_once
 
 REPORTED = (
     "topic",
@@ -113,7 +112,7 @@ async def recovered_into_cluster(config: Config, asked: ClusterRecovery) -> list
             hint="Set broker.bootstrap to an address of the new cluster",
         )
     async with (
-        opened_archive(config, Metrics()) as archive,
+        opened_archive(config) as archive,
         TargetCluster(kafka_settings(config)) as cluster,
     ):
         found = await matching_once(archive, asked.wanted)
@@ -302,47 +301,39 @@ async def _written(
         {job.manifest.partition: job.mark.next_offset for job in jobs},
         sum(max(job.mark.next_offset, job.manifest.next_offset) for job in jobs),
     )
-    places = asyncio.Semaphore(asked.parallel)
     republisher = Republisher(archive.manifests, archive.records, archive.history)
 
     async def write(job: _Job) -> RepublishedPartition:
-        async with places:
-            partition = job.manifest.partition
-            codec = asked.compression
-            if codec is None:
-                codec = (await first_codec(archive.remote_log, archive.reader, job.manifest)).name.lower()
-            async with cluster.writer(
-                job.target,
-                name=f"{job.topic.group}-{job.topic.name}-{partition.partition}",
-                group=job.topic.group,
-                compression=None if codec == "none" else codec,
-            ) as writer:
-                # The writer has fenced an earlier attempt, which may have stored a mark since the last read.
-                marks = await cluster.marks(job.topic.group, job.target)
-                mark = marks.get(partition.partition)
-                if mark is None:
-                    raise BrokerUnavailable(
-                        f"the progress mark of {job.topic.name}-{partition.partition} is missing: group "
-                        f"{job.topic.group} was deleted during the recovery"
-                    )
-                # Stored again even if nothing is written: brokers expire marks by age, and so all of a
-                # topic's marks have the same age.
-                await writer.set_marks({partition.partition: mark})
-                return await republisher.republish(
-                    partition,
-                    mark,
-                    writer,
-                    read_committed=asked.isolation == READ_COMMITTED,
-                    on_records=progress.note,
+        partition = job.manifest.partition
+        codec = asked.compression
+        if codec is None:
+            codec = (await first_codec(archive.remote_log, archive.reader, job.manifest)).name.lower()
+        async with cluster.writer(
+            job.target,
+            name=f"{job.topic.group}-{job.topic.name}-{partition.partition}",
+            group=job.topic.group,
+            compression=None if codec == "none" else codec,
+        ) as writer:
+            # The writer has fenced an earlier attempt, which may have stored a mark since the last read.
+            marks = await cluster.marks(job.topic.group, job.target)
+            mark = marks.get(partition.partition)
+            if mark is None:
+                raise BrokerUnavailable(
+                    f"the progress mark of {job.topic.name}-{partition.partition} is missing: group "
+                    f"{job.topic.group} was deleted during the recovery"
                 )
+            # Stored again even if nothing is written: brokers expire marks by age, and so all of a
+            # topic's marks have the same age.
+            await writer.set_marks({partition.partition: mark})
+            return await republisher.republish(
+                partition,
+                mark,
+                writer,
+                read_committed=asked.isolation == READ_COMMITTED,
+                on_records=progress.note,
+            )
 
-    tasks = [asyncio.create_task(write(job)) for job in jobs]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return await at_once(list(jobs), write, count=asked.parallel)
 
 
 def _row(job: _Job, done: RepublishedPartition, findings: Findings) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from tieringd.broker.stopped_broker import kept_stopped
-from tieringd.cli.options import ConfigFile, Format, OutputFormat, loaded, print_json, print_table, run_async
+from tieringd.cli.options import (
+    ConfigFile,
+    Format,
+    OutputFormat,
+    loaded,
+    print_listing,
+    run_async,
+)
 from tieringd.cli.read import Isolation
 from tieringd.cli.recover import cluster as into_cluster
 from tieringd.cli.recover import directory as into_directory
@@ -29,7 +35,6 @@ from tieringd.cli.recover.options import (
 from tieringd.cli.recover.selection import LISTED, TopicSelection, listing, matching
 from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
-from tieringd.metrics import Metrics
 from tieringd.policies.recovery import Renaming, RestoreLimits
 
 recover_app = typer.Typer(
@@ -58,7 +63,7 @@ def list_topics(
     output: Format = OutputFormat.TEXT,
 ) -> None:
     """List the topics that can be restored: topics of all clusters, their sizes and time ranges."""
-    _print(run_async(_listed(loaded(config), TopicSelection(topics, from_cluster))), LISTED, output)
+    print_listing(LISTED, run_async(_listed(loaded(config), TopicSelection(topics, from_cluster))), output)
 
 
 @recover_app.command()
@@ -108,7 +113,7 @@ def directory(
     )
     with kept_stopped(log_dir):
         rows = run_async(into_directory.restored_into_directory(loaded(config), asked))
-    _print(rows, into_directory.REPORTED, output)
+    print_listing(into_directory.REPORTED, rows, output)
     if any(row["failure"] for row in rows):
         raise typer.Exit(1)
 
@@ -174,7 +179,7 @@ def cluster(
         depth=validation_depth,
     )
     rows = run_async(into_cluster.recovered_into_cluster(loaded(config), asked))
-    _print(rows, into_cluster.REPORTED, output)
+    print_listing(into_cluster.REPORTED, rows, output)
 
 
 def _renamed(text: str | None) -> tuple[str | None, str]:
@@ -194,12 +199,5 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 async def _listed(config: Config, wanted: TopicSelection) -> list[dict[str, Any]]:
-    async with opened_archive(config, Metrics()) as archive:
+    async with opened_archive(config) as archive:
         return [listing(one) for one in await matching(archive, wanted)]
-
-
-def _print(rows: Sequence[dict[str, Any]], columns: Sequence[str], output: OutputFormat) -> None:
-    if output is OutputFormat.JSON:
-        print_json(rows)
-    else:
-        print_table(columns, [[row[column] for column in columns] for row in rows])

@@ -20,7 +20,6 @@ from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey
-from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
 from tieringd.policies.recovery import RestoreLimits, plan_restore
@@ -68,7 +67,7 @@ async def restored_into_directory(config: Config, asked: DirectoryRecovery) -> l
         ObjectNotFound: No archived topic is selected; or an object is missing, and validation is not
             `no_check`.
     """
-    async with opened_archive(config, Metrics()) as archive:
+    async with opened_archive(config) as archive:
         found = await matching_once(archive, asked.wanted)
         findings = await validated(archive, found, asked.validate, asked.depth)
         manifests = [manifest for topic in found for manifest in topic.partitions]

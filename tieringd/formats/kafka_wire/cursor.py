@@ -223,3 +223,52 @@ class Walk:
     def _finish(self, _cursor: Cursor) -> int:
         self._is_finished = True
         return 0
+
+
+class PartitionsWalk(Walk):
+    """
+    A walk over a message that names partitions by topic: a count of topics, and in each one of partitions.
+
+    A subclass begins with a step that sets `_topics` and returns `_next_topic()`. Its `_partition_begin`
+    is the first step of each partition, and the last one ends with `_next_partition()`.
+    """
+
+    def __init__(self, size: int, *, compact: bool, by_id: bool) -> None:
+        super().__init__(size, compact=compact)
+        self._by_id = by_id
+        self._topic: str | UUID = ""
+        self._topics = 0
+        self._topic_partitions = 0
+
+    def _partition_begin(self, cursor: Cursor) -> int:
+        raise NotImplementedError
+
+    def _after_topics(self) -> int:
+        """Set the step after the last topic."""
+        self._to_tags(self._finish)
+        return 0
+
+    def _enter_topic(self) -> None:
+        """Begin with a topic, whose name and count of partitions are known."""
+
+    def _next_topic(self) -> int:
+        if self._topics <= 0:
+            return self._after_topics()
+        self._step = self._topic_begin
+        return 0
+
+    def _topic_begin(self, cursor: Cursor) -> int:
+        topic = cursor.topic(by_id=self._by_id, compact=self._compact)
+        partitions = cursor.length(compact=self._compact)
+        self._topics -= 1
+        self._topic, self._topic_partitions = topic, partitions
+        self._enter_topic()
+        return self._next_partition()
+
+    def _next_partition(self) -> int:
+        if self._topic_partitions > 0:
+            self._topic_partitions -= 1
+            self._step = self._partition_begin
+        else:
+            self._to_tags(lambda _: self._next_topic())
+        return 0

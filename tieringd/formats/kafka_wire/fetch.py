@@ -23,7 +23,7 @@ from typing import Final
 from uuid import UUID
 
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, Cursor, Walk, uvarint
+from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, Cursor, PartitionsWalk, uvarint
 from tieringd.formats.kafka_wire.pieces import Piece, size_of
 from tieringd.formats.kafka_wire.request_header import (
     InspectedApi,
@@ -274,7 +274,7 @@ class FetchedPartition:
         return self.begin + LOG_START_AT
 
 
-class FetchResponseWalk(Walk):
+class FetchResponseWalk(PartitionsWalk):
     """
     A walk over one response of *size* bytes (without the size field) in *version*.
 
@@ -282,14 +282,12 @@ class FetchResponseWalk(Walk):
     """
 
     def __init__(self, version: int, size: int) -> None:
-        super().__init__(size, compact=is_flexible(InspectedApi.FETCH, version))
+        compact, by_id = is_flexible(InspectedApi.FETCH, version), version >= FIRST_TOPIC_IDS
+        super().__init__(size, compact=compact, by_id=by_id)
         self.partitions: list[FetchedPartition] = []
         self._version = version
         self._layout = _PARTITION[version]
         self._step = self._head
-        self._topic: str | UUID = ""
-        self._topics = 0
-        self._topic_partitions = 0
         self._aborted = 0
         self._partition: FetchedPartition | None = None
 
@@ -301,35 +299,10 @@ class FetchResponseWalk(Walk):
         self._topics = cursor.length(compact=self._compact)
         return self._next_topic()
 
-    def _next_topic(self) -> int:
-        if self._topics > 0:
-            self._step = self._topic_begin
-        else:
-            self._to_tags(self._finish)
-        return 0
-
-    def _topic_begin(self, cursor: Cursor) -> int:
-        topic = cursor.topic(by_id=self._version >= FIRST_TOPIC_IDS, compact=self._compact)
-        partitions = cursor.length(compact=self._compact)
-        self._topics -= 1
-        self._topic, self._topic_partitions = topic, partitions
-        return self._next_partition()
-
-    def _next_partition(self) -> int:
-        if self._topic_partitions > 0:
-            self._step = self._partition_begin
-        else:
-            self._to_tags(self._topic_end)
-        return 0
-
-    def _topic_end(self, _cursor: Cursor) -> int:
-        return self._next_topic()
-
     def _partition_begin(self, cursor: Cursor) -> int:
         begin = self.position
         index, error_code, high_watermark, stable, *log_start = cursor.fixed(self._layout)
         aborted = cursor.length(compact=self._compact)
-        self._topic_partitions -= 1
         self._partition = FetchedPartition(
             self._topic, index, error_code, high_watermark, stable, log_start[0] if log_start else -1, begin
         )

@@ -18,7 +18,7 @@ from typing import Final
 from uuid import UUID
 
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, Cursor, Walk
+from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, Cursor, PartitionsWalk
 from tieringd.formats.kafka_wire.request_header import (
     KNOWN_VERSIONS,
     InspectedApi,
@@ -59,7 +59,7 @@ class ProducedPartition:
         return self.begin + _LOG_START_AT
 
 
-class ProduceResponseWalk(Walk):
+class ProduceResponseWalk(PartitionsWalk):
     """
     A walk over one response of *size* bytes (without the size field), in *version*, 5 or newer.
 
@@ -67,13 +67,11 @@ class ProduceResponseWalk(Walk):
     """
 
     def __init__(self, version: int, size: int) -> None:
-        super().__init__(size, compact=is_flexible(InspectedApi.PRODUCE, version))
+        compact, by_id = is_flexible(InspectedApi.PRODUCE, version), version >= _FIRST_TOPIC_IDS
+        super().__init__(size, compact=compact, by_id=by_id)
         self.partitions: list[ProducedPartition] = []
         self._version = version
         self._step = self._head
-        self._topic: str | UUID = ""
-        self._topics = 0
-        self._topic_partitions = 0
         self._record_errors = 0
 
     def _head(self, cursor: Cursor) -> int:
@@ -83,32 +81,14 @@ class ProduceResponseWalk(Walk):
         self._topics = cursor.length(compact=self._compact)
         return self._next_topic()
 
-    def _next_topic(self) -> int:
-        self._step = self._topic_begin if self._topics > 0 else self._throttle
+    def _after_topics(self) -> int:
+        self._step = self._throttle
         return 0
 
-    def _topic_begin(self, cursor: Cursor) -> int:
-        topic = cursor.topic(by_id=self._version >= _FIRST_TOPIC_IDS, compact=self._compact)
-        partitions = cursor.length(compact=self._compact)
-        self._topics -= 1
-        self._topic, self._topic_partitions = topic, partitions
-        return self._next_partition()
-
-    def _next_partition(self) -> int:
-        if self._topic_partitions > 0:
-            self._step = self._partition
-        else:
-            self._to_tags(self._topic_end)
-        return 0
-
-    def _topic_end(self, _cursor: Cursor) -> int:
-        return self._next_topic()
-
-    def _partition(self, cursor: Cursor) -> int:
+    def _partition_begin(self, cursor: Cursor) -> int:
         begin = self.position
         index, error_code, _, _, log_start_offset = cursor.fixed(_PARTITION)
         errors = cursor.length(compact=self._compact) if self._version >= _FIRST_RECORD_ERRORS else 0
-        self._topic_partitions -= 1
         self._record_errors = errors
         self.partitions.append(ProducedPartition(self._topic, index, error_code, log_start_offset, begin))
         return self._next_record_error()
@@ -169,7 +149,7 @@ def _skip_to_topics(cursor: Cursor, head: RequestHead) -> int:
     return acks
 
 
-class ProduceRequestWalk(Walk):
+class ProduceRequestWalk(PartitionsWalk):
     """
     A walk over one known Produce request that lists the partitions it writes to.
 
@@ -178,12 +158,10 @@ class ProduceRequestWalk(Walk):
     """
 
     def __init__(self, head: RequestHead) -> None:
-        super().__init__(head.size, compact=head.is_flexible)
+        super().__init__(head.size, compact=head.is_flexible, by_id=head.version >= _FIRST_TOPIC_IDS)
         self.partitions: dict[str | UUID, list[int]] = {}
         self.head = head
         self._step = self._begin
-        self._topics = 0
-        self._topic_partitions = 0
         self._listed = 0
         self._indexes: list[int] = []
 
@@ -203,37 +181,14 @@ class ProduceRequestWalk(Walk):
                 hint=f"Requests may name at most {MAX_PARTITIONS}",
             )
 
-    def _next_topic(self) -> int:
-        if self._topics > 0:
-            self._step = self._topic
-        else:
-            self._to_tags(self._finish)
-        return 0
-
-    def _topic(self, cursor: Cursor) -> int:
-        topic = cursor.topic(by_id=self.head.version >= _FIRST_TOPIC_IDS, compact=self._compact)
-        partitions = cursor.length(compact=self._compact)
-        self._listed += max(partitions, 0)
+    def _enter_topic(self) -> None:
+        self._listed += max(self._topic_partitions, 0)
         self._limit("partitions", self._listed)
-        self._topics -= 1
-        self._topic_partitions = partitions
-        self._indexes = self.partitions.setdefault(topic, [])
-        return self._next_partition()
+        self._indexes = self.partitions.setdefault(self._topic, [])
 
-    def _next_partition(self) -> int:
-        if self._topic_partitions > 0:
-            self._step = self._partition
-        else:
-            self._to_tags(self._topic_end)
-        return 0
-
-    def _topic_end(self, _cursor: Cursor) -> int:
-        return self._next_topic()
-
-    def _partition(self, cursor: Cursor) -> int:
+    def _partition_begin(self, cursor: Cursor) -> int:
         index = cursor.int32()
         records_bytes = cursor.length(compact=self._compact)
-        self._topic_partitions -= 1
         self._indexes.append(index)
         self._to_tags(self._partition_end)
         return max(records_bytes, 0)

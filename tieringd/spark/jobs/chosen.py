@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
@@ -26,6 +29,12 @@ ROUND_BYTES: Final = 1 << 40
 LEFT_MEANWHILE: Final = (
     "the partition was moved or deleted while the job processed others, and was not processed"
 )
+
+
+def rewriter_of(bucket: Bucket, *, writer_id: str) -> SegmentRewriter:
+    """Return a rewriter of segments, for a task: it works in the executor's temporary directory."""
+    directory = Path(tempfile.gettempdir())
+    return SegmentRewriter(bucket.store, bucket.reader, writer_id=writer_id, work_directory=directory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 
 from tieringd.archive.archive_reader import Batch, checked_batches, require_checksum
-from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.archive.segment_swap import Successor
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment
 from tieringd.spark.bucket import Bucket, bucket_of
-from tieringd.spark.jobs.chosen import SegmentShare
+from tieringd.spark.jobs.chosen import SegmentShare, rewriter_of
 from tieringd.spark.latest_records import CompactionRules, LatestCut, LatestKeys
 
 if TYPE_CHECKING:
@@ -132,12 +129,7 @@ class RunRewriter:
     def __call__(self, row: Row) -> tuple[int, Successor | str]:
         """Return the run's number and its stored segment, or the reason why nothing was stored."""
         run, bucket = self.runs.value[row.run], bucket_of(self.config)
-        rewriter = SegmentRewriter(
-            bucket.store,
-            bucket.reader,
-            writer_id=self.writer_id,
-            work_directory=Path(tempfile.gettempdir()),
-        )
+        rewriter = rewriter_of(bucket, writer_id=self.writer_id)
         cut = LatestCut(offsets_in(row.bitmaps or ()), run.rules)
         try:
             successor = bucket.run(rewriter.rewrite(run.partition, run.parts, cut))

@@ -13,11 +13,10 @@ there is no such fault, and the store keeps no bytes of deleted objects.
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from crc32c import crc32c
@@ -38,9 +37,9 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.spark.bucket import Bucket, bucket_of
-from tieringd.spark.jobs.chosen import SegmentShare, chosen_partitions, rounds, shares
+from tieringd.spark.jobs.chosen import SegmentShare, chosen_partitions, rewriter_of, rounds, shares
 from tieringd.spark.jobs.erased_keys import fingerprints
-from tieringd.spark.jobs.job_progress import Progress, silent, watched
+from tieringd.spark.jobs.job_progress import Progress, silent
 from tieringd.spark.jobs.leftovers import Leftovers, find_leftovers, search, suspect_faults
 from tieringd.spark.jobs.report import Report, Value
 from tieringd.spark.jobs.swapping import (
@@ -52,7 +51,7 @@ from tieringd.spark.jobs.swapping import (
     outcome_reported,
     swap,
 )
-from tieringd.spark.jobs.tasks import failures_in_words
+from tieringd.spark.jobs.tasks import run_tasks
 from tieringd.spark.key_eraser import ErasureCut
 
 if TYPE_CHECKING:
@@ -83,12 +82,7 @@ class _Eraser:
     def __call__(self, share: SegmentShare) -> list[_Rewritten]:
         """Store the rest of each segment that has one of the keys, and return one result for each."""
         bucket = bucket_of(self.config)
-        rewriter = SegmentRewriter(
-            bucket.store,
-            bucket.reader,
-            writer_id=self.writer_id,
-            work_directory=Path(tempfile.gettempdir()),
-        )
+        rewriter = rewriter_of(bucket, writer_id=self.writer_id)
         return list(self._rewritten(bucket, rewriter, share))
 
     def _rewritten(
@@ -157,8 +151,8 @@ def erase(
     with outcome_reported(outcome):
         for some in rounds(bucket, chosen.partitions, outcome.faults):
             todo = [share for one in some for share in shares(one.partition, one.segments)]
-            with watched(spark, "erasing keys", progress), failures_in_words():
-                rewritten = spark.sparkContext.parallelize(todo, max(1, len(todo))).flatMap(eraser).collect()
+            done_tasks = run_tasks(spark, "erasing keys", todo, eraser, progress=progress)
+            rewritten = list(chain.from_iterable(done_tasks))
             segments_read += sum(len(one.segments) for one in some)
             reached.note(some, _swap(bucket, rewritten, outcome))
             # Segments that a compaction replaced and that are held may have the keys too. They could be put

@@ -8,19 +8,16 @@ A segment is read up to the first record with a key, so the dry run takes no lon
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.spark.bucket import bucket_of
-from tieringd.spark.jobs.chosen import SegmentShare, chosen_partitions, rounds, shares
+from tieringd.spark.jobs.chosen import SegmentShare, chosen_partitions, rewriter_of, rounds, shares
 from tieringd.spark.jobs.job_progress import Progress, silent
 from tieringd.spark.jobs.leftovers import find_leftovers, suspect_faults
 from tieringd.spark.jobs.leftovers import search as search_objects
@@ -55,12 +52,7 @@ class _KeyFinder:
     def __call__(self, share: SegmentShare) -> _Found:
         """Count the segments that have one of the keys."""
         bucket, partition = bucket_of(self.config), share.partition
-        rewriter = SegmentRewriter(
-            bucket.store,
-            bucket.reader,
-            writer_id=REWRITER_PREFIX,
-            work_directory=Path(tempfile.gettempdir()),
-        )
+        rewriter = rewriter_of(bucket, writer_id=REWRITER_PREFIX)
         sizes, faults = [], []
         for segment in share.segments:
             try:

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import checked_batches
@@ -30,11 +31,12 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.scrub import Owner, TopicState, is_named
 from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.chosen import TASK_BYTES
-from tieringd.spark.jobs.job_progress import Progress, watched
-from tieringd.spark.jobs.tasks import failures_in_words
+from tieringd.spark.jobs.job_progress import Progress
+from tieringd.spark.jobs.tasks import run_tasks
 from tieringd.spark.jobs.topic_choice import matches
 from tieringd.spark.key_eraser import holds_any
 from tieringd.storage.at_once import at_once
+from tieringd.storage.listing import list_objects
 from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
@@ -159,11 +161,9 @@ def search(
     Raises:
         TaskFailed: An executor failed.
     """
-    if not objects:
-        return []
-    tasks = list(_shares(objects))
-    with watched(spark, "searching what no manifest names", progress), failures_in_words():
-        return spark.sparkContext.parallelize(tasks, len(tasks)).flatMap(_Searcher(config, keys)).collect()
+    what, tasks = "searching what no manifest names", list(_shares(objects))
+    found = run_tasks(spark, what, tasks, _Searcher(config, keys), progress=progress)
+    return list(chain.from_iterable(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,17 +200,11 @@ class _Searcher:
 
 async def _listed(bucket: Bucket, prefix: str, topics: Sequence[str]) -> AsyncIterator[StoredData]:
     """Yield the objects under *prefix* that may hold records of *topics*."""
-    start_after: str | None = None
-    while True:
-        page = await bucket.store.list_page(prefix, start_after=start_after)
-        for info in page.objects:
-            key = parse_quarantined_key(info.key) or info.key
-            data = parse_data_key(key) or parse_joined_part_key(key)
-            if data is not None and matches(data.partition.topic, topics):
-                yield StoredData(info.key, info.size_bytes, data.partition)
-        start_after = page.next_start_after
-        if start_after is None:
-            return
+    async for info in list_objects(bucket.store, prefix):
+        key = parse_quarantined_key(info.key) or info.key
+        data = parse_data_key(key) or parse_joined_part_key(key)
+        if data is not None and matches(data.partition.topic, topics):
+            yield StoredData(info.key, info.size_bytes, data.partition)
 
 
 def _note_replaced(found: Leftovers, owner: Owner, before: PartitionManifest) -> None:

@@ -30,10 +30,10 @@ from tieringd.model.segment import JOB_PREFIX, RemoteSegment
 from tieringd.policies.segment_merge import job_limit_offset, plan_merges
 from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.chosen import chosen_partitions, loaded_again
-from tieringd.spark.jobs.job_progress import Progress, silent, watched
+from tieringd.spark.jobs.job_progress import Progress, silent
 from tieringd.spark.jobs.report import Report, Value
 from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, outcome_reported, swap
-from tieringd.spark.jobs.tasks import failures_in_words
+from tieringd.spark.jobs.tasks import run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,8 +130,7 @@ def merge(
     merger, runs, host_bytes = _Merger(config, secrets.token_hex(8)), 0, 0
     with outcome_reported(outcome):
         for some in portions(bucket, partitions, outcome.faults, with_log=with_log):
-            with watched(spark, "merging segments", progress), failures_in_words():
-                done = spark.sparkContext.parallelize(some, len(some)).map(merger).collect()
+            done = run_tasks(spark, "merging segments", some, merger, progress=progress)
             runs += len(some)
             host_bytes += _swap(bucket, done, outcome)
     if delete_after_ms is not None:

@@ -117,11 +117,7 @@ class SubscriptionTopics:
         return topics, SubscribedPartitions(manifests, frozenset(names - manifests.keys()))
 
     async def _load(self, partition: TopicIdPartition) -> StoredManifest:
-        known = self._known.get(partition)
-        manifests = self._bucket.manifests
-        if known is None or known.manifest is None:
-            return await manifests.load(partition)
-        return await manifests.refreshed(partition, known)
+        return await self._bucket.manifests.refreshed(partition, self._known.get(partition))
 
     def _tell_moved(self, topics: Iterable[TopicManifest]) -> None:
         for topic in topics:

@@ -9,15 +9,14 @@ that. Without TLS the request carries an MD5 as well, which the service compares
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from tieringd.storage.base import FileSlice, truncated, unreadable
-from tieringd.storage.body import CHUNK_BYTES, FileBody
+from tieringd.storage.base import FileSlice
+from tieringd.storage.body import CHUNK_BYTES, FileBody, read_chunk
 from tieringd.storage.threads import finished
 
 if TYPE_CHECKING:
@@ -83,12 +82,7 @@ def _md5(file_slice: FileSlice, is_over: threading.Event) -> bytes:
     digest = hashlib.md5(usedforsecurity=False)
     position, end = file_slice.position, file_slice.position + file_slice.size_bytes
     while position < end and not is_over.is_set():
-        try:
-            chunk = os.pread(file_slice.fd, min(CHUNK_BYTES, end - position), position)
-        except OSError as error:
-            raise unreadable(file_slice.fd, error) from error
-        if not chunk:
-            raise truncated(file_slice, position)
+        chunk = read_chunk(file_slice, min(CHUNK_BYTES, end - position), position)
         digest.update(chunk)
         position += len(chunk)
     return digest.digest()

@@ -3,7 +3,8 @@ S3 and compatible stores, through aiobotocore.
 
 One client with one connection pool. The SDK's retries are off (`storage.resilient` retries) and so is
 its own hashing: every PUT carries the CRC32C that its caller computed while reading the data, and the
-server checks it. Versions are ETags. Proxies are those of the environment.
+server checks it. Versions are ETags. The SDK finds proxies in the environment (HTTPS_PROXY, HTTP_PROXY,
+NO_PROXY).
 
 `info_of` and its neighbours translate the fields of S3's responses to those of `storage.base`.
 """
@@ -20,6 +21,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError
 from botocore.handlers import add_expect_header
@@ -39,17 +42,18 @@ from tieringd.storage.base import (
     ObjectInfo,
 )
 from tieringd.storage.body import FileBody
-from tieringd.storage.calls import Call
+from tieringd.storage.calls import Call, send_once
 from tieringd.storage.receive import ranged, receive
 from tieringd.storage.s3.credentials import RoleCredentials, role_credentials
 from tieringd.storage.s3.errors import bucket_not_found, from_answer, is_expired, require, translated
 from tieringd.storage.s3.joining import PartJoin
 from tieringd.storage.s3.multipart import CHECKSUM_METADATA, MultipartUploads, decode_crc32c, encode_crc32c
-from tieringd.storage.s3.transport import client_config
 from tieringd.storage.store_settings import S3Settings
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
+from tieringd.storage.tls_transport import TlsConnector
 
+_USER_AGENT = "tieringd"  # botocore builds its own for each request: 15% of a small one's cost.
 _DELETE_BATCH = 1000  # The most that one DeleteObjects takes.
 _OFFLINE_CLASSES = {"GLACIER", "DEEP_ARCHIVE"}
 
@@ -108,6 +112,28 @@ def status_of(error: StorageError) -> int:
     """Return the HTTP status behind an error, 0 when there is none."""
     answer = getattr(error.__cause__, "response", {})
     return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+class OneTrySession(AIOHTTPSession):  # type: ignore[misc]
+    """
+    An HTTP session that sends each request once.
+
+    By default aiohttp repeats a PUT whose connection breaks before the response. A conditional PUT that
+    succeeded would then fail against its own first attempt.
+
+    Its connections can be lent to threads, except those through a proxy.
+    """
+
+    async def _create_connector(self, proxy_url: str | None) -> Any:
+        if proxy_url is not None:
+            return await super()._create_connector(proxy_url)
+        context = await asyncio.to_thread(self._build_verify_context)
+        return TlsConnector(limit=self._max_pool_connections, ssl=context, **self._connector_args)
+
+    async def _get_session(self, proxy_url: str | None) -> Any:
+        session = await super()._get_session(proxy_url)
+        send_once(session)
+        return session
 
 
 class S3Store:
@@ -181,7 +207,7 @@ class S3Store:
                         aws_secret_access_key=settings.secret_key if is_fixed else None,
                         use_ssl=not settings.disable_tls,
                         verify=settings.trust_file,
-                        config=client_config(settings),
+                        config=_client_config(settings),
                     )
                 )
             except (BotoCoreError, ValueError) as error:
@@ -475,6 +501,30 @@ class S3Store:
     async def close(self) -> None:
         """Close the connections."""
         await self._resources.aclose()
+
+
+def _client_config(settings: S3Settings) -> AioConfig:
+    """Return the SDK's configuration for a store."""
+    return AioConfig(
+        connect_timeout=settings.connect_timeout_seconds,
+        read_timeout=settings.read_timeout_seconds,
+        max_pool_connections=settings.max_connections,
+        connector_args={"keepalive_timeout": settings.max_idle_seconds},
+        http_session_cls=OneTrySession,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        # The settings alone name the endpoint; AWS_ENDPOINT_URL of the environment is ignored.
+        ignore_configured_endpoint_urls=True,
+        # Every call carries a CRC32C for integrity. The SDK's defaults would hash every body again, with
+        # SHA-256 and on the loop's thread.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        parameter_validation=False,
+        user_agent=_USER_AGENT,
+        s3={
+            "addressing_style": "path" if settings.url_style == "path" else "virtual",
+            "payload_signing_enabled": False,
+        },
+    )
 
 
 def _check(settings: S3Settings) -> None:

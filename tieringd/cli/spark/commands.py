@@ -1,0 +1,352 @@
+"""The commands of `tieringd spark`: each runs a job of `tieringd.spark.jobs`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tieringd.cli.spark.export import export
+from tieringd.cli.spark.options import (
+    Conf,
+    ConfigFile,
+    DeleteAfter,
+    DryRun,
+    Format,
+    Master,
+    NamedTopics,
+    NoBroker,
+    OutputFormat,
+    ReportFile,
+    Topics,
+    duration,
+)
+from tieringd.cli.spark.running import run_job
+from tieringd.cli.spark.session import optional_parts
+from tieringd.errors import ConfigError
+from tieringd.spark.jobs.erased_keys import KeyEncoding, decoded_key, read_keys
+
+spark_app = typer.Typer(
+    help="Run jobs on the archive with Spark, on this machine or on a cluster. Needs only the bucket, and "
+    "the package's spark extra.",
+    no_args_is_help=True,
+)
+
+
+@spark_app.command()
+def scrub(
+    config: ConfigFile,
+    topic: Topics = None,
+    orphans: Annotated[
+        bool, typer.Option(help="List the whole bucket, and report the objects that no manifest names.")
+    ] = True,
+    master: Master = None,
+    conf: Conf = None,
+    output: Format = OutputFormat.TEXT,
+    report: ReportFile = None,
+) -> None:
+    """
+    Read every object of the archive and compare it with the manifests; exit 1 when anything is wrong.
+
+    Checks every batch's checksum, every offset, every index and every manifest. Nothing is changed:
+    `tieringd archive scrub --fix` repairs faults, and `tieringd spark rebuild` rebuilds lost manifests.
+    """
+    with optional_parts():
+        from tieringd.spark.jobs import scrub as job  # noqa: PLC0415 - commands that need no Spark begin sooner
+
+    run_job(
+        partial(job.scrub, topics=topic or (), with_orphans=orphans),
+        config=config,
+        master=master,
+        conf=conf,
+        output=output,
+        report=report,
+    )
+
+
+class DayOf(StrEnum):
+    """Which of a segment's times decides about its day."""
+
+    UPLOAD = "upload"
+    RECORD = "record"
+
+
+@spark_app.command()
+def usage(
+    config: ConfigFile,
+    topic: Topics = None,
+    by: Annotated[
+        DayOf, typer.Option(help="Count by the day of the upload, or of each segment's newest record.")
+    ] = DayOf.UPLOAD,
+    days: Annotated[int | None, typer.Option(help="Show only this many of the last days.", min=1)] = None,
+    prices: Annotated[
+        Path | None,
+        typer.Option(
+            help="A YAML file with storage_gib_month and writes_1000; without it, the store's list prices.",
+            show_default=False,
+        ),
+    ] = None,
+    master: Master = None,
+    conf: Conf = None,
+    output: Format = OutputFormat.TEXT,
+    report: ReportFile = None,
+) -> None:
+    """
+    Count bytes, objects and requests by topic and UTC day, with an estimate of what they cost.
+
+    Reads manifests only.
+    """
+    with optional_parts():
+        from tieringd.spark.jobs import usage as job  # noqa: PLC0415 - commands that need no Spark begin sooner
+    from tieringd.spark.jobs.prices import read_prices  # noqa: PLC0415 - likewise
+
+    own = None if prices is None else read_prices(prices)
+    run_job(
+        partial(job.usage, topics=topic or (), day_of=by.value, days=days, prices=own),
+        config=config,
+        master=master,
+        conf=conf,
+        output=output,
+        report=report,
+    )
+
+
+@spark_app.command()
+def rebuild(
+    config: ConfigFile,
+    topic: Topics = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the manifests. Without it, nothing is changed.")
+    ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Rebuild manifests that can be read, too.")
+    ] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every data object completely, and leave out damaged ones.")
+    ] = False,
+    master: Master = None,
+    conf: Conf = None,
+    output: Format = OutputFormat.TEXT,
+    report: ReportFile = None,
+) -> None:
+    """
+    Rebuild lost or damaged manifests from the objects in the bucket; a dry run without --write.
+
+    Stop the daemons that archive these topics first. Nothing is deleted, and a copy of each damaged
+    manifest is kept. Exit 1 when offsets are lost, or a manifest could not be written.
+    """
+    with optional_parts():
+        from tieringd.spark.jobs import rebuild as job  # noqa: PLC0415 - commands that need no Spark begin sooner
+
+    run_job(
+        partial(job.rebuild, topics=topic or (), write=write, replace=replace, deep=deep),
+        config=config,
+        master=master,
+        conf=conf,
+        output=output,
+        report=report,
+    )
+
+
+@spark_app.command()
+def compact(
+    topics: NamedTopics,
+    config: ConfigFile,
+    delete_retention: Annotated[
+        int | None,
+        typer.Option(
+            parser=duration,
+            metavar="DURATION",
+            help="Remove tombstones whose own timestamp is older; tombstones without a timestamp stay.",
+            show_default="1d",
+        ),
+    ] = None,
+    min_compaction_lag: Annotated[
+        int | None,
+        typer.Option(
+            parser=duration,
+            metavar="DURATION",
+            help="Leave alone each segment with a record younger than this, and all later segments.",
+            show_default="0",
+        ),
+    ] = None,
+    drop_keyless: Annotated[
+        bool, typer.Option("--drop-keyless", help="Drop records without a key, as Kafka's cleaner does.")
+    ] = False,
+    no_broker: NoBroker = False,
+    delete_after: DeleteAfter = None,
+    dry_run: DryRun = False,
+    master: Master = None,
+    conf: Conf = None,
+    output: Format = OutputFormat.TEXT,
+    report: ReportFile = None,
+) -> None:
+    """
+    Keep the latest committed record of each key, and delete the others permanently.
+
+    Try it with --dry-run first. Use it for topics that the broker does not compact: the archive of a
+    topic that the broker compacts follows the broker's cleaner. Exit 1 when a partition could not be
+    compacted.
+    """
+    with optional_parts():
+        from tieringd.spark.jobs import compact as job  # noqa: PLC0415 - commands that need no Spark begin sooner
+        from tieringd.spark.jobs.compaction_range import CompactOptions  # noqa: PLC0415 - likewise
+
+    options = CompactOptions(drops_keyless=drop_keyless)
+    if delete_retention is not None:
+        options = replace(options, delete_retention_ms=delete_retention)
+    if min_compaction_lag is not None:
+        options = replace(options, min_compaction_lag_ms=min_compaction_lag)
+    run_job(
+        partial(
+            job.compact,
+            topics=topics,
+            options=options,
+            has_broker=not no_broker,
+            delete_after_ms=delete_after,
+            is_dry_run=dry_run,
+        ),
+        config=config,
+        master=master,
+        conf=conf,
+        output=output,
+        report=report,
+    )
+
+
+@spark_app.command()
+def erase(
+    topics: NamedTopics,
+    config: ConfigFile,
+    requested_by: Annotated[
+        str,
+        typer.Option(
+            help="The person who requested the erasure; stored in the bucket with the record of the erasure."
+        ),
+    ],
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A key; '' is the empty one. May be given several times. Other users of this machine may "
+            "see it in the list of processes, and under spark-submit in Spark's pages and logs; use "
+            "--keys-file to hide it.",
+            show_default=False,
+        ),
+    ] = None,
+    keys_file: Annotated[
+        Path | None, typer.Option(help="A file with one key per line.", show_default=False)
+    ] = None,
+    key_encoding: Annotated[
+        KeyEncoding, typer.Option(help="The encoding of the keys, in the options and in the file.")
+    ] = KeyEncoding.TEXT,
+    reason: Annotated[
+        str, typer.Option(help="The reason; stored with the record of the erasure.", show_default=False)
+    ] = "",
+    delete_after: DeleteAfter = None,
+    dry_run: DryRun = False,
+    master: Master = None,
+    conf: Conf = None,
+    output: Format = OutputFormat.TEXT,
+    report: ReportFile = None,
+) -> None:
+    """
+    Remove every record with one of the given keys from the archives of topics, permanently.
+
+    This includes old versions, tombstones, and records of aborted transactions. Try it with --dry-run
+    first, which stores no record of the erasure. Brokers, exports and copies of the bucket are not
+    changed: see the documentation. Exit 1 when an object of these topics may still have a record with
+    one of the keys.
+    """
+    if not requested_by.strip():
+        raise ConfigError(
+            "--requested-by is empty",
+            hint="The record of the erasure needs the name of the person who requested it",
+        )
+    keys = _keys(key or (), keys_file, key_encoding)
+    with optional_parts():
+        from tieringd.spark.jobs import erase as job  # noqa: PLC0415 - commands that need no Spark begin sooner
+        from tieringd.spark.jobs import key_search  # noqa: PLC0415 - likewise
+
+    run_job(
+        partial(key_search.search, topics=topics, keys=keys)
+        if dry_run
+        else partial(
+            job.erase,
+            topics=topics,
+            keys=keys,
+            requested_by=requested_by,
+            reason=reason,
+            delete_after_ms=delete_after,
+        ),
+        config=config,
+        master=master,
+        conf=conf,
+        output=output,
+        report=report,
+    )
+
+
+def _keys(texts: Sequence[str], path: Path | None, encoding: KeyEncoding) -> frozenset[bytes]:
+    """
+    Return the keys of the command line and of the file *path*, if there is one.
+
+    Raises:
+        ConfigError: No key was given, or one that is not valid in *encoding*.
+    """
+    keys = {decoded_key(text, encoding) for text in texts}
+    if path is not None:
+        keys |= read_keys(path, encoding)
+    if not keys:
+        raise ConfigError(
+            "no key is given: nothing can be erased",
+            hint="Give one or more keys with --key, or a file with one key per line with --keys-file",
+        )
+    return frozenset(keys)
+
+
+@spark_app.command()
+def merge(
+    topics: NamedTopics,
+    config: ConfigFile,
+    no_broker: NoBroker = False,
+    delete_after: DeleteAfter = None,
+    master: Master = None,
+    conf: Conf = None,
+    output: Format = OutputFormat.TEXT,
+    report: ReportFile = None,
+) -> None:
+    """
+    Make one object of adjacent small segments, in whole archives; the records stay as they are.
+
+    By cloud_storage_segment_size_target and cloud_storage_segment_size_min, as the daemon merges. Of a live
+    topic what lies before the last trim. Topics that the configuration knows to be compacted are left alone.
+    """
+    with optional_parts():
+        from tieringd.spark.jobs import merge as job  # noqa: PLC0415 - commands that need no Spark begin sooner
+
+    run_job(
+        partial(job.merge, topics=topics, has_broker=not no_broker, delete_after_ms=delete_after),
+        config=config,
+        master=master,
+        conf=conf,
+        output=output,
+        report=report,
+    )
+
+
+spark_app.command()(export)
+
+
+@spark_app.command()
+def submit_file() -> None:
+    """
+    Print the path of the file that `spark-submit` runs for these commands.
+
+    As in: spark-submit --master yarn "$(tieringd spark submit-file)" scrub --config tieringd.yaml
+    """
+    typer.echo(Path(__file__).with_name("submitted.py"))
