@@ -435,8 +435,8 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "topic-manifest-before-trim",
         f"{_ARCHIVING}/observer.py",
-        "        if is_counted or topic.never_trimmed_because:",
-        "        if True:",
+        "                if name.partition >= counts[name.topic, local_log.partition.topic_id]:",
+        "                if False:",
         "Nothing is trimmed before a topic manifest in the bucket counts its partition",
         worlds=STORM,
     ),
