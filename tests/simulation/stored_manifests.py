@@ -1,4 +1,4 @@
-"""The manifests of a bucket as the promises look at them: each version is decoded once."""
+"""The manifests of a bucket as the promises read them: each version is decoded once."""
 
 from __future__ import annotations
 

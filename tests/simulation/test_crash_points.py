@@ -74,7 +74,7 @@ class RetainingLife(Life):
     """One that keeps nothing that was uploaded, and works for ten minutes."""
 
     async def work(self) -> None:
-        """Take a step a minute: retention looks every minute, and objects go two minutes later."""
+        """Take a step a minute: retention checks every minute, and objects go two minutes later."""
         pace = RetentionPace(interval_ms=60_000, delete_delay_ms=120_000)
         for _ in range(10):
             seen = observed(
@@ -154,7 +154,7 @@ def test_crash_at_every_point_of_retention_leaves_nothing_behind(tmp_path):
         assert orphans == 0 if not has_crashed else orphans <= 2 * 2, "only what was never in a manifest"
         if not has_crashed:
             break
-    # Two points around each: the uploads as above, then two looks' worth of commits, deletions and trims.
+    # Two points around each: the uploads as above, then two checks' worth of commits, deletions and trims.
     assert points >= 2 * (3 + 3 + 3 + 4)
 
 

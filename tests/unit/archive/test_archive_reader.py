@@ -78,7 +78,7 @@ async def test_reading_starts_at_the_index_entry(store, archive, stored):
     assert asked[0] > 0
 
 
-async def test_next_chunk_is_fetched_while_one_is_looked_at(store, archive, stored):
+async def test_next_chunk_is_fetched_while_one_is_read(store, archive, stored):
     """The request for what follows is under way before the reader asks for it."""
     key, index = stored
     reading = archive.reader.batches(key, index, from_offset=0, chunk_bytes=30_000)
@@ -140,7 +140,7 @@ async def test_object_shorter_than_its_index_is_damage(store, archive, stored, m
 
 
 async def test_object_that_has_gone_is_not_found(store, archive, stored):
-    """A deleted object tells the reader to look at the manifest again."""
+    """A deleted object tells the reader to read the manifest again."""
     key, index = stored
     await store.delete_many([key])
 

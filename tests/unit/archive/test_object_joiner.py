@@ -1,4 +1,4 @@
-"""Objects made of others: by the store, through a file where it cannot, and looked at before use."""
+"""Objects made of others: by the store, through a file where it cannot, and checked before use."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_store_that_joins_wrongly_is_found_out(spoil, tmp_path):
 
 
 async def test_object_that_changes_after_the_join_is_found_out(tmp_path):
-    """The last look is at what the store holds now: its size and its checksum."""
+    """The last check is of what the store holds now: its size and its checksum."""
 
     class Late(MemoryStore):
         async def join(self, key, sources, *, crc32c, condition=None):

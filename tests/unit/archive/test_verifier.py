@@ -31,7 +31,7 @@ def key(manifest):
 
 @pytest.mark.parametrize("deep", [False, True])
 async def test_sound_archive_has_no_faults(archive, manifest, deep):
-    """Everything is counted, and a deep look counts the records too."""
+    """Everything is counted, and a deep check counts the records too."""
     report = await archive.verifier.verify(manifest, deep=deep)
 
     assert report == PartitionReport(
@@ -55,7 +55,7 @@ async def test_orphans_are_tolerated(archive, store, manifest, deep):
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("name", [data_key, index_key])
 async def test_missing_object_is_found(archive, store, manifest, deep, name):
-    """An object that is not there is named, once, and the others are looked at all the same."""
+    """An object that is not there is named, once, and the others are checked all the same."""
     gone = name(manifest.partition, manifest.segments[1])
     await store.delete_many([gone])
 
@@ -117,8 +117,8 @@ def forget_checksums(store) -> None:
         store._objects[key] = (data, type(info)(key, info.size_bytes, info.version, None, info.modified_ms))
 
 
-async def test_damage_that_the_store_does_not_tell_takes_a_deep_look(archive, store, manifest, key):
-    """Where the store tells no checksum, only reading finds other bytes."""
+async def test_damage_that_the_store_does_not_tell_takes_a_deep_check(archive, store, manifest, key):
+    """Where the store reports no checksum, only reading the bytes finds the damage."""
     data = store._objects[key][0]
     store.add(key, data[:-1] + bytes([data[-1] ^ 1]))
     forget_checksums(store)
@@ -150,7 +150,7 @@ async def test_change_outside_of_the_batch_checksums_takes_the_objects_own(archi
         pytest.param({"entries": ()}, "entries that are not in the object", id="entries"),
     ],
 )
-async def test_index_that_tells_other_things_takes_a_deep_look(archive, store, manifest, change, words):
+async def test_index_that_tells_other_things_takes_a_deep_check(archive, store, manifest, change, words):
     """A whole index with wrong contents is found by comparing it with the object."""
     partition, segment = manifest.partition, manifest.segments[1]
     index = decode_sidecar(store._objects[index_key(partition, segment)][0])

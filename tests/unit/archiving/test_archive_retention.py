@@ -43,7 +43,7 @@ def observe(writer, total=ALL, **changes):
 
 
 def later(seen):
-    """Return a later look that found nothing new."""
+    """Return a later observation that found nothing new."""
     return seen.renumbered(next(SCAN_NUMBERS))
 
 
@@ -63,8 +63,8 @@ async def settled(archiver, writer, clock, *, minutes: int = 3, total=ALL, **cha
         clock.now_ms += MINUTE_MS
 
 
-async def test_what_one_look_finds_goes_with_the_next(writer, archiver, store, clock):
-    """A deletion takes two looks an interval apart; steps in between change nothing."""
+async def test_what_one_check_finds_goes_with_the_next(writer, archiver, store, clock):
+    """A deletion takes two checks an interval apart; steps in between change nothing."""
     first, second = writer.closed_segment(), writer.closed_segment()
     await archiver.step(observe(writer))
     assert bases(store, writer) == [first, second]
@@ -80,7 +80,7 @@ async def test_what_one_look_finds_goes_with_the_next(writer, archiver, store, c
     assert manifest.expired_at_ms == clock()
 
 
-async def test_what_the_second_look_does_not_find_stays(writer, archiver, store, clock):
+async def test_what_the_second_check_does_not_find_stays(writer, archiver, store, clock):
     """A limit that was wrong for a moment, as after a typing error, deletes nothing."""
     kept = writer.closed_segment()
     await archiver.step(observe(writer))
@@ -92,8 +92,8 @@ async def test_what_the_second_look_does_not_find_stays(writer, archiver, store,
     assert bases(store, writer) == [kept]
 
 
-async def test_second_look_takes_no_more_than_the_first_found(writer, archiver, store, clock):
-    """What is past retention only now waits for its own second look."""
+async def test_second_check_takes_no_more_than_the_first_found(writer, archiver, store, clock):
+    """What only the second check finds past retention waits for another check."""
     old = writer.closed_segment()
     young = writer.bases[-1]
     writer.append(timestamp_ms=clock() + 30_000)
@@ -288,7 +288,7 @@ async def test_deletion_that_failed_is_done_again(writer, broker, clock, deletes
 
 async def test_deposed_leader_deletes_nothing(writer, archive, store, broker, clock):
     """What is due when another leader took over is that one's to delete."""
-    # It would look at the manifest by itself a little later.
+    # It would read the manifest by itself a little later.
     pace = RetentionPace(interval_ms=MINUTE_MS, delete_delay_ms=MINUTE_MS - 10_000)
     seen = replace(observe(writer).topic, retention_pace=pace)
 
@@ -375,7 +375,7 @@ async def test_manifest_that_was_removed_is_not_begun_anew(writer, archiver, sto
     assert objects(store, writer) == [0]
 
 
-async def test_look_for_edits_costs_one_request(writer, archiver, store, clock):
+async def test_poll_for_edits_costs_one_request(writer, archiver, store, clock):
     """As nothing has changed, nothing is read."""
     writer.closed_segment()
     seen = observe(writer, UNLIMITED)
@@ -457,7 +457,7 @@ async def test_archiver_at_rest_wakes_when_retention_is_due(writer, archiver, cl
     clock.now_ms += MINUTE_MS
     assert not archiver.is_at_rest(seen)
     await archiver.step(seen)
-    assert not archiver.manifest.retired, "one look has confirmed itself"
+    assert not archiver.manifest.retired, "one observation has confirmed itself"
     await archiver.step(later(seen))
     assert archiver.manifest.retired
     seen = observe(writer, limits)
@@ -469,7 +469,7 @@ async def test_archiver_at_rest_wakes_when_retention_is_due(writer, archiver, cl
 
 
 async def test_archiver_of_an_empty_archive_rests(writer, archiver, clock):
-    """A partition without a closed segment has nothing that retention could look at, now or later."""
+    """A partition without a closed segment has nothing that retention could check, now or later."""
     writer.append()
     seen = observe(writer, TotalRetention(limit_ms=MINUTE_MS, limit_bytes=1))
     await archiver.step(seen)

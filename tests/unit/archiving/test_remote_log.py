@@ -57,7 +57,7 @@ async def copied(remote_log, leadership, writer, base_offset):
 
 
 async def test_batch_of_a_later_leader_is_never_stored_under_an_earlier_epoch(writer, remote_log, store):
-    """The file was written to by another leader since this broker was seen to lead: it is looked at again."""
+    """The file was written to by another leader since this broker was seen to lead: it is scanned again."""
     writer.append(b"old")
     writer.begin_epoch(4)
     base = writer.bases[-1]
@@ -191,7 +191,7 @@ async def test_copy_of_a_corrupt_segment_stores_nothing(writer, remote_log, lead
 
 
 async def test_copy_of_a_file_that_is_not_the_scanned_one_is_refused(writer, remote_log, leadership, store):
-    """A file that changed between the scan and the copy is looked at again first."""
+    """A file that changed between the scan and the copy is scanned again first."""
     base = writer.closed_segment()
     log = writer.local_log()
     writer.flip_byte(base)

@@ -130,7 +130,7 @@ async def test_superfluous_part_of_the_same_offsets_is_not_taken_for_history(
 
 
 async def test_part_that_is_missing_is_said_to_be(writer, archiver, store):
-    """A reader that needs it is told to look again, and never that there is nothing."""
+    """A reader that needs it is told to read the manifest again, and never that there is nothing."""
     await filled(writer, archiver)
     manifest = stored_manifest(store, writer)
     gone = spilled_names(store, writer)[1]
@@ -280,7 +280,7 @@ async def test_spilled_segments_expire_with_their_manifests(writer, archive, arc
 
 
 async def test_deletion_takes_its_time_and_goes_on_where_it_was(writer, archiver, store, clock, monkeypatch):
-    """So many parts in a look, and so many segments in a step; none is left out."""
+    """So many parts in a check, and so many segments in a step; none is left out."""
     monkeypatch.setattr(archive_retention, "SPILLED_PARTS_MAX", 1)
     monkeypatch.setattr(archive_retention, "DELETED_AT_ONCE_MAX", 1)
     await filled(writer, archiver)

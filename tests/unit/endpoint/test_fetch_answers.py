@@ -180,7 +180,7 @@ async def test_no_session_is_ever_made(writer, archive, tmp_path):
 
 
 async def test_reader_at_the_end_gets_what_is_archived_next(writer, archive, store, tmp_path):
-    """It waits, the manifest is looked at again, and the answer comes before the wait is over."""
+    """It waits, the manifest is read again, and the answer comes before the wait is over."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     interval = {"cloud_storage_readreplica_manifest_sync_timeout_ms": 20}

@@ -106,7 +106,7 @@ async def both_ways(archive, manifest):
 
 
 async def test_reading_gives_the_same_after_a_merge(store, writer, tmp_path):
-    """Records, and what is committed of them, are the same; a deep look finds no fault; few rows are left."""
+    """Records, and what is committed of them, are the same; a deep scrub finds no fault; few rows remain."""
     manifest, limits = await filled(writer, store)
     before = await both_ways(archive_in(store), manifest)
     merging = Merging(store, writer, tmp_path)
@@ -301,7 +301,7 @@ async def test_deposed_writer_merges_nothing(store, writer, tmp_path):
     assert stored_manifest(store, writer) == held
 
 
-async def test_other_sizes_are_looked_for_from_the_start(store, writer, tmp_path):
+async def test_other_sizes_begin_the_walk_anew(store, writer, tmp_path):
     """A configuration that changes makes the walk begin anew; else it goes on where it was."""
     _, limits = await filled(writer, store)
     merging = Merging(store, writer, tmp_path)

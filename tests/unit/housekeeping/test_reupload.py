@@ -118,7 +118,7 @@ def broker_gives(writer, end=14):
 
 
 async def test_reading_gives_what_the_broker_gives(store, writer):
-    """Records, and what is committed of them, are those of the compacted log; a deep look finds no fault."""
+    """Records, and what is committed of them, are those of the compacted log; a deep scrub finds no fault."""
     original = await filled(writer, store)
     compact_all(writer)
     before = await both_ways(archive_in(store), original)
@@ -327,8 +327,8 @@ async def test_damaged_file_is_never_archived(store, writer):
     assert await reuploading.step() == 1
 
 
-async def test_file_that_changes_under_the_look_is_looked_at_again(store, writer):
-    """A file that another pass of the cleaner has replaced since the look is not uploaded."""
+async def test_file_that_changes_during_the_scan_is_scanned_again(store, writer):
+    """A file that another pass of the cleaner has replaced since the scan is not uploaded."""
     original = await filled(writer, store)
     writer.compact(8, without=[8])
     seen = observed(writer)

@@ -143,7 +143,7 @@ async def test_topic_that_was_created_again_is_read_as_before(world, purging):
     assert await values_in(archive_in(world.store), manifest) == before != {}
 
 
-async def test_one_look_is_not_enough(world, purging):
+async def test_one_observation_is_not_enough(world, purging):
     """A topic that is missing once, and there the next time, is live; and the time begins anew then."""
     await purging.turn()
     purging.broker.cluster_topics["orders"] |= {OLD_ID}
@@ -246,7 +246,7 @@ async def test_deletion_is_taken_back_within_the_grace(world, purging):
 
 
 async def test_archive_of_a_topic_that_the_cluster_has_is_not_deleted(world, purging):
-    """An operator's order for it is taken back by the next look."""
+    """An operator's order for it is taken back by the next observation."""
     now_ms = world.clock.now_ms
     await purging.archive.manifests.change_topic(NEW, lambda found: ordered_to_go(found, now_ms=now_ms))
     await purging.turn()
@@ -299,7 +299,7 @@ async def test_manifests_go_last_of_all(world, purging):
     assert world.keys_of(OLD) == set()
 
 
-async def test_what_is_stored_after_the_purge_goes_with_the_late_look(world, purging):
+async def test_what_is_stored_after_the_purge_goes_with_the_late_check(world, purging):
     """A hung process stores objects, and even a manifest; an hour later they are found."""
     await purging.work()
     late = archive_in(world.store, writer_id="late")

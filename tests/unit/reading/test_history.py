@@ -102,7 +102,7 @@ async def test_too_many_restores_are_refused(history):
         await history.link(linked(LINKS_MAX + 1, 6))
 
 
-async def test_missing_link_is_looked_for_again_after_a_while(tmp_path, store, archive, clock, history):
+async def test_missing_link_is_read_again_after_a_while(tmp_path, store, archive, clock, history):
     """A restore may come while the daemon runs."""
     await old_archive(tmp_path, store, 0)
     new = LogWriter(tmp_path / "new", topic_id=IDS[1], first_offset=6)
@@ -173,7 +173,7 @@ async def test_reading_begins_in_the_history(tmp_path, store, archive, history, 
 
 
 async def test_outage_leaves_what_is_known_of_links(writer, store, history, clock):
-    """That there was none is told on; where nobody has looked yet, nothing is known."""
+    """That there was none is told on; before the first read nothing is known."""
     store.fail_next("get", lambda: StorageUnavailable("away"), times=2)
     with pytest.raises(StorageUnavailable):
         await history.parts(writer.identified, start_offset=5)

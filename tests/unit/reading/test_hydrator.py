@@ -185,7 +185,7 @@ async def test_wrong_file_goes_even_where_nothing_can_take_its_place(tmp_path, s
 
 
 @virtually
-async def test_chunk_that_a_client_found_wrong_is_looked_at_again(host, store, stored):
+async def test_chunk_that_a_client_found_wrong_is_checked_again(host, store, stored):
     """A disk may give other bytes without a trace in the file's times; right ones are kept."""
     async with running(host) as hydrator:
         chunk = chunk_of(host, stored)
@@ -246,7 +246,7 @@ async def test_object_that_is_too_short_is_corrupt(host, store, stored):
 
 
 @virtually
-async def test_object_that_vanished_is_the_callers_to_look_for(host, store, stored):
+async def test_object_that_vanished_is_reported_to_the_caller(host, store, stored):
     """A merge or retention took it: its manifest has another; what is cached is served all the same."""
     async with running(host):
         await host.read(stored, 0)
@@ -367,7 +367,7 @@ async def test_sequential_reader_finds_the_next_segment_there(host, store):
 
 @virtually
 async def test_next_segment_that_has_gone_is_nobodys_error(host, store):
-    """Whoever comes there looks at the manifest again."""
+    """A reader that comes there reads the manifest again."""
     first, second, gone = (Stored(store, 9 * number, batches=3) for number in range(3))
     await store.delete_many([gone.index_key])
     async with running(host):

@@ -101,7 +101,7 @@ async def all_values(store, writer):
 
 
 async def assert_sound(store, writers):
-    """Assert that a deep look at a bucket finds no fault."""
+    """Assert that a deep scrub of a bucket finds no fault."""
     archive = archive_in(store)
     for writer in writers:
         manifest = (await archive.manifests.load(writer.identified)).existing
@@ -287,7 +287,7 @@ async def closed_too_early(world, target, moving, *, is_copied: bool):
     there = archive_in(target, writer_id="dae1", now_ms=later)
     new = archiver_of(writer, there, FakeBroker(writer), now_ms=later)
     for _ in range(2):
-        # The second look that misses offsets records a gap.
+        # The second observation that misses offsets records a gap.
         await new.step(observed(writer))
     assert new.manifest.next_offset >= source.next_offset
     return writer.identified
@@ -305,7 +305,7 @@ async def closed_too_early(world, target, moving, *, is_copied: bool):
 async def test_target_that_lacks_what_the_source_holds_is_not_taken_over(
     world, target, moving, is_copied, fault
 ):
-    """A daemon was restarted too early: the move says so, and so does the look at the end."""
+    """A daemon was restarted too early: the move says so, and so does the check at the end."""
     partition = await closed_too_early(world, target, moving, is_copied=is_copied)
     faults = {one.copy.partition: one.fault for one in await moving.move() if one.fault}
     assert list(faults) == [partition]

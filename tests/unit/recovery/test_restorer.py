@@ -304,7 +304,7 @@ def test_broker_cannot_start_while_its_directory_is_worked_in(site, tmp_path):
 
 
 async def test_record_that_came_during_the_restore_is_not_replaced(writer, archive, site, monkeypatch):
-    """The place is looked at again before the new log takes it."""
+    """The place is checked again before the new log takes it."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     index_of = archive.remote_log.index_of

@@ -261,7 +261,7 @@ async def test_cache_on_a_disk_of_its_own_takes_nothing_from_the_log(daemon, man
 
 @virtually
 async def test_cache_that_cannot_be_measured_is_said_and_left_out(daemon, manager, disk, told):
-    """The logs are looked after all the same."""
+    """The logs are managed all the same."""
 
     def fails(paths):
         if paths == [CACHE]:
@@ -304,7 +304,7 @@ async def test_without_tiering_there_is_no_cache(daemon, manager, told):
 
 
 @virtually
-async def test_cache_hears_when_nobody_looks_after_the_areas_any_more(daemon, manager, told):
+async def test_cache_hears_when_the_areas_are_no_longer_managed(daemon, manager, told):
     """What the logs took of its area last is not held against it for ever."""
     manager.set_config(daemon.config)
     assert told == []

@@ -99,7 +99,7 @@ async def assert_sound(store, manifest) -> None:
 )
 @settings(max_examples=examples(150), deadline=None)
 def test_latest_record_of_each_key_is_left(random, segments, target_bytes, due, drops_keyless):
-    """Both kinds of readers see just that; a deep look finds no fault; and another run writes nothing."""
+    """Both kinds of readers see just that; a deep scrub finds no fault; and another run writes nothing."""
     directory = Path(tempfile.mkdtemp())
     try:
         rules = {
@@ -274,7 +274,7 @@ async def test_crash_at_any_request_leaves_all_or_nothing(tmp_path, after_effect
     assert died >= 20
 
 
-async def test_archive_that_grew_meanwhile_is_compacted_where_it_was_looked_at(writer, store):
+async def test_archive_that_grew_meanwhile_is_compacted_where_it_was_read(writer, store):
     """The archiver goes on, before the swap and after it, and what it uploads stays."""
     writer.append(b"1", b"2", keys=[b"a", b"a"])
     writer.roll()

@@ -67,7 +67,7 @@ async def stored_keys(store, manifest) -> set[bytes | None]:
 )
 @settings(max_examples=examples(150), deadline=None)
 def test_erased_keys_are_gone_and_nothing_else(random, segments, keys):
-    """Both kinds of readers see all other records, of which some have no key; a deep look finds no fault."""
+    """Both kinds of readers see all other records, of which some have no key; a deep scrub finds no fault."""
     directory = Path(tempfile.mkdtemp())
     try:
         asyncio.run(_erased(directory, random, segments, keys))
@@ -228,7 +228,7 @@ async def test_crash_at_any_request_loses_nothing(tmp_path, after_effect):
 
 
 async def test_what_can_be_erased_is_when_a_part_was_replaced_meanwhile(writer, store):
-    """Each segment is swapped for itself; who replaced one has to be looked at again."""
+    """Each segment is swapped for itself; a segment that replaced one has to be read again."""
     for _ in range(3):
         writer.append(b"1", b"2", keys=[b"secret", b"b"])
         writer.roll()

@@ -95,7 +95,7 @@ async def test_store_that_keeps_other_bytes_is_given_up():
 
 
 async def test_another_writers_object_is_not_replaced():
-    """Who wrote between our put and the look has the object, damaged or not."""
+    """Who wrote between our put and the check has the object, damaged or not."""
     store = TrustingStore()
     puts = CheckedPuts(store)
     await puts.find_out()
@@ -112,7 +112,7 @@ async def test_another_writers_object_is_not_replaced():
 
 
 async def test_object_that_cannot_be_read_back_may_be_stored():
-    """The caller of a conditional put looks before it writes again."""
+    """The caller of a conditional put checks before it writes again."""
     store = TrustingStore()
     puts = CheckedPuts(store)
     await puts.find_out()

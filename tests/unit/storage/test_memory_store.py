@@ -63,7 +63,7 @@ async def test_latency_passes_on_the_clock_of_the_loop():
     assert asyncio.get_running_loop().time() == 6
 
 
-async def test_requests_are_kept_for_a_look():
+async def test_requests_are_kept():
     """The calls so far can be read: operation and key."""
     store = MemoryStore()
     await put(store, "a", b"")

@@ -109,8 +109,8 @@ async def test_swapped_objects_are_found(bucket, deep, tells_checksums):
         bucket.store.add(second, other)
 
 
-async def test_rot_behind_a_right_checksum_takes_a_deep_look(bucket):
-    """A store that tells the checksum from before its bytes changed is not believed by a deep look."""
+async def test_rot_behind_a_right_checksum_takes_a_deep_scrub(bucket):
+    """A deep scrub does not trust a store that reports the checksum from before its bytes changed."""
     await bucket.fill(4, local=1)
     sound = dict(bucket.store._objects)
     for key in [*(await bucket.data_keys()), *(await bucket.index_keys())]:
@@ -134,8 +134,8 @@ async def test_findings_tell_offsets_and_what_to_do(bucket):
     assert (finding.segment.base_offset, finding.segment.last_offset) == (2, 3)
 
 
-async def test_older_parts_are_looked_at_past_a_missing_one(bucket):
-    """What lies before a missing spillover manifest is looked at too, where only one can be meant."""
+async def test_older_parts_are_scrubbed_past_a_missing_one(bucket):
+    """What lies before a missing spillover manifest is scrubbed too, where only one can be meant."""
     await bucket.fill(6, local=2)
     parts = [
         key

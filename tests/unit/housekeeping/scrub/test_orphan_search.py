@@ -139,7 +139,7 @@ async def test_orphans_of_unknown_topics_need_an_operator(bucket):
 
 
 async def test_manifests_that_no_topic_manifest_leads_to_are_scrubbed(bucket):
-    """A missing topic manifest is a fault, its partitions are looked at, and nothing is moved."""
+    """A missing topic manifest is a fault, its partitions are scrubbed, and nothing is moved."""
     await bucket.fill(4)
     bucket.store.remove(topic_manifest_key(bucket.topic_key))
     gone = (await bucket.data_keys())[1]
@@ -202,7 +202,7 @@ async def test_topic_whose_purge_begins_under_the_scrub_has_no_faults(bucket):
     assert gone not in bucket.store._objects
 
 
-async def test_topic_that_begins_to_go_under_the_look_has_no_fault(bucket):
+async def test_topic_whose_purge_begins_during_the_scrub_has_no_fault(bucket):
     """A purge says what it is about before it deletes manifests: these are not missed."""
     await bucket.fill(2)
     partition, get = bucket.writer.identified, bucket.store.get

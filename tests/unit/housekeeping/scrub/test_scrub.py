@@ -75,8 +75,8 @@ async def test_job_is_off_by_default_and_asks_nothing(bucket):
     assert scrubbing.job.name == "scrub"
 
 
-async def test_whole_look_comes_again_after_its_interval(scrubbing, bucket):
-    """A partition is looked at once, and again after the full interval and not before."""
+async def test_whole_scrub_comes_again_after_its_interval(scrubbing, bucket):
+    """A partition is scrubbed once, and again after the full interval and not before."""
     await scrubbing.turns()
     assert scrubbing.shown("objects_total") == 6 * 2 + 4
     assert scrubbing.shown("last_full_timestamp_seconds") == bucket.clock() / 1000
@@ -89,7 +89,7 @@ async def test_whole_look_comes_again_after_its_interval(scrubbing, bucket):
     assert scrubbing.shown("objects_total") == 2 * (6 * 2 + 4)
 
 
-async def test_clock_that_is_set_back_puts_no_look_off(bucket):
+async def test_clock_that_is_set_back_delays_no_scrub(bucket):
     """A host whose clock was years ahead scrubs at the usual pace when the clock is set right."""
     error_ms = 3000 * DAY_MS
     clock = ArchiveClock(
@@ -104,8 +104,8 @@ async def test_clock_that_is_set_back_puts_no_look_off(bucket):
     assert scrubbing.shown("objects_total") == 4
 
 
-async def test_first_look_waits_for_the_jitter(bucket):
-    """Daemons that start together do not all look at once."""
+async def test_first_scrub_waits_for_the_jitter(bucket):
+    """Daemons that start together do not all scrub at once."""
     await bucket.fill(1)
     scrubbing = Scrubbing(bucket, replace(PACE, jitter_ms=1000))
     await scrubbing.turns()
@@ -115,7 +115,7 @@ async def test_first_look_waits_for_the_jitter(bucket):
     assert scrubbing.shown("objects_total") == 2
 
 
-async def test_cut_look_goes_on_after_the_partial_interval(scrubbing, bucket):
+async def test_cut_scrub_goes_on_after_the_partial_interval(scrubbing, bucket):
     """Each turn does what it may, and the next one goes on from there."""
     key = (await bucket.data_keys())[0]
     bucket.parts.healer._local_log = lambda _: None
@@ -142,8 +142,8 @@ async def test_fault_is_mended_and_counted(scrubbing, bucket):
     assert scrubbing.shown("faults", kind="data_missing") == 0
 
 
-async def test_fault_is_shown_until_a_look_does_not_find_it(scrubbing, bucket):
-    """A gauge by kind holds what is broken, through later looks, until it is whole again."""
+async def test_fault_is_shown_until_a_scrub_does_not_find_it(scrubbing, bucket):
+    """A gauge by kind holds what is broken, through later scrubs, until it is whole again."""
     key = (await bucket.data_keys())[0]
     found = bucket.store._objects[key]
     bucket.store.remove(key)
@@ -173,7 +173,7 @@ async def test_orphans_are_moved_and_deleted_in_time(scrubbing, bucket):
 
 
 async def test_fault_whose_mending_fails_stays_shown_and_the_others_are_mended(scrubbing, bucket):
-    """A put that the store refuses costs one fault its mending, until the next look."""
+    """A put that the store refuses costs one fault its mending, until the next scrub."""
     for key in (await bucket.data_keys())[-2:]:
         bucket.store.remove(key)
     bucket.store.fail_next("put", lambda: StorageDenied("put: access denied"))
@@ -216,7 +216,7 @@ async def test_orphans_of_a_leaving_topic_are_counted_and_left(scrubbing, bucket
 
 
 async def test_partitions_that_are_not_led_are_left_alone(scrubbing, bucket):
-    """A partition that another broker leads is not looked at, nor shown here, nor are its orphans moved."""
+    """A partition that another broker leads is not scrubbed, nor shown here, nor are its orphans moved."""
     bucket.store.remove((await bucket.data_keys())[0])
     key = bucket.orphan(1)
     await scrubbing.turns()

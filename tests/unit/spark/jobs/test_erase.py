@@ -102,7 +102,7 @@ def test_record_says_deleted_only_where_nothing_is_left(shelf, after_ms, is_dama
 
 
 def test_record_says_how_far_each_partition_was_gone_over(shelf):
-    """What is archived later was not looked at, and a partition of a fault is not among them."""
+    """What is archived later was not searched, and a partition of a fault is not among them."""
     shelf.fill(partition=0, segments=2)
     damaged = shelf.fill(partition=1)
     shelf.writer(partition=2)
@@ -209,7 +209,7 @@ def test_merge_that_erasure_overtakes_leaves_nothing_in_silence(shelf):
 
 
 def test_what_another_leader_puts_in_its_place_was_not_gone_over(shelf):
-    """An unclean election while the job runs: the record does not say that it looked at those records."""
+    """An unclean election while the job runs: the record does not say that it searched those records."""
     writer = shelf.fill(segments=2)
 
     def elect():

@@ -167,7 +167,7 @@ def test_readable_manifest_is_left_alone(shelf, life):
 
 
 def test_what_is_committed_while_the_bucket_is_listed_is_not_left_out(shelf, life):
-    """A manifest that is written over was looked at before the objects were."""
+    """A manifest that is written over was read before the objects were."""
 
     class Slow(Rebuild):
         async def _partition_state(self, partition):

@@ -172,7 +172,7 @@ def test_orphan_is_listed_and_is_no_fault(shelf):
     assert scrub(shelf)[1]["tables"]["orphans"] == []
 
 
-def test_orphans_need_not_be_looked_for(shelf):
+def test_orphans_need_not_be_searched(shelf):
     """Without the listing the segments are read all the same."""
     writer = shelf.fill()
     left_behind(shelf, writer, age_ms=2 * shelf.config.archive_orphan_grace_ms)
@@ -206,7 +206,7 @@ def test_tasks_are_small_and_find_the_same(spilled):
         assert len(data) < 2000
 
 
-def test_partition_that_leaves_under_the_look_has_no_fault(spilled):
+def test_partition_that_leaves_during_the_scrub_has_no_fault(spilled):
     """Its topic says that it is being purged before any object goes."""
     writer = spilled.writers["other-1"]
 
