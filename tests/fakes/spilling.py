@@ -78,13 +78,13 @@ def observe(writer: LogWriter, *, total: TotalRetention = FOREVER, **changes: An
 
 def spilled_names(store, writer):
     """Return the names of all spillover manifests in the bucket, ascending."""
-    found = (parse_spillover_key(writer.identified, key) for key in store._objects)
+    found = (parse_spillover_key(writer.identified, key) for key in store.objects)
     return sorted(name for name in found if name is not None)
 
 
 def data_keys(store) -> list[str]:
     """Return the keys of all data objects in the bucket."""
-    return sorted(key for key in store._objects if key.endswith(".log"))
+    return sorted(key for key in store.objects if key.endswith(".log"))
 
 
 async def filled(writer: LogWriter, archiver: Archiver, *, segments: int = 6, local: int = 2) -> None:

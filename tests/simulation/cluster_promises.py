@@ -283,7 +283,7 @@ class ClusterPromises:
         return data
 
     def _object(self, key: str) -> bytes | None:
-        found = self._store._objects.get(key)
+        found = self._store.objects.get(key)
         return None if found is None else found[0]
 
 

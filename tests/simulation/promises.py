@@ -170,7 +170,7 @@ class Promises:
         return lost.issuperset(range(base_offset, next_offset))
 
     def _object(self, key: str) -> bytes | None:
-        found = self._store._objects.get(key)
+        found = self._store.objects.get(key)
         return None if found is None else found[0]
 
 

@@ -165,7 +165,7 @@ class Pair:
     @property
     def manifest(self) -> PartitionManifest:
         """Return what the bucket holds."""
-        data, _ = self.store._objects[manifest_key(self.partition.log.identified)]
+        data, _ = self.store.objects[manifest_key(self.partition.log.identified)]
         return decode_manifest(data)
 
     def _now_ms(self) -> int:

@@ -58,7 +58,7 @@ def longer(stored: StoredManifest, partition, *, by: int = 10) -> PartitionManif
 
 
 def in_bucket(store, partition) -> PartitionManifest:
-    return decode_manifest(store._objects[manifest_key(partition)][0])
+    return decode_manifest(store.objects[manifest_key(partition)][0])
 
 
 async def test_load_of_nothing_is_no_manifest(ours, partition):
@@ -165,7 +165,7 @@ async def test_removed_manifest_fences(store, ours, partition):
     with pytest.raises(FencedError, match="was deleted from the bucket"):
         await ours.commit(stored, longer(stored, partition), leader_epoch=0)
 
-    assert manifest_key(partition) not in store._objects
+    assert manifest_key(partition) not in store.objects
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -334,5 +334,5 @@ async def test_checksum_of_a_manifest_goes_with_it(store, ours, partition):
     """The store hears the checksum of the very bytes, and can refuse others."""
     await ours.commit(_NOTHING, longer(_NOTHING, partition), leader_epoch=0)
 
-    data, info = store._objects[manifest_key(partition)]
+    data, info = store.objects[manifest_key(partition)]
     assert info.crc32c == crc32c(data)

@@ -99,7 +99,7 @@ async def test_part_before_another_one_than_it_names_is_not_passed_off(store):
     part = await SpilloverManifests(store).load(PARTITION, names[1])
     other = part.segments.head(0).appended(replace(one, crc32c=1) for one in part.segments)
     await SpilloverManifests(store).put(replace(part, segments=other))
-    del store._objects[spillover_key(PARTITION, names[1])]
+    store.remove(spillover_key(PARTITION, names[1]))
     with pytest.raises(CorruptDataError, match="names another predecessor than the one in the bucket"):
         await SpilloverManifests(store).with_history(manifest)
 

@@ -49,7 +49,7 @@ def later(seen):
 
 def objects(store, writer) -> list[int]:
     """Return the bases of the segments of which the bucket holds data; each has its index as well."""
-    keys = [key.rpartition("/")[2] for key in store._objects]
+    keys = [key.rpartition("/")[2] for key in store.objects]
     data = sorted(int(name.partition("-")[0]) for name in keys if name.endswith(".log"))
     indexes = sorted(int(name.partition("-")[0]) for name in keys if name.endswith(".index"))
     assert data == indexes
@@ -411,10 +411,10 @@ async def test_deletion_touches_no_other_object(writer, archiver, store, clock):
         for one in stored_manifest(store, writer).segments
         for name in (data_key, index_key)
     }
-    others = set(store._objects) - keys
+    others = set(store.objects) - keys
     clock.now_ms += MINUTE_MS
     await settled(archiver, writer, clock, minutes=30)
-    assert set(store._objects) == others
+    assert set(store.objects) == others
 
 
 async def test_large_deletion_is_done_in_turns(writer, archive, broker, store, clock):

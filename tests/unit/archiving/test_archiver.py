@@ -246,9 +246,9 @@ async def test_commit_that_lands_after_the_next_upload_names_what_it_was_made_fo
     async def hold_first_commit(key, body, *, crc32c, condition=None):
         if (
             key.endswith("/manifest")
-            and store._objects
+            and store.objects
             and not held
-            and any(each.endswith(".index") for each in store._objects)
+            and any(each.endswith(".index") for each in store.objects)
         ):
             held.append((key, body))
             raise store_unavailable("put", True)
@@ -350,14 +350,14 @@ async def test_new_leaders_claim_ends_the_old_one(writer, archiver, store, broke
 async def test_archiver_whose_leadership_is_old_news_stores_nothing(writer, archiver, store):
     """A process that was stopped through a change of leadership stores no object when it goes on."""
     await archiver.step(observed(writer))
-    before = set(store._objects)
+    before = set(store.objects)
     writer.closed_segment()
     archiver.confirm_leadership(until=asyncio.get_running_loop().time() - 1)
 
     with pytest.raises(BrokerUnavailable, match="it is checked again first"):
         await archiver.step(observed(writer))
 
-    assert set(store._objects) == before
+    assert set(store.objects) == before
 
 
 @pytest.mark.parametrize("awaits", range(1, 16))

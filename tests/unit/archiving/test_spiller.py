@@ -24,6 +24,7 @@ from tests.fakes.spilling import (
     observe,
     spilled_names,
 )
+from tests.fakes.store import rot
 from tieringd.archive.retired_objects import delete_retired
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.archiving import archive_retention
@@ -134,7 +135,7 @@ async def test_part_that_is_missing_is_said_to_be(writer, archiver, store):
     await filled(writer, archiver)
     manifest = stored_manifest(store, writer)
     gone = spilled_names(store, writer)[1]
-    del store._objects[spillover_key(writer.identified, gone)]
+    store.remove(spillover_key(writer.identified, gone))
     with pytest.raises(ObjectNotFound, match=r"the bucket has no .*manifest\.2\.3\."):
         await values_in(archive_in(store), manifest)
     report = await archive_in(store).verifier.verify(manifest, deep=False)
@@ -148,8 +149,7 @@ async def test_part_that_is_damaged_is_said_to_be(writer, archiver, store):
     await filled(writer, archiver)
     manifest = stored_manifest(store, writer)
     key = spillover_key(writer.identified, spilled_names(store, writer)[1])
-    data, info = store._objects[key]
-    store._objects[key] = (data[:-1] + bytes([data[-1] ^ 1]), info)
+    rot(store, key)
     with pytest.raises(CorruptDataError, match="spillover manifest has a wrong checksum") as caught:
         await values_in(archive_in(store), manifest)
     assert caught.value.source == key
@@ -410,9 +410,10 @@ async def test_part_that_cannot_be_read_holds_up_no_upload(
     await filled(writer, archiver)
     (_, second, *_), before = spilled_names(store, writer), data_keys(store)
     key = spillover_key(writer.identified, second)
-    data, *rest = store._objects.pop(key)
     if is_damaged:
-        store._objects[key] = (data[:-1] + b"?", *rest)
+        rot(store, key)
+    else:
+        store.remove(key)
     nothing = TotalRetention(limit_ms=None, limit_bytes=1)
     fresh = archiver_of(writer, archive_in(store), FakeBroker(writer), now_ms=clock)
     for _ in range(16):
@@ -438,7 +439,7 @@ async def test_deletion_that_a_successor_overtakes_leaves_its_spilled_parts(writ
     """A successor that began anew at lower offsets has spilled there when a stopped process goes on."""
     await filled(writer, archiver)
     (first, *_) = spilled_names(store, writer)
-    content, _ = store._objects[spillover_key(writer.identified, first)]
+    content, _ = store.objects[spillover_key(writer.identified, first)]
     theirs = spillover_key(writer.identified, replace(first, crc32c=first.crc32c ^ 1))
     whole = await SpilloverManifests(store).with_history(stored_manifest(store, writer))
     oldest = data_key(writer.identified, whole.segments[0])
@@ -447,7 +448,7 @@ async def test_deletion_that_a_successor_overtakes_leaves_its_spilled_parts(writ
     async def overtaken(key, body, *, crc32c, condition=None):
         nonlocal has_spilled
         info = await put(key, body, crc32c=crc32c, condition=condition)
-        if key.endswith("/manifest") and oldest not in store._objects and not has_spilled:
+        if key.endswith("/manifest") and oldest not in store.objects and not has_spilled:
             # The oldest segment's objects are deleted, and this commit says so.
             has_spilled = True
             await put(theirs, content, crc32c=crc32c_of(content))
@@ -459,7 +460,7 @@ async def test_deletion_that_a_successor_overtakes_leaves_its_spilled_parts(writ
         clock.now_ms += MINUTE_MS
         if has_spilled:
             break
-    assert theirs in store._objects
+    assert theirs in store.objects
     assert first not in spilled_names(store, writer)
 
 
@@ -469,7 +470,7 @@ async def test_job_s_deletion_that_a_daemon_overtakes_leaves_its_spilled_parts(
     """What is stored there after the job's edit took effect is not what the job saw to."""
     await filled(writer, archiver)
     (first, *_) = spilled_names(store, writer)
-    content, _ = store._objects[spillover_key(writer.identified, first)]
+    content, _ = store.objects[spillover_key(writer.identified, first)]
     theirs = spillover_key(writer.identified, replace(first, crc32c=first.crc32c ^ 1))
     while stored_manifest(store, writer).start_offset == 0:
         await archiver.step(observe(writer, total=TotalRetention(limit_ms=None, limit_bytes=1)))
@@ -484,5 +485,5 @@ async def test_job_s_deletion_that_a_daemon_overtakes_leaves_its_spilled_parts(
     store.put = overtaken
     manifests = archive_in(store).manifests
     assert await delete_retired(store, manifests, writer.identified, retired_until_ms=clock())
-    assert theirs in store._objects
+    assert theirs in store.objects
     assert first not in spilled_names(store, writer)

@@ -220,7 +220,7 @@ async def test_archive_follows_after_a_second_observation(writer, archiver, stor
 
     clock.now_ms += PACE.delete_delay_ms
     await archiver.step(observe(writer, 6))
-    assert len([key for key in store._objects if key.endswith(".log")]) == 2
+    assert len([key for key in store.objects if key.endswith(".log")]) == 2
     clock.now_ms += MINUTE_MS
     await archiver.step(observe(writer, 6))
     assert stored_manifest(store, writer).start_offset == 6

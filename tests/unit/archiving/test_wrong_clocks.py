@@ -100,7 +100,7 @@ class Host:
 
     @property
     def data_objects(self) -> int:
-        return sum(key.endswith(".log") for key in self.store._objects)
+        return sum(key.endswith(".log") for key in self.store.objects)
 
     @property
     def is_doubted(self) -> bool:

@@ -87,7 +87,7 @@ async def test_old_segment_that_has_gone_is_searched_in_the_newest_manifest(join
     """Without one there either, clients try again: nothing is skipped."""
     old, _ = joined
     first = (await archive.manifests.load(old.identified)).existing.segments[0]
-    del store._objects[data_key(old.identified, first)]
+    store.remove(data_key(old.identified, first))
     async with asking(archive, tmp_path / "state") as client:
         found = await fetched(client, "orders", 0)
     assert found.error_code != ErrorCode.none

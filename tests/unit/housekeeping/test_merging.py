@@ -162,15 +162,15 @@ async def test_readers_of_the_old_manifest_have_its_objects_for_a_while(store, w
     assert list(found.segments) == list(merged.segments)
     assert await values_in(archive_in(store), found) == before
     named = {name(writer.identified, one) for one in found.segments for name in (data_key, index_key)}
-    assert {key for key in store._objects if key.endswith((".log", ".index"))} == named
+    assert {key for key in store.objects if key.endswith((".log", ".index"))} == named
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        pytest.param(lambda store, key: store._objects.pop(key(index_key)), id="index-is-gone"),
+        pytest.param(lambda store, key: store.remove(key(index_key)), id="index-is-gone"),
         pytest.param(lambda store, key: store.add(key(index_key), b"not an index"), id="index-is-corrupt"),
-        pytest.param(lambda store, key: store._objects.pop(key(data_key)), id="data-is-gone"),
+        pytest.param(lambda store, key: store.remove(key(data_key)), id="data-is-gone"),
         pytest.param(lambda store, key: store.add(key(data_key), b"other bytes"), id="data-is-other"),
     ],
 )

@@ -238,7 +238,7 @@ async def test_readers_of_the_old_manifest_have_its_objects_for_a_while(store, w
     assert list(left.segments) == list(found.segments)
     assert await both_ways(archive_in(store), left) == broker_gives(writer)
     named = {name(writer.identified, one) for one in left.segments for name in (data_key, index_key)}
-    assert {key for key in store._objects if key.endswith((".log", ".index"))} == named
+    assert {key for key in store.objects if key.endswith((".log", ".index"))} == named
 
 
 async def test_reader_in_the_middle_reads_on(store, writer):
@@ -348,14 +348,14 @@ async def test_file_that_is_not_smaller_after_all_stores_nothing(store, writer):
     writer.compact(8, without=[8])
     seen = observed(writer)
     (run,) = Reuploading(store, writer).reuploader.plan(original, seen).reuploads
-    objects = dict(store._objects)
+    objects = dict(store.objects)
     log = Reuploading(store, writer).archive.remote_log
     part = SegmentSlice.whole(run.segments[0])
     leadership = Leadership(writer.identified, 2)
     size_bytes = run.segments[0].size_bytes
     request = CopyRequest(leadership, seen.log, part, bytes_below=size_bytes)
     assert await log.copy_segment(request) is None
-    assert store._objects == objects
+    assert store.objects == objects
     request = CopyRequest(leadership, seen.log, part, bytes_below=size_bytes + 1)
     assert await log.copy_segment(request) is not None
 

@@ -231,7 +231,7 @@ async def test_quarantined_and_half_joined_objects_of_a_purged_topic_go_too(worl
         for name in names:
             world.store.add(name, b"left")
     await purging.work()
-    assert [set(more[key]) & world.store._objects.keys() for key in keys] == [set(), set(more[keys[1]])]
+    assert [set(more[key]) & world.store.objects.keys() for key in keys] == [set(), set(more[keys[1]])]
 
 
 async def test_deletion_is_taken_back_within_the_grace(world, purging):
@@ -270,7 +270,7 @@ async def test_nothing_goes_on_from_an_archive_that_is_being_purged(world, purgi
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGING
     with pytest.raises(ConfigError, match="is purging: no topic can continue it"):
         await archive_in(world.store).history.link(HistoryLink(LATER, OLD, ((0, 5),)))
-    assert history_link_key(LATER) not in world.store._objects
+    assert history_link_key(LATER) not in world.store.objects
 
 
 async def test_archiver_of_a_deleted_topic_is_fenced_before_anything_goes(world, purging):

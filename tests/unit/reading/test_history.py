@@ -10,12 +10,14 @@ from tests.fakes.archive import archive_in, archived, archiver_of, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.spilling import filled, make_parts_small
+from tests.fakes.store import restore, rot
 from tieringd.errors import ConfigError, CorruptDataError, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey, history_link_key
 from tieringd.model.manifest_parts import Gap
 from tieringd.policies.chunk_layout import GONE
 from tieringd.reading.history import FORGOTTEN_AFTER_MS, LINKS_MAX, REFRESH_AFTER_MS, History, LogReader
+from tieringd.storage.memory import MemoryStore
 
 IDS = [f"AAAAAAAAAAAAAAAAAAAAA{letter}" for letter in "BCDEFGHIJKLMNOPQRSTUVWXYZ"]
 
@@ -63,14 +65,14 @@ async def test_history_goes_back_over_several_restores(tmp_path, store, history)
 async def test_link_is_written_once(store, history):
     """The same again is no change; another is refused."""
     await history.link(linked(1, 6))
-    before = dict(store._objects)
+    before = dict(store.objects)
     await history.link(linked(1, 6))
-    assert store._objects == before
+    assert store.objects == before
     with pytest.raises(
         ConfigError, match="already continues another archive, or the same one from another offset"
     ):
         await history.link(linked(1, 7))
-    assert store._objects == before
+    assert store.objects == before
 
 
 async def test_circle_is_refused(history):
@@ -87,9 +89,10 @@ async def test_circle_that_is_there_is_an_error(tmp_path, store, archive, clock)
     writer, _ = await old_archive(tmp_path, store, 0, first_offset=6)
     await old_archive(tmp_path, store, 1, first_offset=6)
     await History(store, archive.manifests, now_ms=clock).link(linked(1, 6))
-    donor = History(type(store)(), archive.manifests, now_ms=clock)
+    donated = MemoryStore()
+    donor = History(donated, archive.manifests, now_ms=clock)
     await donor.link(linked(0, 6, history=1))
-    store._objects |= donor._store._objects
+    restore(store, {**store.objects, **donated.objects})
     with pytest.raises(CorruptDataError, match="does not end after"):
         await History(store, archive.manifests, now_ms=clock).parts(writer.identified, start_offset=6)
 
@@ -127,8 +130,7 @@ async def test_damaged_link_is_named(store, history):
     """With its key: a topic would else seem to begin anew."""
     await history.link(linked(1, 6))
     key = history_link_key(key_of(1))
-    data, *rest = store._objects[key]
-    store._objects[key] = (data[:-1] + b"?", *rest)
+    rot(store, key)
     with pytest.raises(CorruptDataError, match="history_link"):
         await history.link(linked(1, 7))
 

@@ -122,11 +122,11 @@ async def test_object_that_is_missing_ends_it_after_what_comes_before(
         writer.closed_segment()
     manifest = await archived(writer, archive)
     key = data_key(writer.identified, manifest.segments[1])
-    whole = store._objects.pop(key)
+    data, info = store.remove(key)
     with pytest.raises(ObjectNotFound):
         await republished(writer, archive, elsewhere)
     assert elsewhere.mark.next_offset == 3
-    store._objects[key] = whole
+    store.place(key, data, info)
     await republished(writer, archive, elsewhere)
     assert elsewhere.values == list(writer.values().values())
 

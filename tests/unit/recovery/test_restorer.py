@@ -11,6 +11,7 @@ import pytest
 from tests.builders import GOLDEN
 from tests.fakes.archive import archived
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.store import rot
 from tieringd.broker.log_dir import read_local_log, read_topic_id
 from tieringd.broker.restored_log import RestoredLog
 from tieringd.broker.stopped_broker import kept_stopped
@@ -150,11 +151,11 @@ async def test_interrupted_attempt_is_gone_on_with(writer, archive, site, store)
         writer.closed_segment()
     manifest = await archived(writer, archive)
     last = data_key(writer.identified, manifest.segments[2])
-    whole = store._objects.pop(last)
+    data, info = store.remove(last)
     with pytest.raises(ObjectNotFound):
         await site.restore(manifest)
     assert files_of(site.place) == {}
-    store._objects[last] = whole
+    store.place(last, data, info)
     second = site.staging / str(writer.name) / f"{3:020d}.log"
     second.write_bytes(bytes(len(second.read_bytes())))
 
@@ -205,10 +206,10 @@ async def test_smaller_attempt_after_a_larger_one_leaves_nothing_of_it(writer, a
         writer.closed_segment()
     manifest = await archived(writer, archive)
     last = data_key(writer.identified, manifest.segments[2])
-    whole = store._objects.pop(last)
+    data, info = store.remove(last)
     with pytest.raises(ObjectNotFound):
         await site.restore(manifest)
-    store._objects[last] = whole
+    store.place(last, data, info)
 
     await site.restore(manifest, RestoreLimits(last_bytes=1))
 
@@ -220,8 +221,7 @@ async def test_damaged_object_is_not_put_in_place(writer, archive, site, store):
     writer.closed_segment()
     manifest = await archived(writer, archive)
     key = data_key(writer.identified, manifest.segments[0])
-    data, *rest = store._objects[key]
-    store._objects[key] = (data[:-1] + bytes([data[-1] ^ 1]), *rest)
+    rot(store, key)
     with pytest.raises(CorruptDataError, match=key.rpartition("/")[2]):
         await site.restore(manifest)
     assert files_of(site.place) == {}

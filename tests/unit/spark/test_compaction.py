@@ -222,7 +222,7 @@ async def test_records_before_the_start_neither_win_nor_stay(writer, store):
     after = stored_manifest(store, writer)
     assert (after.start_offset, after.segments[0].base_offset) == (1, 0)
     assert [one.offset for one in (await readings(store, after))[0]] == [3]
-    data = store._objects[data_key(writer.identified, after.segments[0])][0]
+    data = store.objects[data_key(writer.identified, after.segments[0])][0]
     assert b"gone" not in data
 
 
@@ -404,7 +404,7 @@ async def test_damaged_object_is_not_compacted(writer, store):
     job = Job(store, writer.identified)
     prepared = await job.compacted(manifest)
     key = data_key(writer.identified, first)
-    data = store._objects[key][0]
+    data = store.objects[key][0]
     half = len(data) // 2
     store.add(key, data[:half] + data[:half])
 
@@ -424,7 +424,7 @@ async def test_swap_whose_objects_are_gone_changes_nothing(writer, store, name):
     job = Job(store, writer.identified)
     prepared = await job.compacted(await job.manifest())
     before = stored_manifest(store, writer)
-    del store._objects[name(writer.identified, prepared[0].segment)]
+    store.remove(name(writer.identified, prepared[0].segment))
 
     with pytest.raises(ObjectNotFound):
         await job.swap.rewrite(writer.identified, prepared, is_whole=True)

@@ -134,10 +134,10 @@ async def test_originals_go_when_no_election_can_lose_a_winner(store, writer):
     await lead(store, writer, leader_epoch=0, clock=clock)
     writer.log_start_offset = 5
     await lead(store, writer, leader_epoch=0, clock=clock, steps=1)
-    assert key in store._objects
+    assert key in store.objects
     await lead(store, writer, leader_epoch=0, clock=clock, steps=3)
 
-    assert key not in store._objects
+    assert key not in store.objects
     assert stored_manifest(store, writer).retired == ()
 
 

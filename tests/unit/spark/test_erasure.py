@@ -180,7 +180,7 @@ async def test_replaced_objects_have_the_keys_until_they_are_deleted(writer, sto
     job = Job(store, writer.identified)
     await job.erase([b"secret"])
     assert await readings(store, before) == read_before
-    assert any(b"value of the secret" in data for data, _ in store._objects.values())
+    assert any(b"value of the secret" in data for data, _ in store.objects.values())
 
     manifests = job.archive.manifests
     assert await delete_retired(store, manifests, writer.identified, retired_until_ms=4_999) == ()
@@ -189,7 +189,7 @@ async def test_replaced_objects_have_the_keys_until_they_are_deleted(writer, sto
     assert deleted == (before.segments[0],)
     after = stored_manifest(store, writer)
     assert after.retired == ()
-    assert not any(b"value of the secret" in data for data, _ in store._objects.values())
+    assert not any(b"value of the secret" in data for data, _ in store.objects.values())
     await assert_sound(store, after)
     assert await delete_retired(store, manifests, writer.identified, retired_until_ms=5_000) == ()
 
@@ -280,7 +280,7 @@ async def test_damaged_segment_is_not_taken_for_one_without_the_key(writer, stor
     writer.roll()
     manifest = await archived(writer, archive_in(store))
     key = data_key(writer.identified, manifest.segments[0])
-    data = store._objects[key][0]
+    data = store.objects[key][0]
     half = len(data) // 2
     job = Job(store, writer.identified)
 

@@ -35,30 +35,15 @@ class DatedStore(MemoryStore):
     def add(self, key: str, data: bytes):
         """Store an object at the test's time."""
         info = replace(super().add(key, data), modified_ms=self.clock())
-        self._objects[key] = (data, info)
+        self.place(key, data, info)
         return info
 
     def bytes_of(self, key: str) -> bytes:
-        return self._objects[key][0]
+        return self.objects[key][0]
 
     def stored_keys(self, *, without: str = "quarantine/") -> list[str]:
         """Return all keys, but those in quarantine."""
-        return sorted(key for key in self._objects if not key.startswith(without))
-
-    def remove(self, key: str) -> None:
-        del self._objects[key]
-
-    def rot(self, key: str, at: int = -1) -> None:
-        """Turn a bit of the stored bytes, while the store goes on telling the checksum from before."""
-        data, info = self._objects[key]
-        changed = bytearray(data)
-        changed[at] ^= 1
-        self._objects[key] = (bytes(changed), info)
-
-    def forget_checksums(self) -> None:
-        """Tell no checksums any more, as some stores do."""
-        for key, (data, info) in self._objects.items():
-            self._objects[key] = (data, replace(info, crc32c=None))
+        return sorted(key for key in self.objects if not key.startswith(without))
 
 
 class Bucket:

@@ -60,7 +60,7 @@ async def test_what_no_one_holds_stays_broken(bucket):
     report = await bucket.scrub(fix=True)
 
     assert [one.key for one in report.faults] == [key]
-    assert key not in bucket.store._objects
+    assert key not in bucket.store.objects
 
 
 async def test_other_bytes_in_the_log_are_never_stored(bucket):
@@ -70,7 +70,7 @@ async def test_other_bytes_in_the_log_are_never_stored(bucket):
     bucket.store.remove(key)
     bucket.writer.flip_byte(2)
     assert [one.key for one in (await bucket.scrub(fix=True)).faults] == [key]
-    assert key not in bucket.store._objects
+    assert key not in bucket.store.objects
     bucket.writer.flip_byte(2)
     assert (await bucket.scrub(fix=True)).faults == []
 
@@ -100,7 +100,7 @@ async def test_merged_segment_is_put_together_from_several_files(bucket, keeps):
     report = await bucket.scrub(fix=True)
 
     key = data_key(manifest.partition, merged)
-    assert (bucket.store._objects.get(key) is not None) == (keeps == "all")
+    assert (bucket.store.objects.get(key) is not None) == (keeps == "all")
     assert [one.key for one in report.faults] == ([] if keeps == "all" else [key])
     if keeps == "all":
         assert bucket.store.bytes_of(key) == data
@@ -249,7 +249,7 @@ async def test_damaged_copy_in_quarantine_mends_nothing(bucket):
     bucket.store.add(f"quarantine/objects/{key}", data[:-1] + b"\x01")
     bucket.store.remove(key)
     assert [one.key for one in (await bucket.scrub(fix=True)).faults] == [key]
-    assert key not in bucket.store._objects
+    assert key not in bucket.store.objects
 
 
 async def test_log_of_another_partition_mends_nothing(bucket, tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.store import store_unavailable
+from tests.fakes.store import rot, store_unavailable
 from tests.unit.housekeeping.scrub.buckets import DAY_MS, HOUR_MS
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.errors import StorageDenied, StorageUnavailable
@@ -145,13 +145,12 @@ async def test_fault_is_mended_and_counted(scrubbing, bucket):
 async def test_fault_is_shown_until_a_scrub_does_not_find_it(scrubbing, bucket):
     """A gauge by kind holds what is broken, through later scrubs, until it is whole again."""
     key = (await bucket.data_keys())[0]
-    found = bucket.store._objects[key]
-    bucket.store.remove(key)
+    data, info = bucket.store.remove(key)
     for _ in range(3):
         await scrubbing.turns()
         assert scrubbing.shown("faults", kind="data_missing") == 1
         bucket.clock.now_ms += 12 * HOUR_MS
-    bucket.store._objects[key] = found
+    bucket.store.place(key, data, info)
     await scrubbing.turns()
     assert scrubbing.shown("faults", kind="data_missing") == 0
 
@@ -160,15 +159,15 @@ async def test_orphans_are_moved_and_deleted_in_time(scrubbing, bucket):
     """Into quarantine after the grace, out of it after the second one; both are counted."""
     key = bucket.orphan(1)
     await scrubbing.turns()
-    assert key in bucket.store._objects
+    assert key in bucket.store.objects
     bucket.clock.now_ms += DAY_MS
     await scrubbing.turns()
-    assert key not in bucket.store._objects
-    assert quarantined_key(key) in bucket.store._objects
+    assert key not in bucket.store.objects
+    assert quarantined_key(key) in bucket.store.objects
     assert scrubbing.shown("quarantined_objects_total") == 1
     bucket.clock.now_ms += 7 * DAY_MS + 1
     await scrubbing.turns()
-    assert not [one for one in bucket.store._objects if one.startswith("quarantine/")]
+    assert not [one for one in bucket.store.objects if one.startswith("quarantine/")]
     assert scrubbing.shown("deleted_objects_total") == 1
 
 
@@ -188,10 +187,10 @@ async def test_fault_whose_mending_fails_stays_shown_and_the_others_are_mended(s
 async def test_one_bad_object_does_not_keep_the_others_from_quarantine_or_out_of_it(scrubbing, bucket):
     """An orphan that rotted stays, and so does a named copy that rotted; all others go their way."""
     keys = [bucket.orphan(number) for number in range(3)]
-    bucket.store.rot(keys[1])
+    rot(bucket.store, keys[1])
     named = (await bucket.data_keys())[0]
     bucket.store.add(quarantined_key(named), bucket.store.bytes_of(named))
-    bucket.store.rot(quarantined_key(named))
+    rot(bucket.store, quarantined_key(named))
     bucket.store.remove(named)
     bucket.clock.now_ms += 2 * DAY_MS
     await scrubbing.turns()
@@ -200,8 +199,8 @@ async def test_one_bad_object_does_not_keep_the_others_from_quarantine_or_out_of
     bucket.clock.now_ms += 7 * DAY_MS + 1
     await scrubbing.turns()
     assert scrubbing.shown("deleted_objects_total") == 2
-    assert quarantined_key(named) in bucket.store._objects
-    assert keys[1] in bucket.store._objects
+    assert quarantined_key(named) in bucket.store.objects
+    assert keys[1] in bucket.store.objects
 
 
 async def test_orphans_of_a_leaving_topic_are_counted_and_left(scrubbing, bucket):
@@ -210,7 +209,7 @@ async def test_orphans_of_a_leaving_topic_are_counted_and_left(scrubbing, bucket
     bucket.store.remove(topic_manifest_key(bucket.topic_key))
     bucket.clock.now_ms += 2 * DAY_MS
     await scrubbing.turns()
-    assert key in bucket.store._objects
+    assert key in bucket.store.objects
     assert scrubbing.shown("orphans") == 1
     assert scrubbing.shown("orphan_bytes") == len(b"left behind 1")
 
@@ -226,7 +225,7 @@ async def test_partitions_that_are_not_led_are_left_alone(scrubbing, bucket):
     bucket.store.requests.clear()
     await scrubbing.turns()
     assert scrubbing.shown("faults", kind="data_missing") == 0
-    assert key in bucket.store._objects
+    assert key in bucket.store.objects
     assert ("get", manifest_key(bucket.writer.identified)) not in bucket.store.requests
 
 
@@ -291,7 +290,7 @@ async def test_new_pace_holds_from_the_next_turn(scrubbing, bucket):
     assert scrubbing.shown("objects_total") == 0
     scrubbing.job.set_pace(replace(PACE, orphan_grace_ms=HOUR_MS))
     await scrubbing.turns()
-    assert quarantined_key(key) in bucket.store._objects
+    assert quarantined_key(key) in bucket.store.objects
 
 
 async def test_scrub_beside_a_busy_archiver_says_and_moves_nothing(bucket, tmp_path):

@@ -28,7 +28,7 @@ class LostAnswer(MemoryStore):
     """Stores the first object, and does not say so."""
 
     async def put(self, key, body, *, crc32c, condition=None):
-        is_first = not self._objects
+        is_first = not self.objects
         info = await super().put(key, body, crc32c=crc32c, condition=condition)
         if is_first:
             raise StorageUnavailable("no answer", outcome_unknown=True)
@@ -44,7 +44,7 @@ def test_record_whose_answer_was_lost_is_stored():
 
     _store_record(bucket, request, b"told", is_done=True)
 
-    assert [data for data, *_ in backend._objects.values()] == [b"told"]
+    assert [data for data, *_ in backend.objects.values()] == [b"told"]
 
 
 def erased(shelf, *topics, spark=None, keys=(b"k0",), **options):
