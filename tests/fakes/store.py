@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tieringd.errors import PreconditionFailed, StorageUnavailable
 from tieringd.storage.base import FileSlice
+from tieringd.storage.memory import MemoryStore
 from tieringd.storage.store_times import StoreTimes
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from tests.fakes.wire import Wire
     from tieringd.storage.base import Body, Condition, Joined, JoinSource, ListPage, ObjectInfo, ObjectStore
-    from tieringd.storage.memory import MemoryStore
 
 
 LATE_SECONDS = 2.0
@@ -48,6 +48,20 @@ def forget_checksums(store: MemoryStore) -> None:
     """Make the store report no checksums of what it holds, as some stores do."""
     for key, (data, info) in list(store.objects.items()):
         store.place(key, data, replace(info, crc32c=None))
+
+
+class RefusingStore(MemoryStore):
+    """Stores no object whose key begins with *refused_prefix*, while that is set."""
+
+    refused_prefix: str | None = None
+
+    async def put(
+        self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
+    ) -> ObjectInfo:
+        """Store an object, or fail as a store that does not answer."""
+        if self.refused_prefix is not None and key.startswith(self.refused_prefix):
+            raise store_unavailable("put")
+        return await super().put(key, body, crc32c=crc32c, condition=condition)
 
 
 class DistantStore:

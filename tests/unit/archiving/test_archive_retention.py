@@ -13,7 +13,6 @@ from tests.fakes.store import store_unavailable
 from tieringd.archive.archive_reader import SegmentIndexes
 from tieringd.archive.object_joiner import ObjectJoiner, index_of_parts, store_merged
 from tieringd.archive.segment_swap import SegmentSwap, Successor
-from tieringd.archiving.archive_retention import DELETED_AT_ONCE_MAX
 from tieringd.errors import FencedError, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key, manifest_key
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
@@ -424,7 +423,7 @@ async def test_large_deletion_is_done_in_turns(writer, archive, broker, store, c
     await archiver.step(observe(writer, TotalRetention(None, None)))
     stored = await archive.manifests.load(writer.identified)
     (first,) = stored.existing.segments
-    count = DELETED_AT_ONCE_MAX + 7
+    count = PACE.deleted_at_once_max + 7
     writer.append(*[b""] * (count - 1))
     rows = [replace(first, base_offset=number, last_offset=number) for number in range(count)]
     many = replace(
@@ -434,7 +433,7 @@ async def test_large_deletion_is_done_in_turns(writer, archive, broker, store, c
     clock.now_ms += PACE.delete_delay_ms + 1000
     again = archiver_of(writer, archive, broker, now_ms=clock)
     results = [await again.step(observe(writer, never_trimmed_because="of the test")) for _ in range(3)]
-    assert [one.expired for one in results] == [DELETED_AT_ONCE_MAX, 7, 0]
+    assert [one.expired for one in results] == [PACE.deleted_at_once_max, 7, 0]
     assert [one.made_progress for one in results] == [True, True, False]
     assert base == 0
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from tests.fakes.archive import archive_in, archiver_of, observed
 from tests.fakes.broker import broker_unavailable
 from tests.fakes.daemons import INTERVAL_SECONDS, Daemon
-from tests.fakes.store import store_unavailable
+from tests.fakes.store import RefusingStore, store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import BrokerDenied
 from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, TopicKey
@@ -260,52 +260,38 @@ async def test_backlog_longer_than_a_step_is_drained_at_once(daemon):
 
 
 @virtually
-async def test_nothing_is_trimmed_that_a_restore_could_not_find(tmp_path, store, writers, monkeypatch):
+async def test_nothing_is_trimmed_that_a_restore_could_not_find(tmp_path, writers):
     """A restore finds topics by their manifests. The one of this topic cannot be stored for a while."""
+    store = RefusingStore()
     daemon = Daemon(tmp_path, store, writers, target_bytes=1)
     for _ in range(3):
         writers[0].closed_segment()
-    put = store.put
-
-    async def refused(key, *arguments, **options):
-        if key.startswith(TOPIC_MANIFESTS_PREFIX):
-            raise store_unavailable("put")
-        return await put(key, *arguments, **options)
-
-    monkeypatch.setattr(store, "put", refused)
+    store.refused_prefix = TOPIC_MANIFESTS_PREFIX
     async with daemon.running():
         await daemon.round()
         assert daemon.archived()["orders-0"] == writers[0].bases[:4]
         assert writers[0].bases_on_disk[:4] == writers[0].bases[:4]
-        monkeypatch.setattr(store, "put", put)
+        store.refused_prefix = None
         await daemon.round()
         await daemon.round()
         assert len(writers[0].bases_on_disk) <= 2
 
 
 @virtually
-async def test_nothing_is_trimmed_of_a_partition_that_no_topic_manifest_counts(
-    tmp_path, store, writers, monkeypatch
-):
+async def test_nothing_is_trimmed_of_a_partition_that_no_topic_manifest_counts(tmp_path, writers):
     """A daemon ended between recording what the topic began with and counting its partitions."""
+    store = RefusingStore()
     daemon = Daemon(tmp_path, store, writers, target_bytes=1)
     key = TopicKey("cluster", "orders", writers[0].identified.topic_id)
     await daemon.archive.manifests.change_topic(key, lambda found: replace(found, remote_delete=False))
     for _ in range(3):
         writers[0].closed_segment()
-    put = store.put
-
-    async def refused(key, *arguments, **options):
-        if key.startswith(TOPIC_MANIFESTS_PREFIX):
-            raise store_unavailable("put")
-        return await put(key, *arguments, **options)
-
-    monkeypatch.setattr(store, "put", refused)
+    store.refused_prefix = TOPIC_MANIFESTS_PREFIX
     async with daemon.running():
         await daemon.round()
         assert daemon.archived()["orders-0"] == writers[0].bases[:4]
         assert writers[0].bases_on_disk[:4] == writers[0].bases[:4]
-        monkeypatch.setattr(store, "put", put)
+        store.refused_prefix = None
         await daemon.round()
         await daemon.round()
         assert len(writers[0].bases_on_disk) <= 2

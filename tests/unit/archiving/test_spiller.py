@@ -27,7 +27,6 @@ from tests.fakes.spilling import (
 from tests.fakes.store import rot
 from tieringd.archive.retired_objects import delete_retired
 from tieringd.archive.spillover_manifests import SpilloverManifests
-from tieringd.archiving import archive_retention
 from tieringd.errors import CorruptDataError, FencedError, ObjectNotFound
 from tieringd.formats.object_keys import data_key, spillover_key
 from tieringd.formats.record_batch import parse_header
@@ -279,15 +278,14 @@ async def test_spilled_segments_expire_with_their_manifests(writer, archive, arc
     assert sorted(await values_in(archive_in(store), after)) == list(range(after.start_offset, 12))
 
 
-async def test_deletion_takes_its_time_and_goes_on_where_it_was(writer, archiver, store, clock, monkeypatch):
+async def test_deletion_takes_its_time_and_goes_on_where_it_was(writer, archiver, store, clock):
     """So many parts in a check, and so many segments in a step; none is left out."""
-    monkeypatch.setattr(archive_retention, "SPILLED_PARTS_MAX", 1)
-    monkeypatch.setattr(archive_retention, "DELETED_AT_ONCE_MAX", 1)
+    pace = replace(PACE, spilled_parts_max=1, deleted_at_once_max=1)
     await filled(writer, archiver)
     limits = TotalRetention(limit_ms=None, limit_bytes=stored_manifest(store, writer).size_bytes // 2)
     starts, left = [0], [6]
     for _ in range(40):
-        await archiver.step(observe(writer, total=limits))
+        await archiver.step(observe(writer, total=limits, retention_pace=pace))
         clock.now_ms += MINUTE_MS
         starts.append(stored_manifest(store, writer).start_offset)
         left.append(len(data_keys(store)))

@@ -218,9 +218,16 @@ async def test_manifests_that_nobody_asks_for_are_forgotten(tmp_path, store, his
     assert (len(history._known), len(history._asking)) == (1, 0)
 
 
-async def test_links_of_the_topics_asked_for_last_are_kept(writer, history, monkeypatch):
+async def test_links_of_the_topics_asked_for_last_are_kept(writer, store, archive, clock):
     """A process that lives through many topics remembers some of them."""
-    monkeypatch.setattr("tieringd.reading.history.LINKS_KEPT_MAX", 3)
-    for number in range(9):
-        await history.parts(replace(writer.identified, topic=f"topic-{number}"), start_offset=5)
-    assert [key.topic for key in history._links] == ["topic-6", "topic-7", "topic-8"]
+    history = History(store, archive.manifests, now_ms=clock, links_kept_max=3)
+
+    async def requests_for(*numbers):
+        store.requests.clear()
+        for number in numbers:
+            await history.parts(replace(writer.identified, topic=f"topic-{number}"), start_offset=5)
+        return len(store.requests)
+
+    assert await requests_for(*range(9)) == 9
+    assert await requests_for(6, 7, 8) == 0
+    assert await requests_for(5) == 1

@@ -22,7 +22,6 @@ from tests.fakes.hydration import (
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import CorruptDataError, LocalFileError, ObjectNotFound, StorageUnavailable
 from tieringd.policies.cache_trim import TrimLimits
-from tieringd.reading import chunk_download
 from tieringd.reading import hydrator as hydrator_module
 from tieringd.reading.chunk_download import DownloadLimits
 
@@ -428,11 +427,10 @@ async def test_without_room_chunks_are_streamed_from_memory(tmp_path, store, sto
 
 
 @virtually
-async def test_whole_segment_mode_downloads_in_pieces_into_one_file(host, store, stored, monkeypatch):
+async def test_whole_segment_mode_downloads_in_pieces_into_one_file(host, store, stored):
     """And checks it before it has a name."""
-    monkeypatch.setattr(chunk_download, "PIECE_BYTES", 5 * BATCH_BYTES // 2)
     store.changes.append(flipped)
-    async with running(host, is_whole=True):
+    async with running(host, is_whole=True, downloads=DownloadLimits(piece_bytes=5 * BATCH_BYTES // 2)):
         (chunk,) = host.hydrator.layout(stored.index).chunks
         assert await host.read(stored) == stored.data
         assert host.path_of(stored).stat().st_size == chunk.size_bytes

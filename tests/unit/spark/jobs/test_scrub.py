@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 import xxhash
 
+from tests.fakes.spilling import make_parts_small
 from tests.unit.spark.jobs.shelf import spread
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import index_key, manifest_key, owner_of
 from tieringd.model.manifest_parts import Retired
-from tieringd.policies import spillover as policy
 from tieringd.spark.jobs.scrub import inspect_segments, scrubbed
 from tieringd.spark.jobs.segment_tasks import plan_segment_tasks
 
@@ -39,8 +39,7 @@ DAMAGES = {
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     """Make each segment that may spill a part of its own."""
-    monkeypatch.setattr(policy, "ROWS_MIN", 1)
-    monkeypatch.setattr(policy, "SEGMENTS_REMEMBERED", 1)
+    make_parts_small(monkeypatch)
 
 
 def scrub(shelf, *topics, with_orphans=True, cores=2):
