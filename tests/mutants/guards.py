@@ -435,8 +435,8 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "topic-manifest-before-trim",
         f"{_ARCHIVING}/observer.py",
-        "                if name.partition >= counts[name.topic, local_log.partition.topic_id]:",
-        "                if False:",
+        "return topic if topic.never_trimmed_because else replace(",
+        "return topic if True else replace(",
         "Nothing is trimmed before a topic manifest in the bucket counts its partition",
         worlds=STORM,
     ),

@@ -91,16 +91,6 @@ async def filled(writer, store, *, segments: int = 7):
     return manifest, MergeLimits(target, target // 2)
 
 
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
-@pytest.fixture
-def writer(tmp_path):
-    return LogWriter(tmp_path / "logs")
-
-
 async def both_ways(archive, manifest):
     return [await values_in(archive, manifest, read_committed=committed) for committed in (False, True)]
 

@@ -66,16 +66,6 @@ class Reuploading:
         return self.metrics.registry.get_sample_value(f"tieringd_archive_{name}_total", labels) or 0
 
 
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
-@pytest.fixture
-def writer(tmp_path):
-    return LogWriter(tmp_path / "logs")
-
-
 async def filled(writer, store):
     """
     Archive six segments, with transactions over their ends, under two leader epochs.

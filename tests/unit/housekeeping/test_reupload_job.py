@@ -17,7 +17,6 @@ from tieringd.housekeeping.partition_sweep import ArchivedPartition, JobTurn
 from tieringd.housekeeping.reupload import CompactedReuploadJob
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
-from tieringd.storage.memory import MemoryStore
 
 FOR_ONE = 3
 """Requests for one segment in the place of one: data, index and manifest."""
@@ -73,11 +72,6 @@ async def compacted(store, tmp_path, number, *, segments=3):
     for base in writer.bases[:-1]:
         writer.compact(base, without=[base])
     return Offered(store, writer)
-
-
-@pytest.fixture
-def store():
-    return MemoryStore()
 
 
 def job_of(*offered):

@@ -23,12 +23,6 @@ from tieringd.formats.record_batch import NewRecord, encode_batch, parse_header
 from tieringd.formats.records import iter_records
 from tieringd.model.manifest_parts import Unsettled
 from tieringd.model.segment import RewritingKind
-from tieringd.storage.memory import MemoryStore
-
-
-@pytest.fixture
-def store():
-    return MemoryStore()
 
 
 @pytest.fixture

@@ -54,16 +54,6 @@ def write(writer: LogWriter, random: Random, *, segments: int) -> None:
     writer.roll()
 
 
-@pytest.fixture
-def writer(tmp_path):
-    return LogWriter(tmp_path)
-
-
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
 async def readings(store, manifest):
     """Return what both kinds of readers see."""
     archive = archive_in(store)

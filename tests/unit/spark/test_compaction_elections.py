@@ -14,14 +14,8 @@ from tieringd.formats.object_keys import data_key
 from tieringd.model.manifest_parts import Unsettled
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.total_retention import RetentionPace
-from tieringd.storage.memory import MemoryStore
 
 PACE = RetentionPace(interval_ms=1_000, delete_delay_ms=0)
-
-
-@pytest.fixture
-def store():
-    return MemoryStore()
 
 
 @pytest.fixture

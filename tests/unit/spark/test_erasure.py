@@ -33,16 +33,6 @@ from tieringd.formats.records import iter_records
 from tieringd.storage.memory import MemoryStore
 
 
-@pytest.fixture
-def writer(tmp_path):
-    return LogWriter(tmp_path)
-
-
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
 def without(records, keys):
     return [one for one in records if one.key not in keys]
 
