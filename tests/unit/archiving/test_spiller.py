@@ -14,6 +14,7 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.hydration import Host, running
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
+from tests.fakes.metric_values import value_of
 from tests.fakes.spilling import (
     MINUTE_MS,
     PACE,
@@ -386,7 +387,7 @@ async def test_gap_that_is_taken_back_is_not_announced_again(writer, archiver, s
     await archiver.step(observe(writer))
     manifest = stored_manifest(store, writer)
     assert (manifest.gaps, manifest.live_offset) == ((), 8)
-    assert metrics.gaps.labels("orders")._value.get() == 1
+    assert value_of(metrics.gaps.labels("orders")) == 1
 
     other = LogWriter(tmp_path / "other")
     for number in range(6):
@@ -397,7 +398,7 @@ async def test_gap_that_is_taken_back_is_not_announced_again(writer, archiver, s
         other, archive_in(store, writer_id="b2"), FakeBroker(other), leader_epoch=1, metrics=theirs
     ).step(observe(other))
     assert [gap.base_offset for gap in stored_manifest(store, writer).gaps] == [2]
-    assert theirs.gaps.labels("orders")._value.get() == 0
+    assert value_of(theirs.gaps.labels("orders")) == 0
 
 
 @pytest.mark.parametrize("is_damaged", [False, True], ids=["missing", "damaged"])

@@ -11,6 +11,7 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
+from tests.fakes.metric_values import value_of
 from tests.fakes.store import store_unavailable
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archiving.claim import Claim
@@ -215,7 +216,7 @@ async def test_run_that_is_too_much_is_not_tried_for_ever(store, writer, tmp_pat
     assert await merging.all_steps(limits) == 1
     assert bases(store, writer)[:4] == [one.base_offset for one in manifest.segments][:4]
     failures = merging.metrics.merged.failures.labels("orders", "StorageUnavailable")
-    assert failures._value.get() == 1
+    assert value_of(failures) == 1
 
 
 async def test_outage_is_no_attempt(store, writer, tmp_path):

@@ -13,6 +13,7 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
+from tests.fakes.metric_values import value_of
 from tests.fakes.store import store_unavailable
 from tieringd.archiving.claim import Claim
 from tieringd.archiving.segment_copier import CopyRequest
@@ -312,7 +313,7 @@ async def test_damaged_file_is_never_archived(store, writer):
     assert await reuploading.step() == 0
     assert store.requests[requests:] == []
     failures = reuploading.metrics.reuploaded.failures.labels("orders", "CorruptDataError")
-    assert failures._value.get() == 1
+    assert value_of(failures) == 1
     writer.flip_byte(8)
     assert await reuploading.step() == 1
 

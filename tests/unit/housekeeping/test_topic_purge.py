@@ -22,6 +22,7 @@ from tests.fakes.deleted_topics import (
     Purging,
 )
 from tests.fakes.log_writer import CLUSTER
+from tests.fakes.metric_values import value_of
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire
@@ -79,7 +80,7 @@ async def test_deleted_topic_is_purged_after_the_grace(world, purging):
     assert mark.deletion.segments == sum(one.segment_count for one in held[:2])
     assert mark.deletion.size_bytes == sum(one.size_bytes for one in held[:2])
     assert world.objects_of(NEW, THIRD) == others
-    assert purging.metrics.purge.purged_topics._value.get() == 1
+    assert value_of(purging.metrics.purge.purged_topics) == 1
 
 
 @pytest.mark.parametrize("error_ms", [400 * DAY_MS, -400 * DAY_MS])
@@ -324,7 +325,7 @@ async def test_two_daemons_purge_together(world):
         )
     mark = await world.manifest(OLD)
     assert (mark.lifecycle, world.keys_of(OLD)) == (Lifecycle.PURGED, set())
-    purged = [one.metrics.purge.purged_topics._value.get() for one in (first, second)]
+    purged = [value_of(one.metrics.purge.purged_topics) for one in (first, second)]
     assert sorted(purged) == [0, 1]
 
 
@@ -397,6 +398,6 @@ async def test_topics_are_counted_by_state(world, purging):
     """A gauge says how many archives are in each state."""
     await purging.note()
     gauge = purging.metrics.purge.topics
-    assert [gauge.labels(one.value)._value.get() for one in Lifecycle] == [2, 1, 0, 0, 0]
+    assert [value_of(gauge.labels(one.value)) for one in Lifecycle] == [2, 1, 0, 0, 0]
     assert NEW_ID != OLD_ID
     assert NEW.cluster == CLUSTER
