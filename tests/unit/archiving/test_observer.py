@@ -17,7 +17,7 @@ from tieringd.broker.layout import KafkaLayout
 from tieringd.broker.pins import PinDirectory
 from tieringd.config import Config, parse_config
 from tieringd.errors import BrokerUnavailable, LocalFileError, StorageUnavailable
-from tieringd.formats.object_keys import TopicKey, topic_key
+from tieringd.formats.object_keys import TopicKey, manifest_key, topic_key
 from tieringd.formats.topic_manifest import Archiving
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.offset_translation import LOG_BEGINNING
@@ -55,7 +55,9 @@ def broker(writers):
 class Watch:
     """An observer with everything around it."""
 
-    def __init__(self, log_dir, store, broker, metrics, *, topics: str = "", pin_root=None) -> None:
+    def __init__(
+        self, log_dir, store, broker, metrics, *, topics: str = "", pin_root=None, layout=None, manifests=None
+    ) -> None:
         self.archive = archive_in(store)
         self.broker = broker
         self.metrics = metrics
@@ -68,8 +70,8 @@ class Watch:
             metrics=metrics,
             pinner=self.pinner,
             registry=self.registry,
-            manifests=self.archive.manifests,
-            layout=self.archive.layout,
+            manifests=manifests or self.archive.manifests,
+            layout=layout or self.archive.layout,
         )
 
     async def scan(self):
@@ -410,21 +412,27 @@ class HeadlessLayout(KafkaLayout):
         return partition == self.headless
 
 
-async def test_log_whose_offsets_only_the_archive_knows_is_scanned_again(watch, writers):
+async def test_log_whose_offsets_only_the_archive_knows_is_scanned_again(make_watch, writers, store):
     """The manifest's translation is read once, and remembered for the scans that follow."""
-    watch.observer._layout = HeadlessLayout(writers[0].partition)
+    watch = make_watch(layout=HeadlessLayout(writers[0].partition))
     snapshot = await watch.scan()
     assert wanted(snapshot) == {"orders-1": 0, "orders-2": 0}
     assert snapshot.unclear == {writers[0].name}
 
-    manifests = watch.archive.manifests
-    begun = PartitionManifest.begin(writers[0].identified, start_offset=0)
-    stored = await manifests.load(writers[0].identified)
-    await manifests.commit(stored, replace(begun, translation=LOG_BEGINNING), leader_epoch=0)
-    for _ in range(2):
+    await archive_translation(watch, writers[0])
+    for reads in (1, 0, 0):
+        store.requests.clear()
         snapshot = await watch.scan()
         assert (len(wanted(snapshot)), snapshot.problems, snapshot.unclear) == (3, {}, frozenset())
-    assert watch.observer._translations == {str(writers[0].path): (LOG_BEGINNING,)}
+        assert store.requests.count(("get", manifest_key(writers[0].identified))) == reads
+
+
+async def archive_translation(watch, writer) -> None:
+    """Store a manifest from which the log's offsets are known."""
+    manifests = watch.archive.manifests
+    begun = PartitionManifest.begin(writer.identified, start_offset=0)
+    stored = await manifests.load(writer.identified)
+    await manifests.commit(stored, replace(begun, translation=LOG_BEGINNING), leader_epoch=0)
 
 
 class FailingManifests:
@@ -434,10 +442,9 @@ class FailingManifests:
         raise StorageUnavailable(f"the store does not answer for {partition}")
 
 
-async def test_store_that_is_away_costs_only_the_log_that_needs_it(watch, writers):
+async def test_store_that_is_away_costs_only_the_log_that_needs_it(make_watch, writers):
     """While the archive cannot tell a log's offsets, the others are scanned and pinned as ever."""
-    watch.observer._layout = HeadlessLayout(writers[0].partition)
-    watch.observer._manifests = FailingManifests()
+    watch = make_watch(layout=HeadlessLayout(writers[0].partition), manifests=FailingManifests())
     snapshot = await watch.scan()
     assert wanted(snapshot) == {"orders-1": 0, "orders-2": 0}
     assert snapshot.unclear == {writers[0].name}
@@ -524,7 +531,7 @@ async def test_topic_keeps_the_cluster_values_of_when_it_was_first_seen(watch, w
     assert (snapshot.defaults.remote_write, len(snapshot.wanted)) == (True, 3)
     await watch.registry.record_defaults(key, snapshot.defaults)
 
-    off = watch.observer._config.model_copy(update={"cloud_storage_enable_remote_write": False})
+    off = config_of(log_dir, "").model_copy(update={"cloud_storage_enable_remote_write": False})
     watch.observer.set_config(off)
     new = LogWriter(log_dir, "payments", 0)
     new.closed_segment()
@@ -547,11 +554,17 @@ async def test_topics_first_seen_are_those_whose_partition_0_is_led(watch, write
     assert (await watch.scan()).unrecorded_topics == {}
 
 
-async def test_translation_of_a_partition_that_is_gone_is_forgotten(watch):
+async def test_translation_of_a_partition_that_is_gone_is_forgotten(make_watch, writers, store, tmp_path):
     """A manifest's translation is remembered while the partition is on this host's disks."""
-    watch.observer._translations["/gone/orders-9"] = (LOG_BEGINNING,)
-    await watch.scan()
-    assert watch.observer._translations == {}
+    watch = make_watch(layout=HeadlessLayout(writers[0].partition))
+    await archive_translation(watch, writers[0])
+    assert len(wanted(await watch.scan())) == 3
+    away = writers[0].path.rename(tmp_path / "away")
+    assert len(wanted(await watch.scan())) == 2
+    away.rename(writers[0].path)
+    store.requests.clear()
+    assert len(wanted(await watch.scan())) == 3
+    assert ("get", manifest_key(writers[0].identified)) in store.requests
 
 
 def trimmed(wanted) -> set[str]:
