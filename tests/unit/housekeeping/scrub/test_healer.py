@@ -26,7 +26,7 @@ DAMAGES = {
 
 def without_log(bucket) -> None:
     """Let this host have nothing of the partition."""
-    bucket.parts.healer._local_log = lambda _: None
+    bucket.local_log = lambda: None
 
 
 async def expect_sound(bucket) -> None:
@@ -92,7 +92,7 @@ async def test_merged_segment_is_put_together_from_several_files(bucket, keeps):
     )
     bucket.store.add(index_key(manifest.partition, merged), index)
     stored = await bucket.archive.manifests.load(manifest.partition)
-    await bucket.archiver._claim.commit(stored, manifest.merged(merged, now_ms=0))
+    await bucket.claim.commit(stored, manifest.merged(merged, now_ms=0))
     if keeps == "half":
         bucket.writer.drop_head()
         bucket.writer.drop_head()
@@ -213,16 +213,15 @@ async def test_index_change_is_given_up_where_the_segment_is_gone(writer, tmp_pa
     without_log(bucket)
     old = bucket.manifest.segments[0]
     bucket.store.remove(index_key(writer.identified, old))
-    commit = bucket._commit
 
     async def late(partition, change):
         stored = await bucket.archive.manifests.load(partition)
         other = replace(old, writer_id="b2")
         segments = SegmentTable.of([other, *list(stored.existing.segments)[1:]])
-        await bucket.archiver._claim.commit(stored, replace(stored.existing, segments=segments))
-        await commit(partition, change)
+        await bucket.claim.commit(stored, replace(stored.existing, segments=segments))
+        await bucket.take(partition, change)
 
-    bucket.parts.healer._offer = late
+    bucket.offer = late
     report = await bucket.scrub(fix=True)
     assert report.mended == {}
     assert bucket.manifest.segments[0].writer_id == "b2"
@@ -258,7 +257,7 @@ async def test_log_of_another_partition_mends_nothing(bucket, tmp_path):
     await bucket.fill(3)
     for number in range(3):
         other.closed_segment(b"A%d" % number, b"B%d" % number)
-    bucket.parts.healer._local_log = lambda _: other.local_log()
+    bucket.local_log = other.local_log
     key = (await bucket.data_keys())[0]
     bucket.store.remove(key)
     assert [one.key for one in (await bucket.scrub(fix=True)).faults] == [key]

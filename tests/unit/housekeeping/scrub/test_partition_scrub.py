@@ -70,7 +70,7 @@ async def merge_all(bucket):
     bucket.store.add(data_key(manifest.partition, merged), data)
     bucket.store.add(index_key(manifest.partition, merged), index)
     stored = await bucket.archive.manifests.load(manifest.partition)
-    await bucket.archiver._claim.commit(stored, manifest.merged(merged, now_ms=bucket.clock()))
+    await bucket.claim.commit(stored, manifest.merged(merged, now_ms=bucket.clock()))
     return merged
 
 
@@ -162,7 +162,7 @@ async def test_what_was_taken_back_meanwhile_is_no_fault(busy):
         partition = busy.writer.identified
         names = await spillovers.names(busy.manifest, from_offset=0)
         stored = await busy.archive.manifests.load(partition)
-        await busy.archiver._claim.commit(stored, await spillovers.with_history(stored.existing))
+        await busy.claim.commit(stored, await spillovers.with_history(stored.existing))
         for name in names:
             busy.store.remove(spillover_key(partition, name))
 

@@ -118,7 +118,7 @@ async def test_first_scrub_waits_for_the_jitter(bucket):
 async def test_cut_scrub_goes_on_after_the_partial_interval(scrubbing, bucket):
     """Each turn does what it may, and the next one goes on from there."""
     key = (await bucket.data_keys())[0]
-    bucket.parts.healer._local_log = lambda _: None
+    bucket.local_log = lambda: None
     bucket.store.remove(key)
     shown = []
     for _ in range(12):
@@ -339,7 +339,7 @@ async def merge(bucket, work_directory) -> None:
         metrics=Metrics(),
         now_ms=bucket.clock,
     )
-    claim = bucket.archiver._claim
+    claim = bucket.claim
     stored = await claim.current(lambda: None)
     for run in merger.plan(stored.existing, MergeLimits(200, 100)).runs[:1]:
         prepared = await merger.prepare(stored.existing, run)
