@@ -435,8 +435,8 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "topic-manifest-before-trim",
         f"{_ARCHIVING}/observer.py",
-        "return topic if topic.never_trimmed_because else replace(",
-        "return topic if True else replace(",
+        "topic if topic.never_trimmed_because else replace(topic, never_trimmed_because=_NOT_ON_RECORD)",
+        "topic",
         "Nothing is trimmed before a topic manifest in the bucket counts its partition",
         worlds=STORM,
     ),
