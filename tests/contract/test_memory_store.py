@@ -14,7 +14,7 @@ class MemoryBucket:
         self._store = store
 
     def read(self, key: str) -> bytes | None:
-        found = self._store._objects.get(key)
+        found = self._store.objects.get(key)
         return found[0] if found else None
 
     def write(self, key: str, data: bytes) -> None:

@@ -50,7 +50,7 @@ def closed_segments(directory: Path) -> dict[int, bytes]:
     """
     Return the bytes of each closed segment of a partition's directory, by base offset, ascending.
 
-    One that the broker deletes under the look is not there.
+    One that the broker deletes during the scan is not there.
     """
     found: dict[int, bytes] = {}
     for path in sorted(directory.glob("*.log"))[:-1]:
@@ -105,7 +105,7 @@ def unreferenced(objects: Objects, manifests: Iterable[PartitionManifest]) -> li
 
 
 def assert_whole(config: Path) -> Any:
-    """Assert that a deep look finds no fault, and return its report."""
+    """Assert that a deep scrub finds no fault, and return its report."""
     report = run_json("archive", "verify", "--deep", "--config", str(config))
     assert report["faults"] == 0, report
     return report

@@ -217,7 +217,7 @@ async def test_seeks_and_times_are_found(kafka, archive_of_samples, sample_objec
 
 @pytest.fixture
 def endpoint_of_prefix(seaweedfs, prefix, tmp_path):
-    """Give a function that serves this test's part of the bucket, and looks at it often."""
+    """Give a function that serves this test's part of the bucket, and reads it often."""
     changes = {"cloud_storage_readreplica_manifest_sync_timeout_ms": 200}
     return lambda: serving(seaweedfs, tmp_path, prefix, **changes)
 
@@ -225,7 +225,7 @@ def endpoint_of_prefix(seaweedfs, prefix, tmp_path):
 async def test_reader_at_the_end_gets_what_another_upload_adds(
     kafka, write_kafka_config, endpoint_of_prefix, objects, topic
 ):
-    """The endpoint looks at the bucket again; nobody tells it anything."""
+    """The endpoint reads the bucket again by itself."""
     config = write_kafka_config(topics={topic: {"remote.storage.enable": True}})
     await kafka.create_topic(topic, configs=SEGMENTS)
     await kafka.produce(topic, _VALUES, max_batch_size=200_000)

@@ -169,7 +169,7 @@ def test_quarantine_of_a_running_daemon_ends_when_the_file_is_mended(log_dir, wr
 
 
 def test_directory_that_vanishes_during_scans_is_survived(log_dir, write, tmp_path):
-    """A partition that comes and goes while it is looked at is left out, and the others are archived."""
+    """A partition that comes and goes while it is scanned is left out, and the others are archived."""
     moving = write_partition(log_dir, "moving-0", segments=200)
     elsewhere, stop = tmp_path / "elsewhere", threading.Event()
 
@@ -187,7 +187,7 @@ def test_directory_that_vanishes_during_scans_is_survived(log_dir, write, tmp_pa
                 lambda: any(
                     one["path"].startswith(str(moving)) for one in daemon.events("left out of this round")
                 ),
-                "a look has met the moving directory",
+                "a scan has met the moving directory",
             )
             segment_path(log_dir / "sound-0", 4).write_bytes(segment_bytes(4 * RECORDS))
             daemon.until_next_offset("sound", 4 * RECORDS)

@@ -124,7 +124,7 @@ def test_manifest_shows_every_segment(samples, sample_objects):
 
 
 def test_deep_verify_counts_every_record(samples, sample_objects):
-    """A deep look at everything finds no fault, and as many records and markers as there are offsets."""
+    """A deep scrub of everything finds no fault, and as many records and markers as there are offsets."""
     report = assert_whole(samples.config)
 
     assert {one["topic"] for one in report["partitions"]} == set(SAMPLE_TOPICS)
@@ -133,7 +133,7 @@ def test_deep_verify_counts_every_record(samples, sample_objects):
 
 
 def test_verify_fails_on_a_changed_byte_and_names_the_object(samples, sample_objects):
-    """One byte that is not what it was makes a deep look exit 1 and name the object; put back, exit 0."""
+    """One byte that is not what it was makes a deep scrub exit 1 and name the object; put back, exit 0."""
     topic = codec_topic("gzip")
     key = segment_keys(archived_manifest(sample_objects, topic))[0]
     data = sample_objects.read(key)

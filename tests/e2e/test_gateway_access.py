@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOPIC = "guarded"
-USERS = ("reader", "looker", "stranger")
+USERS = ("reader", "describer", "stranger")
 """Who may read the topic, who may only see that it is there, and who may nothing."""
 VALUES = [bytes([number]) * 100_000 for number in range(45)]
 WHOLE = list(enumerate(VALUES))
@@ -115,7 +115,7 @@ async def _prepared(behind, directory, certificate, seaweedfs):
     add_scram_users(cluster.bootstrap, USERS)
     await cluster.create_topic(TOPIC, configs=SEGMENTS)
     allow(cluster.bootstrap, "reader", AclOperation.READ, AclOperation.DESCRIBE, topic=TOPIC)
-    allow(cluster.bootstrap, "looker", AclOperation.DESCRIBE, topic=TOPIC)
+    allow(cluster.bootstrap, "describer", AclOperation.DESCRIBE, topic=TOPIC)
     await cluster.produce(TOPIC, VALUES, max_batch_size=200_000)
     config = kafka_config(
         cluster,
@@ -156,9 +156,9 @@ async def test_wrong_password_is_the_brokers_to_refuse(guarded, mechanism):
 
 
 @pytest.mark.parametrize("offset", [0, len(VALUES) - 1])
-async def test_user_who_may_only_look_gets_no_record(guarded, offset):
+async def test_user_who_may_only_describe_gets_no_record(guarded, offset):
     """Archived offsets are refused as the broker's own are."""
-    login = guarded.login("looker")
+    login = guarded.login("describer")
     consumer = AIOKafkaConsumer(bootstrap_servers=guarded.behind.bootstrap, **login.aiokafka())
     await consumer.start()
     try:
@@ -174,7 +174,7 @@ async def test_user_who_may_only_look_gets_no_record(guarded, offset):
 @pytest.mark.parametrize("offset", [0, len(VALUES) - 1])
 async def test_librdkafka_is_told_that_it_may_not_read(guarded, offset):
     """Whether the offset is archived or the broker's."""
-    error = await asyncio.to_thread(_first_of_librdkafka, guarded, guarded.login("looker"), offset)
+    error = await asyncio.to_thread(_first_of_librdkafka, guarded, guarded.login("describer"), offset)
     assert error == confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 
@@ -250,7 +250,7 @@ async def test_offsets_of_the_archive_are_for_those_who_may_describe(guarded):
         finally:
             consumer.close()
 
-    assert await asyncio.to_thread(bounds, "looker") == (0, len(VALUES))
+    assert await asyncio.to_thread(bounds, "describer") == (0, len(VALUES))
     with pytest.raises(confluent_kafka.KafkaException) as refused:
         await asyncio.to_thread(bounds, "stranger")
     # librdkafka asks for metadata first, in which the topic is not.

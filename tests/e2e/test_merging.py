@@ -82,7 +82,7 @@ class Readers:
 
 
 async def test_many_small_segments_become_few_under_readers(behind, config, topic, objects):
-    """No read fails or differs; the old objects go after their delay, and a deep look finds no fault."""
+    """No read fails or differs; the old objects go after their delay, and a deep scrub finds no fault."""
     await write_transactions(behind.cluster, topic)
     await behind.cluster.produce(topic, _VALUES, max_batch_size=200_000)
     expected = {one: await consumed(behind.cluster, topic, one) for one in ISOLATIONS}

@@ -89,7 +89,7 @@ def test_orphan_goes_into_quarantine_and_back(config, objects):
     manifest = archived_manifest(objects, "orders")
     named = segment_keys(manifest)
     key = left_behind(objects, manifest)
-    # Its grace is a second of the server's clock: each look takes a part of one.
+    # Its grace is a second of the server's clock: each scrub takes a part of one.
     for _ in range(DEADLINE_ROUNDS):
         if scrubbed(config, "--fix")["orphans"]:
             break

@@ -70,7 +70,7 @@ async def test_trim_moves_the_log_start_and_leaves_no_gap(kafka, config, objects
 
     with running_daemon(config) as daemon:
         daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
-        # The broker deletes the files at its next look.
+        # The broker deletes the files at its next check.
         daemon.until(lambda: min(closed_segments(directory)) > 0, "the broker has deleted the files")
         daemon.until_next_offset(topic, base_of_active(directory))
         daemon.until_rounds(3)

@@ -91,7 +91,7 @@ class DeletedTopics:
         """Return the keys of a topic's objects, without its topic manifest."""
         return {
             key
-            for key in self.store._objects
+            for key in self.store.objects
             if (owner := owner_of(key)) is not None and topic_key(owner) == topic
         }
 
@@ -99,7 +99,7 @@ class DeletedTopics:
         """Return the objects of topics by key, including their topic manifests."""
         keys = {key for topic in topics for key in self.keys_of(topic)}
         keys |= {topic_manifest_key(topic) for topic in topics}
-        return {key: self.store._objects[key][0] for key in keys}
+        return {key: self.store.objects[key][0] for key in keys}
 
     async def manifest(self, topic: TopicKey) -> TopicManifest:
         """Return a topic's stored manifest."""

@@ -7,7 +7,7 @@ from tieringd.formats.object_keys import manifest_key
 
 
 def stored_manifest(store, writer):
-    found = store._objects.get(manifest_key(writer.identified))
+    found = store.objects.get(manifest_key(writer.identified))
     return None if found is None else decode_manifest(found[0])
 
 

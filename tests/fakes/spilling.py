@@ -65,26 +65,31 @@ class CrashingStore(MemoryStore):
             raise Crash
 
 
-def make_parts_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make each segment that may spill a spilled part of its own."""
-    monkeypatch.setattr(policy, "ROWS_MIN", 1)
-    monkeypatch.setattr(policy, "SEGMENTS_REMEMBERED", 1)
+def make_parts_small(monkeypatch: pytest.MonkeyPatch, *, rows: int = 1, remembered: int = 1) -> None:
+    """
+    Make spilled parts of *rows* segments or more, and let the live manifest keep *remembered* of them.
+
+    By default each segment that may spill becomes a part of its own. The plan is made deep inside archivers
+    and jobs, and its limits are part of no setting, so this is the one place that patches them.
+    """
+    monkeypatch.setattr(policy, "ROWS_MIN", rows)
+    monkeypatch.setattr(policy, "SEGMENTS_REMEMBERED", remembered)
 
 
 def observe(writer: LogWriter, *, total: TotalRetention = FOREVER, **changes: Any) -> Observation:
     """Return an observation of a topic whose manifest always exceeds its target size."""
-    return observed(writer, total=total, retention_pace=PACE, target_manifest_bytes=1, **changes)
+    return observed(writer, total=total, target_manifest_bytes=1, **{"retention_pace": PACE, **changes})
 
 
 def spilled_names(store, writer):
     """Return the names of all spillover manifests in the bucket, ascending."""
-    found = (parse_spillover_key(writer.identified, key) for key in store._objects)
+    found = (parse_spillover_key(writer.identified, key) for key in store.objects)
     return sorted(name for name in found if name is not None)
 
 
 def data_keys(store) -> list[str]:
     """Return the keys of all data objects in the bucket."""
-    return sorted(key for key in store._objects if key.endswith(".log"))
+    return sorted(key for key in store.objects if key.endswith(".log"))
 
 
 async def filled(writer: LogWriter, archiver: Archiver, *, segments: int = 6, local: int = 2) -> None:

@@ -1,18 +1,20 @@
-"""An object store whose requests go over a `Wire`."""
+"""An object store whose requests go over a `Wire`, and damage to a store in memory."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tieringd.errors import PreconditionFailed, StorageUnavailable
 from tieringd.storage.base import FileSlice
+from tieringd.storage.memory import MemoryStore
 from tieringd.storage.store_times import StoreTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from tests.fakes.wire import Wire
     from tieringd.storage.base import Body, Condition, Joined, JoinSource, ListPage, ObjectInfo, ObjectStore
@@ -24,6 +26,42 @@ LATE_SECONDS = 2.0
 
 def store_unavailable(operation: str, outcome_unknown: bool = False) -> StorageUnavailable:  # noqa: FBT001, FBT002 - the wire calls it
     return StorageUnavailable(f"{operation}: the store does not answer", outcome_unknown=outcome_unknown)
+
+
+def restore(store: MemoryStore, objects: Mapping[str, tuple[bytes, ObjectInfo]]) -> None:
+    """Make *objects* all that the store holds. An earlier `dict(store.objects)` brings back that state."""
+    for key in store.objects.keys() - objects.keys():
+        store.remove(key)
+    for key, (data, info) in objects.items():
+        store.place(key, data, info)
+
+
+def rot(store: MemoryStore, key: str, position: int = -1) -> None:
+    """Turn a bit of the stored byte at *position*. The store still reports the checksum from before."""
+    data, info = store.objects[key]
+    changed = bytearray(data)
+    changed[position] ^= 1
+    store.place(key, bytes(changed), info)
+
+
+def forget_checksums(store: MemoryStore) -> None:
+    """Make the store report no checksums of what it holds, as some stores do."""
+    for key, (data, info) in list(store.objects.items()):
+        store.place(key, data, replace(info, crc32c=None))
+
+
+class RefusingStore(MemoryStore):
+    """Stores no object whose key begins with *refused_prefix*, while that is set."""
+
+    refused_prefix: str | None = None
+
+    async def put(
+        self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
+    ) -> ObjectInfo:
+        """Store an object, or fail as a store that does not answer."""
+        if self.refused_prefix is not None and key.startswith(self.refused_prefix):
+            raise store_unavailable("put")
+        return await super().put(key, body, crc32c=crc32c, condition=condition)
 
 
 class DistantStore:

@@ -87,7 +87,7 @@ GUARDS: tuple[Guard, ...] = (
         f"{_ARCHIVING}/claim.py",
         "if found is None or found.leader_epoch < leader_epoch:",
         "if found is None:",
-        "A new leader claims the manifest before it looks at anything else",
+        "A new leader claims the manifest before it does anything else",
     ),
     guard(
         "older-epoch-is-fenced",
@@ -216,11 +216,11 @@ GUARDS: tuple[Guard, ...] = (
     ),
     # Gaps and holes.
     guard(
-        "gap-needs-two-looks",
+        "gap-needs-two-scans",
         f"{_ARCHIVING}/archiver.py",
         "        if self._missed is None or not _covers(self._missed[1], missing):",
         "        if False:",
-        "A gap is recorded only when two looks have missed the offsets",
+        "A gap is recorded only when two scans have missed the offsets",
         Edit(
             f"{_ARCHIVING}/archiver.py",
             "        if self._missed[0] == seen.scan_number:",
@@ -228,25 +228,25 @@ GUARDS: tuple[Guard, ...] = (
         ),
     ),
     guard(
-        "gap-looks-have-numbers",
+        "gap-scans-have-numbers",
         f"{_ARCHIVING}/archiver.py",
         "        if self._missed[0] == seen.scan_number:",
         "        if False:",
-        "One look never counts as two for a gap",
+        "One scan never counts as two for a gap",
     ),
     guard(
-        "hole-looks-have-numbers",
+        "hole-scans-have-numbers",
         f"{_ARCHIVING}/archiver.py",
         "return frozenset(hole for hole, first in self._first_scans.items() if first != self._scan_number)",
         "return frozenset(self._first_scans)",
-        "A transaction counts as aborted for a hole only when two looks have found it",
+        "A transaction counts as aborted for a hole only when two scans have found it",
     ),
     guard(
         "no-cut-with-new-holes",
         f"{_ARCHIVING}/lineage_keeper.py",
         "        if new_holes:",
         "        if False:",
-        "Nothing is cut off while one look alone has found a hole in the log",
+        "Nothing is cut off while one scan alone has found a hole in the log",
     ),
     # Trims.
     guard(
@@ -314,7 +314,7 @@ GUARDS: tuple[Guard, ...] = (
         f"{_ARCHIVING}/trimmer.py",
         "        if _lacks_head(seen):\n            return 0\n",
         "",
-        "A look that lacks the log's first files trims nothing",
+        "An observation that lacks the log's first files trims nothing",
         worlds=STORM,
     ),
     # Pins.
@@ -340,11 +340,11 @@ GUARDS: tuple[Guard, ...] = (
         "A pin goes when the log has other bytes in its place",
     ),
     guard(
-        "pins-by-a-fresh-look",
+        "pins-by-a-fresh-scan",
         f"{_ARCHIVING}/pinner.py",
         "        if clock() > facts.good_until:",
         "        if False:",
-        "A process that was stopped releases no pin by an old look",
+        "A process that was stopped releases no pin by an old scan",
     ),
     guard(
         "durable-by-lineage",
@@ -360,11 +360,11 @@ GUARDS: tuple[Guard, ...] = (
     ),
     # Retention and time.
     guard(
-        "retention-needs-two-looks",
+        "retention-needs-two-checks",
         f"{_ARCHIVING}/archive_retention.py",
         "            up_to=first.start_offset if first else manifest.start_offset,\n",
         "",
-        "Retention lets go only of what two looks agree on",
+        "Retention lets go only of what two checks agree on",
         worlds=BROKER,
     ),
     guard(
@@ -496,7 +496,7 @@ GUARDS: tuple[Guard, ...] = (
         f"{_ARCHIVING}/archiver.py",
         "return log_start_offset if first_offset is None else min(first_offset, log_start_offset)",
         "return log_start_offset if first_offset is None else first_offset",
-        "An archive begins where the broker's log does, not where one look finds its first file",
+        "An archive begins where the broker's log does, not where one scan finds its first file",
         worlds=STORM,
     ),
     guard(

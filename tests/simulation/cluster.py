@@ -361,7 +361,7 @@ class Cluster:
         await self._converge()
 
     async def _expect_no_long_wait(self) -> None:
-        """With an idle timeout, each stable record is durable an interval, and a look, later."""
+        """With an idle timeout, each stable record is durable an interval and a scan later."""
         loop = asyncio.get_running_loop()
         stable: list[tuple[float, Replication, int]] = []
         patience = IDLE_INTERVAL_SECONDS + 3 * ROUND_SECONDS

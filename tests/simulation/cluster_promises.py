@@ -1,7 +1,7 @@
 """
 The promises of the README on a cluster: the bucket and all brokers' logs against what was written.
 
-Like `promises`, each check looks at bytes and offsets only, and asks none of the daemons.
+Like `promises`, each check reads bytes and offsets only, and asks none of the daemons.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ClusterPromises:
         self.checks = 0
 
     def check(self) -> None:
-        """Look at everything once."""
+        """Check everything once."""
         self.checks += 1
         for partition in self._partitions:
             manifest = self.manifest_of(partition)
@@ -54,7 +54,7 @@ class ClusterPromises:
             assert self._stored.setdefault(key, crc32c(data)) == crc32c(data), f"{key} is written over"
 
     def check_commit(self, broker: int, key: str) -> None:
-        """Look at the manifest that a daemon beside *broker* has just stored under *key*."""
+        """Check the manifest that a daemon beside *broker* has just stored under *key*."""
         for partition in self._partitions:
             if manifest_key(partition.log.identified) == key:
                 manifest = self.manifest_of(partition)
@@ -97,7 +97,7 @@ class ClusterPromises:
         return self._manifests.get(manifest_key(partition.log.identified))
 
     def _check_objects(self, manifest: PartitionManifest) -> None:
-        """Everything that is listed is there. That it is what was written was looked at when it came."""
+        """Everything that is listed is there. That it is what was written was checked when it came."""
         assert not manifest.faults(), manifest.faults()
         for segment in manifest.segments:
             for key in (data_key(manifest.partition, segment), index_key(manifest.partition, segment)):
@@ -284,7 +284,7 @@ class ClusterPromises:
         return data
 
     def _object(self, key: str) -> bytes | None:
-        found = self._store._objects.get(key)
+        found = self._store.objects.get(key)
         return None if found is None else found[0]
 
 

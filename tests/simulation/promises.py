@@ -1,7 +1,7 @@
 """
 The promises of the README, checked from outside: bucket and log directories against what was written.
 
-Each check looks at bytes and offsets only. It asks no service of the daemon's, so that a fault
+Each check reads bytes and offsets only. It asks no service of the daemon's, so that a fault
 there cannot hide itself; the formats are shared, and have tests of their own.
 """
 
@@ -42,7 +42,7 @@ class Promises:
         may_expire: Callable[[LogWriter, RemoteSegment], bool] = lambda *_: False,
         delete_delay_seconds: float = 0.0,
     ) -> None:
-        """Take what is looked at; *may_expire* says what total retention lets go of."""
+        """Take what is checked; *may_expire* says what total retention lets go of."""
         self._delete_delay_seconds = delete_delay_seconds
         self._gone_at: dict[str, float] = {}
         """When each data object left the manifest."""
@@ -56,7 +56,7 @@ class Promises:
         self.checks = 0
 
     def check(self) -> None:
-        """Look at everything once."""
+        """Check everything once."""
         self.checks += 1
         self._check_delay()
         for writer in self._writers:
@@ -170,7 +170,7 @@ class Promises:
         return lost.issuperset(range(base_offset, next_offset))
 
     def _object(self, key: str) -> bytes | None:
-        found = self._store._objects.get(key)
+        found = self._store.objects.get(key)
         return None if found is None else found[0]
 
 

@@ -123,7 +123,7 @@ class Replica(LogWriter):
         """
         Return the offsets of what is set aside although it is of this log, since nothing could show that.
 
-        That may be only where the broker deleted what followed while no daemon looked: it is lost as well.
+        That may be only where the broker deleted what followed between two scans: it is lost as well.
         """
         unseen = {one.base_offset for one in self.deletions if not one.is_safe}
         strays = self._pinned("*.stray")

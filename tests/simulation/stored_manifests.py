@@ -1,4 +1,4 @@
-"""The manifests of a bucket as the promises look at them: each version is decoded once."""
+"""The manifests of a bucket as the promises read them: each version is decoded once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StoredManifests:
 
     def get(self, key: str) -> PartitionManifest | None:
         """Return the manifest under *key*, which has to be a sound one; None where there is none."""
-        found = self._store._objects.get(key)
+        found = self._store.objects.get(key)
         if found is None:
             return None
         known = self._decoded.get(key)

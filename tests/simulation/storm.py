@@ -78,7 +78,7 @@ class Storm(Cluster):
             # What was read back is not written over by a late request that is damaged as well.
             self.store = TrustingStore(
                 tells=shape.random() < 0.5,
-                may_damage=lambda key: key.endswith((".log", ".index")) and key not in self.store._objects,
+                may_damage=lambda key: key.endswith((".log", ".index")) and key not in self.store.objects,
             )
             self.tries_checksums = True
         for partition in self.partitions:

@@ -74,7 +74,7 @@ class RetainingLife(Life):
     """One that keeps nothing that was uploaded, and works for ten minutes."""
 
     async def work(self) -> None:
-        """Take a step a minute: retention looks every minute, and objects go two minutes later."""
+        """Take a step a minute: retention checks every minute, and objects go two minutes later."""
         pace = RetentionPace(interval_ms=60_000, delete_delay_ms=120_000)
         for _ in range(10):
             seen = observed(
@@ -150,11 +150,11 @@ def test_crash_at_every_point_of_retention_leaves_nothing_behind(tmp_path):
         assert manifest.retired == ()
         assert writer.bases_on_disk == writer.bases[-1:]
         referenced = {manifest_key(writer.identified)}
-        orphans = len(store._objects.keys() - referenced)
+        orphans = len(store.objects.keys() - referenced)
         assert orphans == 0 if not has_crashed else orphans <= 2 * 2, "only what was never in a manifest"
         if not has_crashed:
             break
-    # Two points around each: the uploads as above, then two looks' worth of commits, deletions and trims.
+    # Two points around each: the uploads as above, then two checks' worth of commits, deletions and trims.
     assert points >= 2 * (3 + 3 + 3 + 4)
 
 
@@ -194,10 +194,10 @@ def test_life_after_a_crash_never_writes_over_what_it_finds(tmp_path, epoch):
         await wire.crashed.wait()
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        left.update({key: data for key, (data, _) in store._objects.items() if not key.endswith("/manifest")})
+        left.update({key: data for key, (data, _) in store.objects.items() if not key.endswith("/manifest")})
         await Life(writer, store, "bbbb", Wire()).work()
 
     run_virtual(crash_then_compare(), seed=epoch)
 
     assert left
-    assert {key: store._objects[key][0] for key in left} == left
+    assert {key: store.objects[key][0] for key in left} == left

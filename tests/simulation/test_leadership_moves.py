@@ -165,7 +165,7 @@ class Pair:
     @property
     def manifest(self) -> PartitionManifest:
         """Return what the bucket holds."""
-        data, _ = self.store._objects[manifest_key(self.partition.log.identified)]
+        data, _ = self.store.objects[manifest_key(self.partition.log.identified)]
         return decode_manifest(data)
 
     def _now_ms(self) -> int:
@@ -205,8 +205,8 @@ async def test_trim_of_an_earlier_leadership_lets_go_of_nothing(tmp_path, stop, 
     ],
 )
 @virtually
-async def test_look_that_leadership_overtakes_is_thrown_away(tmp_path, stop):
-    """Leadership of before and a log of after would append the new lineage to the old one, for good."""
+async def test_scan_that_leadership_overtakes_is_discarded(tmp_path, stop):
+    """Old leadership with a newer log would append the new lineage to the old one, for good."""
     pair = Pair(tmp_path, target_bytes=-1)
     wire = pair.start()
     await asyncio.sleep(3 * ROUND_SECONDS)

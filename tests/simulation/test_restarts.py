@@ -95,7 +95,7 @@ class Site:
     @property
     def manifest(self) -> PartitionManifest:
         """Return what the bucket holds."""
-        return decode_manifest(self.store._objects[manifest_key(self.partition.log.identified)][0])
+        return decode_manifest(self.store.objects[manifest_key(self.partition.log.identified)][0])
 
 
 def _now_ms() -> int:

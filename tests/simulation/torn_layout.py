@@ -1,4 +1,4 @@
-"""Looks at a log directory of which now and then one misses the first files, and the next one has them."""
+"""Scans of a log directory of which now and then one misses the first files, and the next one has them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TornLayout(KafkaLayout):
     """
     Files are read one after the other, and what moves meanwhile may be missed once.
 
-    The looks that follow a torn one are whole: nothing moves all the time.
+    The scans that follow a torn one are whole: nothing moves all the time.
     """
 
     def __init__(self, random: Random, *, rate: float) -> None:
@@ -30,7 +30,7 @@ class TornLayout(KafkaLayout):
         self._random = random
         self._rate = rate
         self._whole_reads: dict[str, int] = {}
-        """How many looks at a partition are whole from now on."""
+        """How many scans of a partition are whole from now on."""
 
     def read_log(self, partition: LocalPartition, known: Sequence[OffsetTranslation] = ()) -> LocalLog:
         """Return the log, or all but its first closed segments."""

@@ -75,7 +75,7 @@ class Daemon:
 
     @property
     def faults(self) -> dict[str, str]:
-        """Return what holds its partitions back, and what its last look could not see."""
+        """Return what holds its partitions back, and what its last scan could not see."""
         found = {str(one): each.fault for one, each in self.reconciler.statuses().items() if each.fault}
         return found | dict(self.reconciler.problems)
 

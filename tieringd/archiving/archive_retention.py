@@ -56,6 +56,7 @@ from tieringd.policies.retention_time import (
 )
 from tieringd.policies.total_retention import (
     FirstEvaluation,
+    RetentionPace,
     TotalRetentionPlan,
     expiry_due_ms,
     plan_total_retention,
@@ -69,12 +70,6 @@ REMEMBERED_MAX = 1024
 Proven times kept for one partition. Only segments about to go, and the one after them, are asked for more
 than once.
 """
-
-SPILLED_PARTS_MAX = 16
-"""Spillover manifests that one scan reads: segments that expire later wait for later scans."""
-DELETED_AT_ONCE_MAX = 500
-"""Segments whose objects one step deletes, so that uploads do not wait long behind a large deletion."""
-
 
 OBSERVATIONS_TO_RELEASE = 2
 """Observations that must agree: a broker that crashed may come back with a lower log start offset."""
@@ -296,12 +291,12 @@ class ArchiveRetention(PartitionLogger):
             return self._claim.newest(stored), 0
 
     async def _step(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
-        delay_ms = seen.topic.retention_pace.delete_delay_ms
+        pace = seen.topic.retention_pace
         stored = await self._release(stored, seen)
         self._gone_since.note(stored)
-        stored, deleted = await self._delete_spilled(stored, delay_ms=delay_ms)
+        stored, deleted = await self._delete_spilled(stored, pace)
         if not deleted:
-            stored, deleted = await self._delete_retired(stored, delay_ms=delay_ms)
+            stored, deleted = await self._delete_retired(stored, pace)
         if self._is_due(stored.existing, seen):
             stored, expired = await self._evaluate(stored, seen)
             return stored, deleted + expired
@@ -443,7 +438,9 @@ class ArchiveRetention(PartitionLogger):
             now_ms=ages_ms,
             deleted_before=await self._user_deletions.start(manifest, seen),
         )
-        oldest = await self._oldest_spilled(manifest, plan)
+        oldest = await self._oldest_spilled(
+            manifest, plan, parts_max=seen.topic.retention_pace.spilled_parts_max
+        )
         if seen.topic.total.limit_ms is None or ages_ms == NOTHING_IS_OLD_MS:
             return stored, oldest
         table = manifest.segments if oldest is None else oldest
@@ -454,10 +451,10 @@ class ArchiveRetention(PartitionLogger):
         return stored, with_upload_times(oldest, wrong)
 
     async def _oldest_spilled(
-        self, manifest: PartitionManifest, plan: Callable[..., TotalRetentionPlan]
+        self, manifest: PartitionManifest, plan: Callable[..., TotalRetentionPlan], *, parts_max: int
     ) -> SegmentTable | None:
         """
-        Return the oldest segments, where they are spilled; at most as many as one evaluation handles.
+        Return the oldest segments, where they are spilled, from at most *parts_max* spillover manifests.
 
         No part is loaded that is far behind the first segment that stays by *plan*. None where nothing is
         spilled.
@@ -468,7 +465,7 @@ class ArchiveRetention(PartitionLogger):
         async with aclosing(self._spillovers.pieces(manifest, from_offset=manifest.start_offset)) as pieces:
             loaded = 0
             async for piece in pieces:
-                if piece.start_offset >= manifest.live_offset or loaded == SPILLED_PARTS_MAX:
+                if piece.start_offset >= manifest.live_offset or loaded == parts_max:
                     break
                 oldest, loaded = SegmentTable.joined([oldest, piece.segments]), loaded + 1
                 # A plan reads each row, so it is made only each time the number of parts has doubled.
@@ -476,10 +473,12 @@ class ArchiveRetention(PartitionLogger):
                     break
         return oldest
 
-    async def _delete_spilled(self, stored: StoredManifest, *, delay_ms: int) -> tuple[StoredManifest, int]:
+    async def _delete_spilled(
+        self, stored: StoredManifest, pace: RetentionPace
+    ) -> tuple[StoredManifest, int]:
         """Delete the objects of spilled segments that expired long enough ago; return how many segments."""
         manifest, spillover = stored.existing, stored.existing.spillover
-        limit_ms = self._clock.ages_ms(manifest.committed_at_ms) - delay_ms
+        limit_ms = self._clock.ages_ms(manifest.committed_at_ms) - pace.delete_delay_ms
         marks = list(takewhile(lambda one: self._gone_since.ms(one) <= limit_ms, _spilled(manifest)))
         if spillover is None or not marks or not await self._claim.is_current():
             return stored, 0
@@ -488,9 +487,9 @@ class ArchiveRetention(PartitionLogger):
         async with aclosing(self._spillovers.parts(manifest, from_offset=begin)) as parts:
             async for part in parts:
                 due += part.segments.overlapping(max(begin, part.base_offset), min(end, part.next_offset))
-                if len(due) >= DELETED_AT_ONCE_MAX or part.next_offset >= end:
+                if len(due) >= pace.deleted_at_once_max or part.next_offset >= end:
                     break
-        due = due[:DELETED_AT_ONCE_MAX]
+        due = due[: pace.deleted_at_once_max]
         gone = unnamed(manifest, due)
         await self._remote_log.delete_segments(self._partition, gone)
         next_offset = due[-1].next_offset
@@ -510,9 +509,11 @@ class ArchiveRetention(PartitionLogger):
         )
         return stored, len(due)
 
-    async def _delete_retired(self, stored: StoredManifest, *, delay_ms: int) -> tuple[StoredManifest, int]:
+    async def _delete_retired(
+        self, stored: StoredManifest, pace: RetentionPace
+    ) -> tuple[StoredManifest, int]:
         """Delete the objects of segments retired long enough ago; return how many segments that is."""
-        manifest = stored.existing
+        manifest, delay_ms = stored.existing, pace.delete_delay_ms
         ages_ms = self._clock.ages_ms(manifest.committed_at_ms)
         # In manifest order, which may differ from time order after a clock was set back: `forgotten` takes
         # the first ones.
@@ -525,7 +526,7 @@ class ArchiveRetention(PartitionLogger):
         # uploaded it, so no successor reuses these names.
         if not due or not await self._claim.is_current():
             return stored, 0
-        segments = tuple(islice(chain.from_iterable(due), DELETED_AT_ONCE_MAX))
+        segments = tuple(islice(chain.from_iterable(due), pace.deleted_at_once_max))
         await self._remote_log.delete_segments(self._partition, unnamed(manifest, segments))
         stored = await self._claim.commit(stored, manifest.forgotten(len(segments)))
         self._metrics.expired.deleted_segments.labels(self._partition.topic).inc(len(segments))

@@ -59,7 +59,7 @@ _HISTORY_SECONDS: Final = 0.2
 
 _SLOW_SECONDS: Final = 1.0
 """After this time the records read so far go to the client, and the rest in its next Fetch."""
-_AT_ONCE: Final = 16
+PARTITIONS_AT_ONCE: Final = 16
 """How many partitions are read concurrently. Each may hold a chunk."""
 
 
@@ -263,9 +263,9 @@ class FetchAnswers:
         due_at = begun_at + _SLOW_SECONDS
         try:
             items = list(asked.partitions.items())
-            for begin in range(0, len(items), _AT_ONCE):
+            for begin in range(0, len(items), PARTITIONS_AT_ONCE):
                 known: list[tuple[PartitionKey, AskedPartition, TopicIdPartition]] = []
-                for key, wanted in items[begin : begin + _AT_ONCE]:
+                for key, wanted in items[begin : begin + PARTITIONS_AT_ONCE]:
                     served = self._partition(*key)
                     if served is None:
                         reading.answers[key] = _failed(reading, self._unknown(key))

@@ -44,15 +44,22 @@ def check_batches(data: memoryview, *, base_offset: int, next_offset: int) -> No
 
 
 def check_batches_in(
-    read_at: Callable[[int, int], bytes], size_bytes: int, *, base_offset: int, next_offset: int
+    read_at: Callable[[int, int], bytes],
+    size_bytes: int,
+    *,
+    base_offset: int,
+    next_offset: int,
+    window_bytes: int = _WINDOW_BYTES,
 ) -> None:
     """
     Check *size_bytes* bytes as `check_batches` does. *read_at* gets a position and a size.
 
+    *window_bytes* are read at once, and more only for a larger batch.
+
     Raises:
         CorruptDataError: They are not such batches, or end inside one.
     """
-    position, expected, window_bytes = 0, base_offset, _WINDOW_BYTES
+    position, expected, least_bytes = 0, base_offset, window_bytes
     while position < size_bytes:
         window = memoryview(read_at(position, min(window_bytes, size_bytes - position)))
         is_last = position + len(window) == size_bytes
@@ -65,7 +72,7 @@ def check_batches_in(
         if not consumed and (is_last or len(window) < window_bytes):
             raise _cut(len(window), position, expected)
         # A batch larger than the window is read again through a larger window.
-        window_bytes = _WINDOW_BYTES if consumed else window_bytes * 2
+        window_bytes = least_bytes if consumed else window_bytes * 2
         position += consumed
 
 

@@ -80,8 +80,10 @@ class FetchAhead:
         bytes_max: Callable[[], float],
         on_known: Callable[[], None],
         on_broken: Callable[[str], None],
+        permit_seconds: float = PERMIT_SECONDS,
     ) -> None:
         self._loop = loop
+        self._permit_seconds = permit_seconds
         self._archive = archive
         self._timeout_seconds = timeout_seconds
         self._bytes_max = bytes_max
@@ -139,7 +141,7 @@ class FetchAhead:
         if expected is None or not self._is_followed or self._asked is not None:
             return None
         permit = self._permit
-        is_fresh = permit is not None and permit.expires_at - self._loop.time() > PERMIT_SECONDS / 2
+        is_fresh = permit is not None and permit.expires_at - self._loop.time() > self._permit_seconds / 2
         if is_fresh and permit is not None and permit.covers(expected):
             return None
         return expected.head, expected.request_for_last
@@ -159,7 +161,7 @@ class FetchAhead:
             self._give_up()
             return
         # The permit counts from the request: the response may have waited in the socket.
-        self._permit = _Permit(asked.head.version, asked.last, self._asked_at + PERMIT_SECONDS)
+        self._permit = _Permit(asked.head.version, asked.last, self._asked_at + self._permit_seconds)
         self.begin()
         if self._task is None and self._ready is None:
             self._give_up()

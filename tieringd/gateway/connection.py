@@ -23,7 +23,7 @@ from aiohappyeyeballs import start_connection
 
 from tieringd.errors import LocalFileError, ProtocolViolation, RetryableError
 from tieringd.formats.kafka_wire.pieces import size_of
-from tieringd.gateway.ahead import FetchAhead
+from tieringd.gateway.ahead import PERMIT_SECONDS, FetchAhead
 from tieringd.gateway.archive_answers import ArchiveAnswers
 from tieringd.gateway.combined_answers import answer
 from tieringd.gateway.frames import ClientResponse, PendingRequest, PendingRequests
@@ -75,6 +75,8 @@ class GatewaySettings:
     """For a connection to the broker, and for every TLS handshake."""
     answer_timeout_seconds: float = 25.0
     """For one answer of the archive. Clients give up after 30 seconds by default."""
+    permit_seconds: float = PERMIT_SECONDS
+    """How long the broker's last response allows an answer that is prepared ahead."""
     idle_timeout_seconds: float = 660.0
     """For a connection on which nothing moves. Brokers close theirs after 600 seconds by default."""
     reuse_port: bool = False
@@ -241,6 +243,7 @@ class Connection:
             bytes_max=self._answer_bytes,
             on_known=lambda: self._guarded(self._go_on),
             on_broken=self._break,
+            permit_seconds=settings.permit_seconds,
         )
         self._requests = RequestFrames(
             shared.scratch,

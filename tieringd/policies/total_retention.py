@@ -98,11 +98,15 @@ EDITS_INTERVAL_MAX_MS = 1_800_000
 
 @dataclass(frozen=True, slots=True)
 class RetentionPace:
-    """How often total retention is evaluated, and how long objects outlive their expiry."""
+    """How often total retention is evaluated, how long expired objects stay, and how many go at once."""
 
     interval_ms: int
     delete_delay_ms: int
     """Longer than the longest reader: one that has an old manifest still finds its objects."""
+    spilled_parts_max: int = 16
+    """Spillover manifests that one evaluation reads: segments that expire later wait for later ones."""
+    deleted_at_once_max: int = 500
+    """Segments whose objects one step deletes, so that uploads do not wait long behind a large deletion."""
 
     @property
     def edits_interval_ms(self) -> int:

@@ -34,9 +34,6 @@ from tieringd.storage.threads import in_thread
 
 log = structlog.get_logger(__name__)
 
-PIECE_BYTES = 16 << 20
-"""How many bytes one request asks for. An ordinary chunk takes one request."""
-
 Downloaded: TypeAlias = "OpenFile | bytes | None"
 """The chunk in the cache, or in memory, or None if neither takes it."""
 
@@ -120,6 +117,8 @@ class DownloadLimits:
     """Memory of all downloads together."""
     stream_bytes_max: int = 64 << 20
     """The largest chunk that is held in memory for its readers if the cache does not take it."""
+    piece_bytes: int = 16 << 20
+    """How many bytes one request asks for. An ordinary chunk takes one request."""
     piece_timeout_seconds: float = 60.0
     """For one request, including its retries. After it, a store that hangs is reported as an error."""
 
@@ -167,7 +166,7 @@ class ChunkDownloader:
     def _memory_bytes(self, chunk: Chunk) -> int:
         """Return how many bytes a download of *chunk* may hold in memory."""
         is_streamable = chunk.size_bytes <= self._limits.stream_bytes_max
-        return chunk.size_bytes if is_streamable else PIECE_BYTES
+        return chunk.size_bytes if is_streamable else self._limits.piece_bytes
 
     async def _attempt(
         self, key: str, name: str, chunk: Chunk, *, is_cached: bool, is_streamed: bool
@@ -191,14 +190,15 @@ class ChunkDownloader:
     async def _into(self, part: PartFile, key: str, chunk: Chunk) -> Downloaded:
         """Fill a part and publish it. If the disk fails, return the bytes if all of them are in memory."""
         data: bytes | None = None
+        piece_bytes = self._limits.piece_bytes
         try:
-            if chunk.size_bytes <= PIECE_BYTES:
+            if chunk.size_bytes <= piece_bytes:
                 data = await self._piece(key, chunk, 0, chunk.size_bytes)
                 await self._checked(key, chunk, partial(_check_bytes, data, chunk))
                 await in_thread(_write, part, 0, data)
             else:
-                for position in range(0, chunk.size_bytes, PIECE_BYTES):
-                    size_bytes = min(PIECE_BYTES, chunk.size_bytes - position)
+                for position in range(0, chunk.size_bytes, piece_bytes):
+                    size_bytes = min(piece_bytes, chunk.size_bytes - position)
                     piece = await self._piece(key, chunk, position, size_bytes)
                     await in_thread(_write, part, position, piece)
                 await self._checked(key, chunk, partial(_check_file, part, chunk))
@@ -213,9 +213,10 @@ class ChunkDownloader:
         return data
 
     async def _streamed(self, key: str, chunk: Chunk) -> bytes:
+        piece_bytes = self._limits.piece_bytes
         pieces = [
-            await self._piece(key, chunk, position, min(PIECE_BYTES, chunk.size_bytes - position))
-            for position in range(0, chunk.size_bytes, PIECE_BYTES)
+            await self._piece(key, chunk, position, min(piece_bytes, chunk.size_bytes - position))
+            for position in range(0, chunk.size_bytes, piece_bytes)
         ]
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         await self._checked(key, chunk, partial(_check_bytes, data, chunk))

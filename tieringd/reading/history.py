@@ -75,8 +75,16 @@ class _KnownManifest:
 class History:
     """Find the archives before a topic's own. One per process; many readers may call it concurrently."""
 
-    def __init__(self, store: ObjectStore, manifests: ManifestStore, *, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifests: ManifestStore,
+        *,
+        now_ms: Callable[[], int],
+        links_kept_max: int = LINKS_KEPT_MAX,
+    ) -> None:
         self._store = store
+        self._links_kept_max = links_kept_max
         self._manifests = manifests
         self._now_ms = now_ms
         self._links: OrderedDict[TopicKey, _KnownLink] = OrderedDict()
@@ -206,7 +214,7 @@ class History:
                     known = _KnownLink(await self._loaded(key, known), self._now_ms())
                     self._links[key] = known
         self._links.move_to_end(key)
-        if len(self._links) > LINKS_KEPT_MAX:
+        if len(self._links) > self._links_kept_max:
             self._links.popitem(last=False)
         return known.link
 

@@ -27,9 +27,6 @@ from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicIdPartition
 from tieringd.reading.history import History, LogReader
 
-BLOCK_BYTES = 8 << 20
-BLOCK_RECORDS = 10_000
-"""A block ends at whichever limit is reached first. It is held in memory, and is one transaction."""
 _RECORD_OVERHEAD_BYTES = 64
 _PEEK_BYTES = 64 << 10
 
@@ -82,8 +79,17 @@ class RepublishedPartition:
     """Offsets that are lost, as far as this attempt has met them."""
 
 
+@dataclass(frozen=True, slots=True)
+class BlockLimits:
+    """A block ends at whichever limit is reached first. It is held in memory, and is one transaction."""
+
+    size_bytes: int = 8 << 20
+    records: int = 10_000
+
+
 @dataclass(slots=True)
 class _Block:
+    limits: BlockLimits
     records: list[Record] = field(default_factory=list)
     size_bytes: int = 0
 
@@ -94,13 +100,21 @@ class _Block:
 
     @property
     def is_full(self) -> bool:
-        return self.size_bytes >= BLOCK_BYTES or len(self.records) >= BLOCK_RECORDS
+        return self.size_bytes >= self.limits.size_bytes or len(self.records) >= self.limits.records
 
 
 class Republisher:
     """Write partitions of an archive elsewhere. Keeps no state; several calls may run concurrently."""
 
-    def __init__(self, manifests: ManifestStore, records: RecordReader, history: History) -> None:
+    def __init__(
+        self,
+        manifests: ManifestStore,
+        records: RecordReader,
+        history: History,
+        *,
+        block_limits: BlockLimits = BlockLimits(),
+    ) -> None:
+        self._block_limits = block_limits
         self._manifests = manifests
         self._records = records
         self._history = history
@@ -137,7 +151,7 @@ class Republisher:
             on_gap=gaps.append,
             history=self._history,
         )
-        block = _Block()
+        block = _Block(self._block_limits)
         async with aclosing(reader.records(read_committed=read_committed)) as records:
             async for record in records:
                 block.add(record)
@@ -145,7 +159,7 @@ class Republisher:
                     mark = replace(mark, next_offset=record.offset + 1)
                     mark = await writer.write(partition.partition, block.records, mark)
                     on_records(partition, block.records, mark.next_offset)
-                    block = _Block()
+                    block = _Block(self._block_limits)
         if block.records or reader.next_offset > mark.next_offset:
             mark = replace(mark, next_offset=reader.next_offset)
             mark = await writer.write(partition.partition, block.records, mark)

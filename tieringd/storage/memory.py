@@ -12,9 +12,10 @@ import asyncio
 import os
 from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from crc32c import crc32c as crc32c_of
 
@@ -65,6 +66,11 @@ class MemoryStore:
         self._faults: dict[str, deque[_Fault]] = {}
         self._writes = 0
 
+    @property
+    def objects(self) -> Mapping[str, tuple[bytes, ObjectInfo]]:
+        """A read-only view of the bucket: each key's bytes and information. Reading it is no request."""
+        return MappingProxyType(self._objects)
+
     def fail_next(
         self,
         operation: str,
@@ -100,8 +106,16 @@ class MemoryStore:
         info = ObjectInfo(
             key, len(data), str(self._writes), crc32c_of(data), (self.now_ms or wall_clock_ms)()
         )
-        self._objects[key] = (data, info)
+        self.place(key, data, info)
         return info
+
+    def place(self, key: str, data: bytes, info: ObjectInfo) -> None:
+        """Store *data* with exactly *info* at once, even if they disagree: for set-up of damage."""
+        self._objects[key] = (data, info)
+
+    def remove(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Delete an object at once, and return what it was; KeyError where there is none. For set-up."""
+        return self._objects.pop(key)
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return an object whole."""

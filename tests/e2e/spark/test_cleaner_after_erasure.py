@@ -18,7 +18,7 @@ from tieringd.spark.jobs.erase import erase
 
 @pytest.fixture
 def cleaning(behind):
-    """Give a broker whose cleaner looks every moment."""
+    """Give a broker whose cleaner checks every moment."""
     return behind.cluster
 
 

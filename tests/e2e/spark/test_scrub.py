@@ -45,7 +45,7 @@ def archive(tmp_path):
 
 
 def test_what_a_broker_wrote_is_sound(spark, samples, sample_objects):
-    """Every codec, transactions and append times: as much as the daemon's own deep look counts."""
+    """Every codec, transactions and append times: as much as the daemon's own deep scrub counts."""
     told = []
     report = scrub(spark, loaded(samples.config), progress=lambda *one: told.append(one))
     document = json.loads(report.as_json())

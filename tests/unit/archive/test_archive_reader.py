@@ -78,7 +78,7 @@ async def test_reading_starts_at_the_index_entry(store, archive, stored):
     assert asked[0] > 0
 
 
-async def test_next_chunk_is_fetched_while_one_is_looked_at(store, archive, stored):
+async def test_next_chunk_is_fetched_while_one_is_read(store, archive, stored):
     """The request for what follows is under way before the reader asks for it."""
     key, index = stored
     reading = archive.reader.batches(key, index, from_offset=0, chunk_bytes=30_000)
@@ -102,7 +102,7 @@ async def test_reader_that_stops_early_leaves_no_request_behind(stored):
             try:
                 if position:
                     await asyncio.get_running_loop().create_future()
-                return self._objects[key][0][position : position + size_bytes]
+                return self.objects[key][0][position : position + size_bytes]
             finally:
                 StuckStore.under_way -= 1
 
@@ -118,7 +118,7 @@ async def test_reader_that_stops_early_leaves_no_request_behind(stored):
 async def test_damaged_batch_is_named_by_object_and_position(writer, store, archive, stored):
     """A flipped byte is found by the batch's own checksum, and its place is told."""
     key, index = stored
-    data = bytearray(store._objects[key][0])
+    data = bytearray(store.objects[key][0])
     third = (await batches_of(archive.reader, key, index, 0))[2]
     data[third.position + 100] ^= 1
     store.add(key, bytes(data))
@@ -133,14 +133,14 @@ async def test_damaged_batch_is_named_by_object_and_position(writer, store, arch
 async def test_object_shorter_than_its_index_is_damage(store, archive, stored, missing_bytes):
     """An object that ends early is an error, not an end."""
     key, index = stored
-    store.add(key, store._objects[key][0][:-missing_bytes])
+    store.add(key, store.objects[key][0][:-missing_bytes])
 
     with pytest.raises(CorruptDataError, match="shorter than its index says"):
         await batches_of(archive.reader, key, index, 0)
 
 
 async def test_object_that_has_gone_is_not_found(store, archive, stored):
-    """A deleted object tells the reader to look at the manifest again."""
+    """A deleted object tells the reader to read the manifest again."""
     key, index = stored
     await store.delete_many([key])
 

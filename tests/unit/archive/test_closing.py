@@ -20,7 +20,7 @@ async def held(writer, archive):
 
 
 class Racing:
-    """A manifest store of which somebody else commits after the first look."""
+    """A manifest store of which somebody else commits after the first read."""
 
     def __init__(self, manifests, commit) -> None:
         self._manifests, self._commit = manifests, commit

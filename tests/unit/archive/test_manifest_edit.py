@@ -46,7 +46,7 @@ async def grow(manifest: PartitionManifest) -> PartitionManifest:
 
 
 def in_bucket(store, partition) -> PartitionManifest:
-    return decode_manifest(store._objects[manifest_key(partition)][0])
+    return decode_manifest(store.objects[manifest_key(partition)][0])
 
 
 async def begun(archiver, partition, *, leader_epoch: int = 3) -> StoredManifest:
@@ -170,8 +170,8 @@ class ContestedStore(MemoryStore):
     """A bucket in which each manifest is written once more before it can be swapped."""
 
     async def put(self, key, body, *, crc32c: int, condition=None):
-        if condition is not None and key in self._objects:
-            self.add(key, self._objects[key][0])
+        if condition is not None and key in self.objects:
+            self.add(key, self.objects[key][0])
         return await super().put(key, body, crc32c=crc32c, condition=condition)
 
 

@@ -58,7 +58,7 @@ def longer(stored: StoredManifest, partition, *, by: int = 10) -> PartitionManif
 
 
 def in_bucket(store, partition) -> PartitionManifest:
-    return decode_manifest(store._objects[manifest_key(partition)][0])
+    return decode_manifest(store.objects[manifest_key(partition)][0])
 
 
 async def test_load_of_nothing_is_no_manifest(ours, partition):
@@ -165,7 +165,7 @@ async def test_removed_manifest_fences(store, ours, partition):
     with pytest.raises(FencedError, match="was deleted from the bucket"):
         await ours.commit(stored, longer(stored, partition), leader_epoch=0)
 
-    assert manifest_key(partition) not in store._objects
+    assert manifest_key(partition) not in store.objects
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -185,7 +185,7 @@ async def test_own_commit_is_recognised_after_its_answer_was_lost(store, ours, p
 
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_commit_without_effect_is_not_taken_for_done(store, ours, partition, is_first):
-    """When the look afterwards shows the old version, the commit is unavailable, not fenced."""
+    """When the check afterwards shows the old version, the commit is unavailable, not fenced."""
     stored = _NOTHING
     if not is_first:
         stored = await ours.commit(stored, longer(stored, partition), leader_epoch=0)
@@ -197,7 +197,7 @@ async def test_commit_without_effect_is_not_taken_for_done(store, ours, partitio
     assert await ours.load(partition) == stored
 
 
-async def test_known_failure_needs_no_look(store, ours, partition):
+async def test_known_failure_needs_no_check(store, ours, partition):
     """A write that certainly failed is reported at once."""
     store.fail_next("put", lambda: store_unavailable("put"))
 
@@ -207,8 +207,8 @@ async def test_known_failure_needs_no_look(store, ours, partition):
     assert [operation for operation, _ in store.requests] == ["put"]
 
 
-async def test_look_after_an_unknown_outcome_may_fail_too(store, ours, partition):
-    """When even the look fails, nothing is known, and the commit is unavailable."""
+async def test_check_after_an_unknown_outcome_may_fail_too(store, ours, partition):
+    """When the check fails too, nothing is known, and the commit is unavailable."""
     store.fail_next("put", unknown, after_effect=True)
     store.fail_next("get", lambda: store_unavailable("get"))
 
@@ -217,7 +217,7 @@ async def test_look_after_an_unknown_outcome_may_fail_too(store, ours, partition
 
 
 async def test_unknown_outcome_that_another_writer_overtook_fences(store, ours, theirs, partition):
-    """When the look shows another writer's manifest, the own commit is lost and the writer fenced."""
+    """When the check shows another writer's manifest, the own commit is lost and the writer fenced."""
     stored = await ours.commit(_NOTHING, longer(_NOTHING, partition), leader_epoch=0)
     await theirs.commit(stored, longer(stored, partition), leader_epoch=1)
     store.fail_next("put", unknown)
@@ -334,5 +334,5 @@ async def test_checksum_of_a_manifest_goes_with_it(store, ours, partition):
     """The store hears the checksum of the very bytes, and can refuse others."""
     await ours.commit(_NOTHING, longer(_NOTHING, partition), leader_epoch=0)
 
-    data, info = store._objects[manifest_key(partition)]
+    data, info = store.objects[manifest_key(partition)]
     assert info.crc32c == crc32c(data)

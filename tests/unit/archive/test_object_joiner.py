@@ -1,4 +1,4 @@
-"""Objects made of others: by the store, through a file where it cannot, and looked at before use."""
+"""Objects made of others: by the store, through a file where it cannot, and checked before use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CarelessStore(MemoryStore):
         self.spoil = spoil
 
     async def join(self, key, sources, *, crc32c, condition=None):
-        data = self.spoil(b"".join(self._objects[source.key][0] for source in sources))
+        data = self.spoil(b"".join(self.objects[source.key][0] for source in sources))
         return Joined(self.add(key, data), is_proven=False, host_bytes=0)
 
 
@@ -67,7 +67,7 @@ def joiner(store, tmp_path):
 async def test_object_holds_the_sources_in_order(store, tmp_path, host_bytes):
     """Whatever the store can do, the bytes are the sources', and what came here is told."""
     assert await joiner(store, tmp_path).join("key", filled(store), crc32c=crc32c(WHOLE)) == host_bytes
-    assert store._objects["key"][0] == WHOLE
+    assert store.objects["key"][0] == WHOLE
     assert list(tmp_path.iterdir()) == []
 
 
@@ -91,9 +91,9 @@ async def test_sources_without_bytes_are_left_out(store_class, tmp_path):
     store = store_class()
     sources = filled(store, [b"", b"one", b"", b"two", b""])
     await joiner(store, tmp_path).join("key", sources, crc32c=crc32c(b"onetwo"))
-    assert store._objects["key"][0] == b"onetwo"
+    assert store.objects["key"][0] == b"onetwo"
     await joiner(store, tmp_path).join("none", filled(store, [b"", b""]), crc32c=0)
-    assert store._objects["none"][0] == b""
+    assert store.objects["none"][0] == b""
 
 
 @pytest.mark.parametrize("store_class", [MemoryStore, PlainStore, CarelessStore])
@@ -122,7 +122,7 @@ async def test_store_that_joins_wrongly_is_found_out(spoil, tmp_path):
 
 
 async def test_object_that_changes_after_the_join_is_found_out(tmp_path):
-    """The last look is at what the store holds now: its size and its checksum."""
+    """The last check is of what the store holds now: its size and its checksum."""
 
     class Late(MemoryStore):
         async def join(self, key, sources, *, crc32c, condition=None):
@@ -143,7 +143,7 @@ async def test_missing_source_is_named(store_class, tmp_path):
     await store.delete_many(["part-2"])
     with pytest.raises(ObjectNotFound, match="part-2"):
         await joiner(store, tmp_path).join("key", sources, crc32c=crc32c(WHOLE))
-    assert "key" not in store._objects
+    assert "key" not in store.objects
 
 
 async def test_short_source_is_refused(tmp_path):
@@ -178,7 +178,7 @@ async def test_cancelled_join_leaves_nothing_open(tmp_path):
         cancelled += task.cancelled()
         assert open_descriptors() == before
     assert cancelled > 10
-    assert store._objects["key"][0] == WHOLE
+    assert store.objects["key"][0] == WHOLE
 
 
 def open_descriptors() -> int:

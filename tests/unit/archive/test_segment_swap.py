@@ -10,7 +10,7 @@ from tests.fakes.archive import archive_in
 from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
-from tests.fakes.store import store_unavailable
+from tests.fakes.store import restore, store_unavailable
 from tests.unit.housekeeping.test_merging import both_ways, filled
 from tieringd.archive.archive_reader import SegmentIndexes
 from tieringd.archive.object_joiner import ObjectJoiner, index_of_parts, store_merged
@@ -215,8 +215,8 @@ async def test_only_what_is_due_is_deleted(store, writer, tmp_path):
     assert deleted == successors[0].parts
     assert [one.retired_at_ms for one in stored_manifest(store, writer).retired] == [6_000]
     gone = {data_key(writer.identified, part) for part in successors[0].parts}
-    assert gone.isdisjoint(store._objects)
-    assert all(data_key(writer.identified, part) in store._objects for part in successors[1].parts)
+    assert gone.isdisjoint(store.objects)
+    assert all(data_key(writer.identified, part) in store.objects for part in successors[1].parts)
 
 
 @pytest.mark.parametrize("until_ms", [4, 5, 6])
@@ -242,9 +242,9 @@ async def test_what_expired_of_the_spilled_segments_is_deleted_as_well(store, wr
     after = stored_manifest(store, writer)
     assert after.faults() == ()
     assert [one.retired_at_ms for one in after.spillover.retired] == [one for one in (5, 6) if one > until_ms]
-    left = {data_key(writer.identified, one) in store._objects for one in segments[len(gone) :]}
+    left = {data_key(writer.identified, one) in store.objects for one in segments[len(gone) :]}
     assert left == {True}
-    assert not any(data_key(writer.identified, one) in store._objects for one in gone)
+    assert not any(data_key(writer.identified, one) in store.objects for one in gone)
     owner = await OwnerLookup(store, archive_in(store).manifests).owner(writer.identified)
     assert owner.findings == ()
     listed = await archive_in(store).manifests.spillovers.ending_before(writer.identified, 10**9)
@@ -270,8 +270,8 @@ async def rewritten(store, manifest) -> list[Successor]:
 
 
 def recorded(store, partition) -> list[Rewriting]:
-    keys = [key for key in store._objects if key.startswith(rewriting_prefix(partition))]
-    return [decode_rewriting(store._objects[key][0], source=key)[1] for key in keys]
+    keys = [key for key in store.objects if key.startswith(rewriting_prefix(partition))]
+    return [decode_rewriting(store.objects[key][0], source=key)[1] for key in keys]
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -333,14 +333,14 @@ async def test_merge_of_rewritten_segments_is_recorded_when_it_takes_their_place
     for name in (data_key, index_key):
         data, info = await store.get(name(partition, late.parts[0]))
         await store.put(name(partition, again.segment), data, crc32c=info.crc32c)
-    unchanged = dict(store._objects)
+    unchanged = dict(store.objects)
     await swap_in(store).rewrite(partition, [again], is_whole=False)
 
     swapped = await swap_in(store).merge(partition, [late, in_time])
 
     assert (swapped.done, swapped.left) == ((in_time,), 1)
     assert {one.writer_id for one in recorded(store, partition)} == {"rewritten-0e", "rewritten-0f"}
-    store._objects = unchanged
+    restore(store, unchanged)
     await swap_in(store).merge(partition, [late, in_time])
     (merged,) = [one for one in recorded(store, partition) if one not in before]
     assert merged == Rewriting.of(RewritingKind.MERGED, late.parts, (late.segment,))

@@ -44,8 +44,8 @@ async def test_names_alone_tell_what_is_spilled(store):
     assert spillovers.held_bytes == 0
 
 
-async def test_new_part_is_found_by_another_look(store):
-    """A listing that does not have the newest part is too old."""
+async def test_new_part_is_found_by_another_listing(store):
+    """A listing that lacks the newest part is too old."""
     manifest, names = await spilling(store)
     spillovers = SpilloverManifests(store)
     assert await spillovers.names(manifest, from_offset=0) == tuple(names)
@@ -99,7 +99,7 @@ async def test_part_before_another_one_than_it_names_is_not_passed_off(store):
     part = await SpilloverManifests(store).load(PARTITION, names[1])
     other = part.segments.head(0).appended(replace(one, crc32c=1) for one in part.segments)
     await SpilloverManifests(store).put(replace(part, segments=other))
-    del store._objects[spillover_key(PARTITION, names[1])]
+    store.remove(spillover_key(PARTITION, names[1]))
     with pytest.raises(CorruptDataError, match="names another predecessor than the one in the bucket"):
         await SpilloverManifests(store).with_history(manifest)
 
@@ -135,8 +135,8 @@ async def test_damaged_file_of_the_cache_is_fetched_again(tmp_path, store):
     assert store.downloads("get") == 5
 
 
-async def test_deleted_part_is_gone_for_those_who_look_again(store):
-    """Deleting is by name; a reader with an old manifest is told."""
+async def test_deleted_part_is_gone_for_later_reads(store):
+    """Deleting is by name. A reader with an old manifest gets an error."""
     manifest, names = await spilling(store)
     spillovers = SpilloverManifests(store)
     assert await spillovers.ending_before(PARTITION, 40) == tuple(names[:2])

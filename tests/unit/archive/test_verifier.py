@@ -9,6 +9,7 @@ from crc32c import crc32c
 
 from tests.fakes.archive import archived, archiver_of, observed
 from tests.fakes.broker import FakeBroker
+from tests.fakes.store import forget_checksums
 from tieringd.archive.scrub.segment_inspection import PartitionReport
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import decode_sidecar, encode_sidecar
@@ -31,7 +32,7 @@ def key(manifest):
 
 @pytest.mark.parametrize("deep", [False, True])
 async def test_sound_archive_has_no_faults(archive, manifest, deep):
-    """Everything is counted, and a deep look counts the records too."""
+    """Everything is counted, and a deep check counts the records too."""
     report = await archive.verifier.verify(manifest, deep=deep)
 
     assert report == PartitionReport(
@@ -55,7 +56,7 @@ async def test_orphans_are_tolerated(archive, store, manifest, deep):
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("name", [data_key, index_key])
 async def test_missing_object_is_found(archive, store, manifest, deep, name):
-    """An object that is not there is named, once, and the others are looked at all the same."""
+    """An object that is not there is named, once, and the others are checked all the same."""
     gone = name(manifest.partition, manifest.segments[1])
     await store.delete_many([gone])
 
@@ -71,7 +72,7 @@ async def test_missing_object_is_found(archive, store, manifest, deep, name):
 async def test_wrong_size_is_found(archive, store, manifest, deep, change):
     """An object of another size is told with both sizes."""
     key = data_key(manifest.partition, manifest.segments[1])
-    store.add(key, change(store._objects[key][0]))
+    store.add(key, change(store.objects[key][0]))
 
     (fault,) = (await archive.verifier.verify(manifest, deep=deep)).faults
     assert key in fault
@@ -80,7 +81,7 @@ async def test_wrong_size_is_found(archive, store, manifest, deep, change):
 
 async def test_wrong_size_of_an_index_is_found(archive, store, manifest, key):
     """An index of another size than the manifest says is told, although it is a whole index."""
-    index = decode_sidecar(store._objects[f"{key}.index"][0])
+    index = decode_sidecar(store.objects[f"{key}.index"][0])
     store.add(f"{key}.index", encode_sidecar(replace(index, entries=())))
 
     (fault,) = (await archive.verifier.verify(manifest, deep=False)).faults
@@ -90,7 +91,7 @@ async def test_wrong_size_of_an_index_is_found(archive, store, manifest, key):
 
 async def test_wrong_index_of_the_same_size_is_found(archive, store, manifest, key):
     """An index that another upload stored is told by its checksum, without reading it."""
-    index = decode_sidecar(store._objects[f"{key}.index"][0])
+    index = decode_sidecar(store.objects[f"{key}.index"][0])
     other = encode_sidecar(replace(index, record_count=index.record_count + 1))
     assert len(other) == manifest.segments[1].index_size_bytes
     store.add(f"{key}.index", other)
@@ -102,7 +103,7 @@ async def test_wrong_index_of_the_same_size_is_found(archive, store, manifest, k
 
 async def test_wrong_checksum_is_found_without_reading(archive, store, manifest, key):
     """Where the store tells the checksum, other bytes of the same size are found at once."""
-    data = store._objects[key][0]
+    data = store.objects[key][0]
     store.add(key, data[:-1] + bytes([data[-1] ^ 1]))
     store.requests.clear()
 
@@ -111,15 +112,9 @@ async def test_wrong_checksum_is_found_without_reading(archive, store, manifest,
     assert "get_range" not in {operation for operation, _ in store.requests}
 
 
-def forget_checksums(store) -> None:
-    """Let the store not tell checksums, as some do."""
-    for key, (data, info) in store._objects.items():
-        store._objects[key] = (data, type(info)(key, info.size_bytes, info.version, None, info.modified_ms))
-
-
-async def test_damage_that_the_store_does_not_tell_takes_a_deep_look(archive, store, manifest, key):
-    """Where the store tells no checksum, only reading finds other bytes."""
-    data = store._objects[key][0]
+async def test_damage_that_the_store_does_not_tell_takes_a_deep_check(archive, store, manifest, key):
+    """Where the store reports no checksum, only reading the bytes finds the damage."""
+    data = store.objects[key][0]
     store.add(key, data[:-1] + bytes([data[-1] ^ 1]))
     forget_checksums(store)
 
@@ -132,7 +127,7 @@ async def test_damage_that_the_store_does_not_tell_takes_a_deep_look(archive, st
 
 async def test_change_outside_of_the_batch_checksums_takes_the_objects_own(archive, store, manifest, key):
     """A leader epoch stands outside of a batch's checksum; the object's covers it."""
-    data = bytearray(store._objects[key][0])
+    data = bytearray(store.objects[key][0])
     data[15] ^= 1
     store.add(key, bytes(data))
     forget_checksums(store)
@@ -150,15 +145,15 @@ async def test_change_outside_of_the_batch_checksums_takes_the_objects_own(archi
         pytest.param({"entries": ()}, "entries that are not in the object", id="entries"),
     ],
 )
-async def test_index_that_tells_other_things_takes_a_deep_look(archive, store, manifest, change, words):
+async def test_index_that_tells_other_things_takes_a_deep_check(archive, store, manifest, change, words):
     """A whole index with wrong contents is found by comparing it with the object."""
     partition, segment = manifest.partition, manifest.segments[1]
-    index = decode_sidecar(store._objects[index_key(partition, segment)][0])
+    index = decode_sidecar(store.objects[index_key(partition, segment)][0])
     sidecar = encode_sidecar(replace(index, **change))
     # The manifest knows the index's size and checksum; here it is the contents that count.
     other = replace(segment, index_size_bytes=len(sidecar), index_crc32c=crc32c(sidecar))
     store.add(index_key(partition, other), sidecar)
-    store.add(data_key(partition, other), store._objects[data_key(partition, segment)][0])
+    store.add(data_key(partition, other), store.objects[data_key(partition, segment)][0])
     segments = [other if each == segment else each for each in manifest.segments]
 
     (fault,) = (

@@ -13,7 +13,6 @@ from tests.fakes.store import store_unavailable
 from tieringd.archive.archive_reader import SegmentIndexes
 from tieringd.archive.object_joiner import ObjectJoiner, index_of_parts, store_merged
 from tieringd.archive.segment_swap import SegmentSwap, Successor
-from tieringd.archiving.archive_retention import DELETED_AT_ONCE_MAX
 from tieringd.errors import FencedError, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key, manifest_key
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
@@ -43,13 +42,13 @@ def observe(writer, total=ALL, **changes):
 
 
 def later(seen):
-    """Return a later look that found nothing new."""
+    """Return a later observation that found nothing new."""
     return seen.renumbered(next(SCAN_NUMBERS))
 
 
 def objects(store, writer) -> list[int]:
     """Return the bases of the segments of which the bucket holds data; each has its index as well."""
-    keys = [key.rpartition("/")[2] for key in store._objects]
+    keys = [key.rpartition("/")[2] for key in store.objects]
     data = sorted(int(name.partition("-")[0]) for name in keys if name.endswith(".log"))
     indexes = sorted(int(name.partition("-")[0]) for name in keys if name.endswith(".index"))
     assert data == indexes
@@ -63,8 +62,8 @@ async def settled(archiver, writer, clock, *, minutes: int = 3, total=ALL, **cha
         clock.now_ms += MINUTE_MS
 
 
-async def test_what_one_look_finds_goes_with_the_next(writer, archiver, store, clock):
-    """A deletion takes two looks an interval apart; steps in between change nothing."""
+async def test_what_one_check_finds_goes_with_the_next(writer, archiver, store, clock):
+    """A deletion takes two checks an interval apart; steps in between change nothing."""
     first, second = writer.closed_segment(), writer.closed_segment()
     await archiver.step(observe(writer))
     assert bases(store, writer) == [first, second]
@@ -80,7 +79,7 @@ async def test_what_one_look_finds_goes_with_the_next(writer, archiver, store, c
     assert manifest.expired_at_ms == clock()
 
 
-async def test_what_the_second_look_does_not_find_stays(writer, archiver, store, clock):
+async def test_what_the_second_check_does_not_find_stays(writer, archiver, store, clock):
     """A limit that was wrong for a moment, as after a typing error, deletes nothing."""
     kept = writer.closed_segment()
     await archiver.step(observe(writer))
@@ -92,8 +91,8 @@ async def test_what_the_second_look_does_not_find_stays(writer, archiver, store,
     assert bases(store, writer) == [kept]
 
 
-async def test_second_look_takes_no_more_than_the_first_found(writer, archiver, store, clock):
-    """What is past retention only now waits for its own second look."""
+async def test_second_check_takes_no_more_than_the_first_found(writer, archiver, store, clock):
+    """What only the second check finds past retention waits for another check."""
     old = writer.closed_segment()
     young = writer.bases[-1]
     writer.append(timestamp_ms=clock() + 30_000)
@@ -288,7 +287,7 @@ async def test_deletion_that_failed_is_done_again(writer, broker, clock, deletes
 
 async def test_deposed_leader_deletes_nothing(writer, archive, store, broker, clock):
     """What is due when another leader took over is that one's to delete."""
-    # It would look at the manifest by itself a little later.
+    # It would read the manifest by itself a little later.
     pace = RetentionPace(interval_ms=MINUTE_MS, delete_delay_ms=MINUTE_MS - 10_000)
     seen = replace(observe(writer).topic, retention_pace=pace)
 
@@ -375,7 +374,7 @@ async def test_manifest_that_was_removed_is_not_begun_anew(writer, archiver, sto
     assert objects(store, writer) == [0]
 
 
-async def test_look_for_edits_costs_one_request(writer, archiver, store, clock):
+async def test_poll_for_edits_costs_one_request(writer, archiver, store, clock):
     """As nothing has changed, nothing is read."""
     writer.closed_segment()
     seen = observe(writer, UNLIMITED)
@@ -411,10 +410,10 @@ async def test_deletion_touches_no_other_object(writer, archiver, store, clock):
         for one in stored_manifest(store, writer).segments
         for name in (data_key, index_key)
     }
-    others = set(store._objects) - keys
+    others = set(store.objects) - keys
     clock.now_ms += MINUTE_MS
     await settled(archiver, writer, clock, minutes=30)
-    assert set(store._objects) == others
+    assert set(store.objects) == others
 
 
 async def test_large_deletion_is_done_in_turns(writer, archive, broker, store, clock):
@@ -424,7 +423,7 @@ async def test_large_deletion_is_done_in_turns(writer, archive, broker, store, c
     await archiver.step(observe(writer, TotalRetention(None, None)))
     stored = await archive.manifests.load(writer.identified)
     (first,) = stored.existing.segments
-    count = DELETED_AT_ONCE_MAX + 7
+    count = PACE.deleted_at_once_max + 7
     writer.append(*[b""] * (count - 1))
     rows = [replace(first, base_offset=number, last_offset=number) for number in range(count)]
     many = replace(
@@ -434,7 +433,7 @@ async def test_large_deletion_is_done_in_turns(writer, archive, broker, store, c
     clock.now_ms += PACE.delete_delay_ms + 1000
     again = archiver_of(writer, archive, broker, now_ms=clock)
     results = [await again.step(observe(writer, never_trimmed_because="of the test")) for _ in range(3)]
-    assert [one.expired for one in results] == [DELETED_AT_ONCE_MAX, 7, 0]
+    assert [one.expired for one in results] == [PACE.deleted_at_once_max, 7, 0]
     assert [one.made_progress for one in results] == [True, True, False]
     assert base == 0
 
@@ -457,7 +456,7 @@ async def test_archiver_at_rest_wakes_when_retention_is_due(writer, archiver, cl
     clock.now_ms += MINUTE_MS
     assert not archiver.is_at_rest(seen)
     await archiver.step(seen)
-    assert not archiver.manifest.retired, "one look has confirmed itself"
+    assert not archiver.manifest.retired, "one observation has confirmed itself"
     await archiver.step(later(seen))
     assert archiver.manifest.retired
     seen = observe(writer, limits)
@@ -469,7 +468,7 @@ async def test_archiver_at_rest_wakes_when_retention_is_due(writer, archiver, cl
 
 
 async def test_archiver_of_an_empty_archive_rests(writer, archiver, clock):
-    """A partition without a closed segment has nothing that retention could look at, now or later."""
+    """A partition without a closed segment has nothing that retention could check, now or later."""
     writer.append()
     seen = observe(writer, TotalRetention(limit_ms=MINUTE_MS, limit_bytes=1))
     await archiver.step(seen)

@@ -175,7 +175,7 @@ async def test_step_that_failed_on_the_local_log_trims_nothing(writer, archiver,
 
 
 async def test_unreadable_segment_ends_the_prefix(writer, archiver, store):
-    """A file that changed since the look is not uploaded; what is before it is committed."""
+    """A file that changed since the observation is not uploaded; what is before it is committed."""
     first, second = writer.closed_segment(), writer.closed_segment()
     seen = observed(writer)
     writer.flip_byte(second)
@@ -186,12 +186,12 @@ async def test_unreadable_segment_ends_the_prefix(writer, archiver, store):
     assert bases(store, writer) == [first]
 
 
-async def test_commit_that_failed_is_looked_up_before_the_next(writer, archiver, store, metrics):
-    """After a commit of unknown fate the archiver reads the manifest and goes on from what it says."""
+async def test_commit_of_unknown_outcome_is_checked_before_the_next(writer, archiver, store, metrics):
+    """After a commit of unknown outcome the archiver reads the manifest and goes on from what it says."""
     await archiver.step(observed(writer))
     writer.closed_segment()
     seen = observed(writer)
-    # Data and index go through; the manifest's answer is lost, and so is the look after it.
+    # Data and index go through; the manifest's answer is lost, and so is the read after it.
     fail_commit(store, after_effect=True)
     with pytest.raises(StorageUnavailable):
         await archiver.step(seen)
@@ -209,7 +209,7 @@ async def test_commit_that_failed_is_looked_up_before_the_next(writer, archiver,
 
 
 def fail_commit(store: MemoryStore, *, after_effect: bool) -> None:
-    """Let the next put of a manifest end in doubt, and the look afterwards in nothing."""
+    """Let the next put of a manifest end in doubt, and the read afterwards fail."""
     put = store.put
 
     async def doubtful(key, body, *, crc32c, condition=None):
@@ -246,9 +246,9 @@ async def test_commit_that_lands_after_the_next_upload_names_what_it_was_made_fo
     async def hold_first_commit(key, body, *, crc32c, condition=None):
         if (
             key.endswith("/manifest")
-            and store._objects
+            and store.objects
             and not held
-            and any(each.endswith(".index") for each in store._objects)
+            and any(each.endswith(".index") for each in store.objects)
         ):
             held.append((key, body))
             raise store_unavailable("put", True)
@@ -271,7 +271,7 @@ async def test_commit_that_lands_after_the_next_upload_names_what_it_was_made_fo
 
 
 async def test_newer_leader_in_the_manifest_fences_before_anything_is_copied(writer, archiver, store, broker):
-    """A deposed leader finds out at its first look, and uploads nothing."""
+    """A deposed leader finds out at its first read of the manifest, and uploads nothing."""
     writer.closed_segment()
     newer = archiver_of(writer, archive_in(store, writer_id="b2"), broker, leader_epoch=1)
     await newer.step(observed(writer))
@@ -329,7 +329,7 @@ async def test_store_that_is_away_does_not_keep_durable_segments_from_being_trim
 
 
 async def test_new_leaders_claim_ends_the_old_one(writer, archiver, store, broker):
-    """From its first look on a new leader owns the manifest, though it has nothing to upload."""
+    """From its first step on a new leader owns the manifest, though it has nothing to upload."""
     first = writer.closed_segment()
     await archiver.step(observed(writer))
     second = writer.closed_segment()
@@ -350,14 +350,14 @@ async def test_new_leaders_claim_ends_the_old_one(writer, archiver, store, broke
 async def test_archiver_whose_leadership_is_old_news_stores_nothing(writer, archiver, store):
     """A process that was stopped through a change of leadership stores no object when it goes on."""
     await archiver.step(observed(writer))
-    before = set(store._objects)
+    before = set(store.objects)
     writer.closed_segment()
     archiver.confirm_leadership(until=asyncio.get_running_loop().time() - 1)
 
     with pytest.raises(BrokerUnavailable, match="it is checked again first"):
         await archiver.step(observed(writer))
 
-    assert set(store._objects) == before
+    assert set(store.objects) == before
 
 
 @pytest.mark.parametrize("awaits", range(1, 16))

@@ -86,8 +86,8 @@ async def test_quarantine_is_lifted_when_the_segment_is_gone(writer, archiver, s
     assert bases(store, writer) == [good, behind]
 
 
-async def test_gap_is_recorded_after_two_looks(writer, archiver, store, metrics):
-    """Offsets that left the disk uncopied are recorded at the second look, not at the first."""
+async def test_gap_is_recorded_after_two_observations(writer, archiver, store, metrics):
+    """Offsets that left the disk uncopied are recorded at the second observation, not at the first."""
     writer.closed_segment()
     await archiver.step(observed(writer))
     lost, kept = writer.closed_segment(), writer.closed_segment()
@@ -107,8 +107,8 @@ async def test_gap_is_recorded_after_two_looks(writer, archiver, store, metrics)
     assert value_of(metrics, "tieringd_archive_gap_offsets", topic="orders", partition="0") == kept - lost
 
 
-async def test_archive_does_not_begin_after_what_one_look_missed(writer, archiver, store):
-    """The broker says where its log begins: files that the first look missed are uploaded by the next."""
+async def test_archive_does_not_begin_after_what_one_observation_missed(writer, archiver, store):
+    """The broker says where its log begins: files that the first scan missed are uploaded after the next."""
     writer.closed_segment()
     writer.closed_segment()
     seen = observed(writer)
@@ -156,8 +156,8 @@ async def test_gap_is_committed_with_what_follows_it(writer, archiver, store):
     assert bases(store, writer) == [0, kept]
 
 
-async def test_gap_that_moved_is_looked_at_twice_again(writer, archiver, store):
-    """When more is missing at the second look, there has to be a third."""
+async def test_gap_that_moved_needs_two_observations_again(writer, archiver, store):
+    """When more is missing at the second observation, a third is needed."""
     writer.closed_segment()
     await archiver.step(observed(writer))
     for _ in range(3):
@@ -171,8 +171,8 @@ async def test_gap_that_moved_is_looked_at_twice_again(writer, archiver, store):
     assert (await archiver.step(observed(writer))).gaps == 1
 
 
-async def test_one_look_never_counts_as_two(writer, archiver, store):
-    """An archiver steps again on one look when a change is offered; only the next look tells more."""
+async def test_one_observation_never_counts_as_two(writer, archiver, store):
+    """An offered change makes the archiver step again on one observation; only the next one tells more."""
     writer.closed_segment()
     await archiver.step(observed(writer))
     hidden = writer.closed_segment()
@@ -190,7 +190,7 @@ async def test_one_look_never_counts_as_two(writer, archiver, store):
 
 
 async def test_gap_that_closed_is_forgotten(writer, archiver, store, tmp_path):
-    """Files that are back at the second look are uploaded, and no gap is recorded."""
+    """Files that are back at the second observation are uploaded, and no gap is recorded."""
     writer.closed_segment()
     await archiver.step(observed(writer))
     hidden = writer.closed_segment()

@@ -31,7 +31,7 @@ def writer(writer):
 
 @pytest.fixture
 def observe(writer, tmp_path):
-    """Return a function that looks at the log when the broker has deleted two segments, and at some pins."""
+    """Return a function that observes the log when the broker has deleted two segments, and at some pins."""
     directory = PinDirectory(str(tmp_path / "pins"))
     for segment in writer.local_log().closed_segments[:2]:
         directory.make(writer.partition, segment)
@@ -61,8 +61,8 @@ async def test_transaction_whose_marker_is_lost_counts_as_aborted(writer, observ
     assert set(committed.values()) == {b"plain", b"second"}
 
 
-async def test_hole_that_is_gone_at_the_next_look_changes_nothing(writer, observe, archive, broker):
-    """A hole is for ever only when it is seen twice."""
+async def test_hole_that_is_gone_at_the_next_observation_changes_nothing(writer, observe, archive, broker):
+    """A hole is permanent only when two observations have it."""
     archiver = archiver_of(writer, archive, broker)
     with pytest.raises(LocalFileError):
         await archiver.step(observe(0))
@@ -76,8 +76,10 @@ async def test_hole_that_is_gone_at_the_next_look_changes_nothing(writer, observ
     assert [(one.first_offset, one.last_offset) for one in index.aborted] == [(0, 2)]
 
 
-async def test_one_look_aborts_no_transaction_however_often_it_is_acted_on(writer, archive, broker, tmp_path):
-    """The transaction is committed, in a pin that one look has missed; the next look has it."""
+async def test_one_observation_aborts_no_transaction_however_often_it_is_used(
+    writer, archive, broker, tmp_path
+):
+    """The transaction is committed in a pin that one observation missed; the next observation has it."""
     log = LogWriter(tmp_path / "committed")
     log.append(b"data", producer_id=7)
     log.roll()
@@ -99,8 +101,8 @@ async def test_one_look_aborts_no_transaction_however_often_it_is_acted_on(write
     assert b"data" in committed.values()
 
 
-def test_hole_is_confirmed_by_another_look_and_as_it_is(observe):
-    """What the first look had, and the second has not, is missing in one look only."""
+def test_hole_is_confirmed_by_another_observation_and_as_it_is(observe):
+    """What the first observation has and the second lacks is missing in one observation only."""
     watch = HoleWatch()
     seen = observe(0)
     hole, wider = (2, 3), (2, 5)

@@ -79,7 +79,7 @@ async def test_archiver_at_rest_wakes_for_an_offer(writer, archiver):
     assert archiver.is_at_rest(seen)
 
 
-async def test_change_is_looked_at_again_before_the_archiver_rests(writer, archiver):
+async def test_change_is_followed_by_a_step_before_the_archiver_rests(writer, archiver):
     """A segment that a change replaced may be trimmed now, and the trim of that step came before it."""
     writer.closed_segment(b"a")
     seen = observed(writer)

@@ -38,7 +38,7 @@ class Pinned:
         self.writer._write_epochs()
 
     def observed(self) -> Observation:
-        """Return a look at both."""
+        """Return an observation of both."""
         log, pins = judged(self.writer.local_log(), self._directory.found(self.writer.partition))
         return replace(observed(self.writer), log=log, pins=pins)
 

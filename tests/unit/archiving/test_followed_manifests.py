@@ -62,14 +62,14 @@ async def commit(manifests: ManifestStore, manifest: PartitionManifest) -> Store
     return await manifests.commit(before, manifest, leader_epoch=5)
 
 
-async def test_follower_knows_nothing_before_it_looked(followed_manifests):
+async def test_follower_knows_nothing_before_its_first_refresh(followed_manifests):
     """What is not known is None, and neither zero nor everything."""
     assert followed_manifests.manifest(PARTITION) is None
     assert followed_manifests.take(PARTITION) is None
 
 
 async def test_follower_learns_where_the_archive_ends(followed_manifests, manifests):
-    """After a look the archive's end is known, and the manifest can be taken over with its version."""
+    """After a refresh the archive's end is known, and the manifest can be taken over with its version."""
     committed = await commit(manifests, stored([remote(0, 9)]))
     assert await followed_manifests.step([PARTITION]) == 1
     assert followed_manifests.manifest(PARTITION).next_offset == 10
@@ -83,8 +83,8 @@ async def test_follower_of_a_partition_without_a_manifest_knows_that(followed_ma
     assert followed_manifests.take(PARTITION) == StoredManifest(None, None)
 
 
-async def test_follower_looks_again_when_its_copy_is_old_and_not_before(followed_manifests, manifests, clock):
-    """One look a minute for each partition; what changed is seen at the next."""
+async def test_follower_refreshes_a_copy_when_it_is_old_and_not_before(followed_manifests, manifests, clock):
+    """One refresh a minute for each partition; a change is seen at the next."""
     await commit(manifests, stored([remote(0, 9)]))
     await followed_manifests.step([PARTITION])
     await commit(manifests, stored([remote(0, 9), remote(10, 29)]))
@@ -109,7 +109,7 @@ async def test_follower_asks_for_a_version_and_not_for_a_history(followed_manife
 
 
 async def test_follower_forgets_what_it_no_longer_follows(followed_manifests, manifests, clock):
-    """A partition that went away, or is led from here now, is looked at anew when it comes back."""
+    """A partition that went away, or is led from here now, is read anew when it comes back."""
     await commit(manifests, stored([remote(0, 9)]))
     await followed_manifests.step([PARTITION, TWO])
     await followed_manifests.step([TWO])
@@ -120,15 +120,15 @@ async def test_follower_forgets_what_it_no_longer_follows(followed_manifests, ma
 
 
 async def test_follower_spreads_many_partitions_over_steps_oldest_first(followed_manifests, manifests, clock):
-    """A step makes so many requests at most; whoever was looked at longest ago goes first."""
+    """A step makes so many requests at most; the oldest copy goes first."""
     many = [replace(PARTITION, partition=number) for number in range(2 * REFRESHES_PER_STEP + 1)]
     found = [await followed_manifests.step(many) for _ in range(4)]
     assert found == [REFRESHES_PER_STEP, REFRESHES_PER_STEP, 1, 0]
     assert manifests.asked == many, "each once"
 
 
-async def test_follower_looks_first_at_what_it_knows_least_of(followed_manifests, manifests, clock):
-    """Never looked at goes before looked at long ago, and that before looked at lately."""
+async def test_follower_refreshes_first_what_it_knows_least_of(followed_manifests, manifests, clock):
+    """What was never read goes before what was read long ago, and that before what was read lately."""
     three, four = replace(PARTITION, partition=5), replace(PARTITION, partition=6)
     for one in ([PARTITION], [PARTITION, TWO], [PARTITION, TWO, three]):
         await followed_manifests.step(one)
@@ -155,7 +155,7 @@ async def test_follower_keeps_what_it_knows_while_the_store_is_away(followed_man
     assert await followed_manifests.step([PARTITION, TWO]) == 2, "it is due at once when the store is back"
 
 
-async def test_follower_counts_what_it_looked_at_before_the_store_went_away(followed_manifests, manifests):
+async def test_follower_counts_what_it_refreshed_before_the_store_went_away(followed_manifests, manifests):
     """A failure in the middle of a step takes nothing back."""
     manifests.faults = {TWO: StorageUnavailable("the store does not answer")}
     assert await followed_manifests.step([PARTITION, TWO]) == 1
@@ -164,7 +164,7 @@ async def test_follower_counts_what_it_looked_at_before_the_store_went_away(foll
 
 
 async def test_follower_passes_over_a_damaged_manifest(followed_manifests, manifests, clock):
-    """It is reported once a minute and not at every step, and the others are looked at."""
+    """It is reported once a minute and not at every step, and the others are refreshed."""
     manifests.faults = {PARTITION: CorruptDataError("the manifest is damaged")}
     with capture_logs() as lines:
         await followed_manifests.step([PARTITION, TWO])

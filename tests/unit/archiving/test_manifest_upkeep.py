@@ -47,7 +47,7 @@ def upkeep(registry, followed_manifests, broker):
 
 
 def snapshot_of(writer, *, is_led: bool = True) -> BrokerSnapshot:
-    """Return a world of one partition, without a look at it."""
+    """Return a world of one partition, without a step."""
     followed = () if is_led else (FollowedPartition(writer.identified, writer.local_log(), ()),)
     wanted = {Leadership(writer.identified, 0): None} if is_led else {}
     return BrokerSnapshot(CLUSTER, wanted, followed, {})
@@ -58,8 +58,8 @@ def asked(store, operation: str) -> int:
 
 
 @virtually
-async def test_first_answer_of_the_bucket_is_worth_another_look(upkeep, registry, writer):
-    """From then on it is known what is paused; a bucket that says the same again is not."""
+async def test_first_answer_of_the_bucket_asks_for_another_round(upkeep, registry, writer):
+    """From then on the daemon knows what is paused. A listing that says the same again asks for no round."""
     assert await upkeep.step(snapshot_of(writer))
     assert registry.is_known
     assert registry.manifest(topic_key(writer.identified)).partition_count == writer.identified.partition + 1

@@ -1,4 +1,4 @@
-"""The observer: one look at everything, in which what could not be seen is not taken for absent."""
+"""The observer: one scan of everything, in which what could not be seen is not taken for absent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tieringd.broker.layout import KafkaLayout
 from tieringd.broker.pins import PinDirectory
 from tieringd.config import Config, parse_config
 from tieringd.errors import BrokerUnavailable, LocalFileError, StorageUnavailable
-from tieringd.formats.object_keys import TopicKey, topic_key
+from tieringd.formats.object_keys import TopicKey, manifest_key, topic_key
 from tieringd.formats.topic_manifest import Archiving
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.offset_translation import LOG_BEGINNING
@@ -55,7 +55,9 @@ def broker(writers):
 class Watch:
     """An observer with everything around it."""
 
-    def __init__(self, log_dir, store, broker, metrics, *, topics: str = "", pin_root=None) -> None:
+    def __init__(
+        self, log_dir, store, broker, metrics, *, topics: str = "", pin_root=None, layout=None, manifests=None
+    ) -> None:
         self.archive = archive_in(store)
         self.broker = broker
         self.metrics = metrics
@@ -68,12 +70,12 @@ class Watch:
             metrics=metrics,
             pinner=self.pinner,
             registry=self.registry,
-            manifests=self.archive.manifests,
-            layout=self.archive.layout,
+            manifests=manifests or self.archive.manifests,
+            layout=layout or self.archive.layout,
         )
 
     async def scan(self):
-        """Look with what the bucket says of topics now."""
+        """Scan with what the bucket says of topics now."""
         await self.registry.refresh(CLUSTER)
         return await self.observer.scan()
 
@@ -124,7 +126,7 @@ def followed(snapshot) -> list[str]:
     return sorted(str(one.partition) for one in snapshot.followed)
 
 
-async def test_look_has_an_observation_for_each_partition_that_is_led(watch, writers):
+async def test_scan_has_an_observation_for_each_partition_that_is_led(watch, writers):
     """Files, bounds and configuration of each, under the epoch that the cluster names."""
     writers[1].begin_epoch(7)
     watch.broker.epochs[writers[1].name] = 7
@@ -142,8 +144,8 @@ async def test_look_has_an_observation_for_each_partition_that_is_led(watch, wri
     )
 
 
-async def test_look_follows_what_others_lead(watch, writers):
-    """A follower's log is looked at, and its bounds are nobody's business but the leader's."""
+async def test_scan_follows_what_others_lead(watch, writers):
+    """A follower's log is scanned, and its bounds are not asked for."""
     del watch.broker.epochs[writers[1].name]
     watch.broker.followed[writers[1].name] = 4
     snapshot = await watch.scan()
@@ -153,7 +155,7 @@ async def test_look_follows_what_others_lead(watch, writers):
     assert watch.value("followed_partitions") == 1
 
 
-async def test_look_leaves_out_what_the_cluster_does_not_count_as_a_replica(watch, writers):
+async def test_scan_leaves_out_what_the_cluster_does_not_count_as_a_replica(watch, writers):
     """A directory on its way out is neither archived nor followed, and no problem."""
     del watch.broker.epochs[writers[1].name]
     snapshot = await watch.scan()
@@ -162,7 +164,7 @@ async def test_look_leaves_out_what_the_cluster_does_not_count_as_a_replica(watc
 
 
 @pytest.mark.parametrize("is_leader", [True, False])
-async def test_look_leaves_out_topics_that_are_not_archived(make_watch, broker, writers, is_leader):
+async def test_scan_leaves_out_topics_that_are_not_archived(make_watch, broker, writers, is_leader):
     """Neither led nor followed: what is not uploaded needs no manifest and no pins."""
     if not is_leader:
         broker.followed[writers[0].name] = broker.epochs.pop(writers[0].name)
@@ -172,7 +174,7 @@ async def test_look_leaves_out_topics_that_are_not_archived(make_watch, broker, 
     assert watch.value("upload_share_ratio") == 0
 
 
-async def test_look_takes_topic_settings_from_the_broker(watch, writers):
+async def test_scan_takes_topic_settings_from_the_broker(watch, writers):
     """What is set on the broker counts, and a value that cannot be read is said once."""
     watch.broker.configs["orders"] = {"local.retention.bytes": "77", "local.retention.ms": "soon"}
     with capture_logs() as lines:
@@ -226,8 +228,8 @@ async def test_log_that_cannot_be_read_leaves_out_one_partition(watch, writers):
     assert said == ["left out of this round", "readable again"]
 
 
-async def test_broker_that_does_not_answer_ends_the_look(watch):
-    """Nothing is concluded from half a look."""
+async def test_broker_that_does_not_answer_ends_the_scan(watch):
+    """Nothing is concluded from half a scan."""
     for operation in ("cluster_id", "replicas", "topic_configs", "log_bounds"):
         watch.broker.fail_next(operation, broker_unavailable(operation))
         with pytest.raises(BrokerUnavailable):
@@ -235,7 +237,7 @@ async def test_broker_that_does_not_answer_ends_the_look(watch):
     assert len(wanted(await watch.scan())) == 3
 
 
-async def test_look_that_finds_nothing_new_shows_the_same_under_another_number(watch, writers):
+async def test_scan_that_finds_nothing_new_shows_the_same_under_another_number(watch, writers):
     """A round sees without a comparison that nothing changed; an archiver that acts gets the new number."""
     first, second = await watch.scan(), await watch.scan()
     assert second.wanted is first.wanted
@@ -255,7 +257,7 @@ async def test_look_that_finds_nothing_new_shows_the_same_under_another_number(w
     assert again.scan_number > max(seen.scan_number for seen in third.wanted.values())
 
 
-async def test_look_has_the_pins_of_led_and_followed_partitions(make_watch, broker, writers, tmp_path):
+async def test_scan_has_the_pins_of_led_and_followed_partitions(make_watch, broker, writers, tmp_path):
     """What only a pin holds can be uploaded, and what a follower holds is known to the pinner."""
     (tmp_path / "pins").mkdir()
     name = writers[1].name
@@ -274,7 +276,7 @@ async def test_look_has_the_pins_of_led_and_followed_partitions(make_watch, brok
 
 
 async def test_pin_directory_that_cannot_be_read_leaves_out_its_partition_only(make_watch, writers, tmp_path):
-    """Without its pins a log may look as if something were missing, so it waits for another look."""
+    """Without its pins a log may seem to lack something, so it waits for another scan."""
     (tmp_path / "pins").mkdir()
     (tmp_path / "pins" / f"{writers[0].name}_{writers[0].partition.topic_id}").write_bytes(b"")
     watch = make_watch(pin_root=tmp_path / "pins")
@@ -285,7 +287,7 @@ async def test_pin_directory_that_cannot_be_read_leaves_out_its_partition_only(m
 
 
 async def test_paused_topic_is_followed_and_not_archived(watch, writers):
-    """Its files and pins are looked after, while nothing of it is uploaded or trimmed."""
+    """Its files and pins are kept, while nothing of it is uploaded or trimmed."""
     key = topic_key(writers[0].identified)
     await watch.pause(key)
     snapshot = await watch.scan()
@@ -295,7 +297,7 @@ async def test_paused_topic_is_followed_and_not_archived(watch, writers):
 
 
 async def test_pause_and_resume_are_seen_as_the_registry_knows_them(watch, writers):
-    """The look itself asks the bucket for nothing."""
+    """The scan itself asks the bucket for nothing."""
     assert len(wanted(await watch.scan())) == 3
     key = topic_key(writers[0].identified)
     await watch.pause(key)
@@ -313,7 +315,7 @@ async def test_pause_of_a_former_incarnation_is_not_this_topic_s(watch, writers)
 
 
 async def test_nothing_is_archived_before_the_bucket_has_told_what_is_paused(watch, writers):
-    """What this broker leads is held back then, with its pins looked after."""
+    """What this broker leads is held back then, with its pins kept."""
     snapshot = await watch.observer.scan()
     assert (wanted(snapshot), followed(snapshot), snapshot.problems) == ({}, [], {})
     assert sorted(str(one.partition) for one in snapshot.held_back) == ["orders-0", "orders-1", "orders-2"]
@@ -330,7 +332,7 @@ async def test_nothing_is_archived_before_the_bucket_has_told_what_is_paused(wat
     ],
 )
 async def test_retention_is_managed_by_who_leads_partition_0(make_watch, writers, topics, leads, expected):
-    """One daemon of the cluster manages a topic, and it is the same for all who look."""
+    """One daemon of the cluster manages a topic, and every daemon chooses the same."""
     watch = make_watch(topics=topics)
     for number in {0, 1, 2} - leads:
         name = writers[number].name
@@ -384,7 +386,7 @@ async def test_topic_without_configuration_says_nothing_of_its_deletion(watch, w
     ],
 )
 async def test_topic_whose_archive_is_closed_is_not_archived(watch, writers, change, reason):
-    """It is a problem that is told; its files and pins are looked after."""
+    """It is a problem that is told; its files and pins are kept."""
     key = topic_key(writers[0].identified)
     await watch.scan()
     await watch.registry.change(key, lambda found: replace(found, **change))
@@ -410,21 +412,27 @@ class HeadlessLayout(KafkaLayout):
         return partition == self.headless
 
 
-async def test_log_whose_offsets_only_the_archive_knows_is_looked_at_again(watch, writers):
-    """The manifest's translation is asked for once, and remembered for the looks that follow."""
-    watch.observer._layout = HeadlessLayout(writers[0].partition)
+async def test_log_whose_offsets_only_the_archive_knows_is_scanned_again(make_watch, writers, store):
+    """The manifest's translation is read once, and remembered for the scans that follow."""
+    watch = make_watch(layout=HeadlessLayout(writers[0].partition))
     snapshot = await watch.scan()
     assert wanted(snapshot) == {"orders-1": 0, "orders-2": 0}
     assert snapshot.unclear == {writers[0].name}
 
-    manifests = watch.archive.manifests
-    begun = PartitionManifest.begin(writers[0].identified, start_offset=0)
-    stored = await manifests.load(writers[0].identified)
-    await manifests.commit(stored, replace(begun, translation=LOG_BEGINNING), leader_epoch=0)
-    for _ in range(2):
+    await archive_translation(watch, writers[0])
+    for reads in (1, 0, 0):
+        store.requests.clear()
         snapshot = await watch.scan()
         assert (len(wanted(snapshot)), snapshot.problems, snapshot.unclear) == (3, {}, frozenset())
-    assert watch.observer._translations == {str(writers[0].path): (LOG_BEGINNING,)}
+        assert store.requests.count(("get", manifest_key(writers[0].identified))) == reads
+
+
+async def archive_translation(watch, writer) -> None:
+    """Store a manifest from which the log's offsets are known."""
+    manifests = watch.archive.manifests
+    begun = PartitionManifest.begin(writer.identified, start_offset=0)
+    stored = await manifests.load(writer.identified)
+    await manifests.commit(stored, replace(begun, translation=LOG_BEGINNING), leader_epoch=0)
 
 
 class FailingManifests:
@@ -434,10 +442,9 @@ class FailingManifests:
         raise StorageUnavailable(f"the store does not answer for {partition}")
 
 
-async def test_store_that_is_away_costs_only_the_log_that_needs_it(watch, writers):
-    """While the archive cannot tell a log's offsets, the others are looked at and pinned as ever."""
-    watch.observer._layout = HeadlessLayout(writers[0].partition)
-    watch.observer._manifests = FailingManifests()
+async def test_store_that_is_away_costs_only_the_log_that_needs_it(make_watch, writers):
+    """While the archive cannot tell a log's offsets, the others are scanned and pinned as ever."""
+    watch = make_watch(layout=HeadlessLayout(writers[0].partition), manifests=FailingManifests())
     snapshot = await watch.scan()
     assert wanted(snapshot) == {"orders-1": 0, "orders-2": 0}
     assert snapshot.unclear == {writers[0].name}
@@ -447,7 +454,7 @@ async def test_store_that_is_away_costs_only_the_log_that_needs_it(watch, writer
     }
 
 
-async def test_second_look_at_some_partitions_sees_what_is_new_there(watch, writers):
+async def test_rescan_of_some_partitions_sees_what_is_new_there(watch, writers):
     """Files and bounds of the paths that were asked for, and of no others."""
     first = await watch.scan()
     for each in writers:
@@ -461,10 +468,10 @@ async def test_second_look_at_some_partitions_sees_what_is_new_there(watch, writ
     assert (await watch.scan()).wanted[leadership].shows_same(again[leadership])
 
 
-async def test_second_look_gives_up_where_more_than_files_may_have_changed(watch, writers):
-    """A path that is not archived, new epochs, a fault: then only a whole look will do."""
+async def test_rescan_gives_up_where_more_than_files_may_have_changed(watch, writers):
+    """A path that is not archived, a new epoch, a fault: then a whole scan is needed."""
     path = str(writers[0].path)
-    assert await watch.observer.rescan_partitions([path]) is None, "nothing was looked at yet"
+    assert await watch.observer.rescan_partitions([path]) is None, "nothing was scanned yet"
     await watch.scan()
     assert await watch.observer.rescan_partitions([path, "/elsewhere/orders-9"]) is None
     watch.broker.bounds_errors[writers[0].name] = BrokerUnavailable("NOT_LEADER_OR_FOLLOWER")
@@ -478,8 +485,8 @@ async def test_second_look_gives_up_where_more_than_files_may_have_changed(watch
     assert await watch.observer.rescan_partitions([path]) is None
 
 
-async def test_look_whose_bounds_are_of_another_epoch_is_thrown_away(watch, writers):
-    """Leadership came back under a later epoch while the files were read: the next look is of one epoch."""
+async def test_scan_whose_bounds_are_of_another_epoch_is_discarded(watch, writers):
+    """Leadership came back under a later epoch while the files were read: the next scan is of one epoch."""
     await watch.scan()
     watch.broker.epochs[writers[0].name] = 2
     assert await watch.observer.rescan_partitions([str(writers[0].path)]) is None
@@ -498,7 +505,7 @@ async def test_look_whose_bounds_are_of_another_epoch_is_thrown_away(watch, writ
     assert wanted(await watch.scan()) == {"orders-0": 2, "orders-1": 2, "orders-2": 0}
 
 
-async def test_look_whose_files_are_newer_than_its_leadership_is_thrown_away(watch, writers):
+async def test_scan_whose_files_are_newer_than_its_leadership_is_discarded(watch, writers):
     """The files tell of a later leader than the broker does."""
     writers[1].begin_epoch(3)
     snapshot = await watch.scan()
@@ -507,7 +514,7 @@ async def test_look_whose_files_are_newer_than_its_leadership_is_thrown_away(wat
     assert wanted(snapshot) == {"orders-0": 0, "orders-2": 0}
 
 
-async def test_look_without_any_partition_is_empty(tmp_path, store, metrics):
+async def test_scan_without_any_partition_is_empty(tmp_path, store, metrics):
     """A broker that holds nothing yet is no problem, and divides by nothing."""
     (tmp_path / "logs").mkdir()
     watch = Watch(tmp_path / "logs", store, FakeBroker(), metrics)
@@ -524,7 +531,7 @@ async def test_topic_keeps_the_cluster_values_of_when_it_was_first_seen(watch, w
     assert (snapshot.defaults.remote_write, len(snapshot.wanted)) == (True, 3)
     await watch.registry.record_defaults(key, snapshot.defaults)
 
-    off = watch.observer._config.model_copy(update={"cloud_storage_enable_remote_write": False})
+    off = config_of(log_dir, "").model_copy(update={"cloud_storage_enable_remote_write": False})
     watch.observer.set_config(off)
     new = LogWriter(log_dir, "payments", 0)
     new.closed_segment()
@@ -547,11 +554,17 @@ async def test_topics_first_seen_are_those_whose_partition_0_is_led(watch, write
     assert (await watch.scan()).unrecorded_topics == {}
 
 
-async def test_translation_of_a_partition_that_is_gone_is_forgotten(watch):
+async def test_translation_of_a_partition_that_is_gone_is_forgotten(make_watch, writers, store, tmp_path):
     """A manifest's translation is remembered while the partition is on this host's disks."""
-    watch.observer._translations["/gone/orders-9"] = (LOG_BEGINNING,)
-    await watch.scan()
-    assert watch.observer._translations == {}
+    watch = make_watch(layout=HeadlessLayout(writers[0].partition))
+    await archive_translation(watch, writers[0])
+    assert len(wanted(await watch.scan())) == 3
+    away = writers[0].path.rename(tmp_path / "away")
+    assert len(wanted(await watch.scan())) == 2
+    away.rename(writers[0].path)
+    store.requests.clear()
+    assert len(wanted(await watch.scan())) == 3
+    assert ("get", manifest_key(writers[0].identified)) in store.requests
 
 
 def trimmed(wanted) -> set[str]:

@@ -125,7 +125,7 @@ def test_gauge_of_loss_is_what_was_computed(publish, value, seconds):
 
 
 def test_held_seconds_count_while_the_stable_offset_stands_still(publish, value):
-    """From the first look at which a closed segment had to wait, until the transaction moves on."""
+    """From the first observation in which a closed segment had to wait, until the transaction moves on."""
     publish(stable=15, at_ms=TIME_MS)
     assert value("upload_held_by_transaction_seconds") == 0
     publish(stable=15, at_ms=TIME_MS + 4500)

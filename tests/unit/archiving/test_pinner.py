@@ -90,7 +90,7 @@ def value(metrics, name: str) -> float:
 
 
 async def test_pinner_holds_what_the_broker_deletes_until_it_is_durable(pinner, writer, metrics, root):
-    """From the first look to the last commit: every closed segment, then only what the broker let go."""
+    """From the first scan to the last commit: every closed segment, then only what the broker let go."""
     await step(pinner, writer)
     assert held(pinner, writer) == [(0, False), (3, False), (6, False)]
     assert (value(metrics, "pinned_bytes"), value(metrics, "pinned_segments")) == (0, 0)
@@ -124,7 +124,7 @@ async def test_pinned_segments_can_be_uploaded_after_the_broker_deleted_them(pin
 
 
 async def test_pinner_follows_a_growing_log(pinner, writer):
-    """Each look pins what has closed since, and nothing twice."""
+    """Each scan pins what has closed since, and nothing twice."""
     await step(pinner, writer, next_offset=6)
     assert held(pinner, writer) == [(6, False)]
     writer.closed_segment()
@@ -208,8 +208,8 @@ async def test_pinner_without_a_budget_holds_nothing_but_keeps_its_links(make_pi
     assert value(metrics, "pins_given_up_total") == 1
 
 
-async def test_pins_of_a_deleted_partition_go_after_two_complete_looks(pinner, writer, log_dir, root):
-    """One look may be mistaken, and one that is not complete says nothing."""
+async def test_pins_of_a_deleted_partition_go_after_two_complete_scans(pinner, writer, log_dir, root):
+    """One scan may be mistaken, and an incomplete one says nothing."""
     other = LogWriter(log_dir, "payments", 0)
     other.closed_segment()
     await step(pinner, writer, other)
@@ -227,7 +227,7 @@ async def test_pins_of_a_deleted_partition_go_after_two_complete_looks(pinner, w
 
 
 async def test_pins_of_a_partition_that_is_seen_again_stay(pinner, writer, log_dir):
-    """Two looks without it count only when they follow each other."""
+    """Two scans without it count only when they follow each other."""
     other = LogWriter(log_dir, "payments", 0)
     for _ in range(3):
         await step(pinner, writer, other)
@@ -337,7 +337,7 @@ def uploadable(pinner: Pinner, writer: LogWriter) -> list[int]:
 async def test_pins_of_a_log_that_was_given_up_do_not_stand_before_the_one_in_its_place(
     pinner, make_pinner, writer, metrics
 ):
-    """From the first look on they are not uploaded; they are kept, counted and reported."""
+    """From the first scan on they are not uploaded; they are kept, counted and reported."""
     await step(pinner, writer)
     data = [writer.data_of(each) for each in (0, 3, 6)]
     base_offset = begin_anew(writer, leader_epoch=5)
@@ -456,8 +456,8 @@ async def test_pins_that_cannot_be_set_aside_keep_others_from_being_made(pinner,
 
 
 @virtually
-async def test_pins_are_not_let_go_by_a_look_of_long_ago(make_pinner, log_dir, root):
-    """A process that was stopped after its look does not know what is durable by now, nor what is deleted."""
+async def test_pins_are_not_released_by_a_scan_of_long_ago(make_pinner, log_dir, root):
+    """A process that was stopped after its scan does not know what is durable or deleted by now."""
     writer = LogWriter(log_dir)
     writer.closed_segment()
     pinner = make_pinner()

@@ -102,7 +102,7 @@ def test_quarantine_is_counted_under_its_own_kind_of_fault(quarantine, metrics):
 
 @pytest.mark.parametrize("change", [{"inode": 77}, {"size_bytes": 77}, {"modified_ns": 77}], ids=str)
 def test_quarantine_ends_when_the_segment_s_bytes_may_have_changed(held, change):
-    """A replica made anew, a truncation or a write: the segment is looked at again."""
+    """A replica made anew, a truncation or a write: the segment is tried again."""
     with capture_logs() as lines:
         held.lift(changed(1, **change))
     assert held.fault == ""

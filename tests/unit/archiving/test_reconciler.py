@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from tests.fakes.archive import archive_in, archiver_of, observed
 from tests.fakes.broker import broker_unavailable
 from tests.fakes.daemons import INTERVAL_SECONDS, Daemon
-from tests.fakes.store import store_unavailable
+from tests.fakes.store import RefusingStore, store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import BrokerDenied
 from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, TopicKey
@@ -108,7 +108,7 @@ async def test_fenced_archiver_stays_stopped_until_a_new_epoch(daemon, store):
 
 @virtually
 async def test_problem_of_one_partition_does_not_stop_the_others(daemon, tmp_path):
-    """A partition that cannot be looked at is left out, named and counted; the others go on."""
+    """A partition that cannot be scanned is left out, named and counted; the others go on."""
     bad = daemon.writers[1]
     daemon.broker.bounds_errors[bad.name] = BrokerDenied("no permission to look", hint="Grant DESCRIBE")
     (daemon.writers[2].path / "leader-epoch-checkpoint").write_text("nonsense")
@@ -250,7 +250,7 @@ async def test_stop_lets_the_step_in_hand_finish(daemon, store):
 
 @virtually
 async def test_backlog_longer_than_a_step_is_drained_at_once(daemon):
-    """Steps follow each other on one look while they make progress."""
+    """Steps follow each other on one observation while they make progress."""
     for _ in range(9):
         daemon.writers[0].closed_segment()
 
@@ -260,60 +260,46 @@ async def test_backlog_longer_than_a_step_is_drained_at_once(daemon):
 
 
 @virtually
-async def test_nothing_is_trimmed_that_a_restore_could_not_find(tmp_path, store, writers, monkeypatch):
+async def test_nothing_is_trimmed_that_a_restore_could_not_find(tmp_path, writers):
     """A restore finds topics by their manifests. The one of this topic cannot be stored for a while."""
+    store = RefusingStore()
     daemon = Daemon(tmp_path, store, writers, target_bytes=1)
     for _ in range(3):
         writers[0].closed_segment()
-    put = store.put
-
-    async def refused(key, *arguments, **options):
-        if key.startswith(TOPIC_MANIFESTS_PREFIX):
-            raise store_unavailable("put")
-        return await put(key, *arguments, **options)
-
-    monkeypatch.setattr(store, "put", refused)
+    store.refused_prefix = TOPIC_MANIFESTS_PREFIX
     async with daemon.running():
         await daemon.round()
         assert daemon.archived()["orders-0"] == writers[0].bases[:4]
         assert writers[0].bases_on_disk[:4] == writers[0].bases[:4]
-        monkeypatch.setattr(store, "put", put)
+        store.refused_prefix = None
         await daemon.round()
         await daemon.round()
         assert len(writers[0].bases_on_disk) <= 2
 
 
 @virtually
-async def test_nothing_is_trimmed_of_a_partition_that_no_topic_manifest_counts(
-    tmp_path, store, writers, monkeypatch
-):
+async def test_nothing_is_trimmed_of_a_partition_that_no_topic_manifest_counts(tmp_path, writers):
     """A daemon ended between recording what the topic began with and counting its partitions."""
+    store = RefusingStore()
     daemon = Daemon(tmp_path, store, writers, target_bytes=1)
     key = TopicKey("cluster", "orders", writers[0].identified.topic_id)
     await daemon.archive.manifests.change_topic(key, lambda found: replace(found, remote_delete=False))
     for _ in range(3):
         writers[0].closed_segment()
-    put = store.put
-
-    async def refused(key, *arguments, **options):
-        if key.startswith(TOPIC_MANIFESTS_PREFIX):
-            raise store_unavailable("put")
-        return await put(key, *arguments, **options)
-
-    monkeypatch.setattr(store, "put", refused)
+    store.refused_prefix = TOPIC_MANIFESTS_PREFIX
     async with daemon.running():
         await daemon.round()
         assert daemon.archived()["orders-0"] == writers[0].bases[:4]
         assert writers[0].bases_on_disk[:4] == writers[0].bases[:4]
-        monkeypatch.setattr(store, "put", put)
+        store.refused_prefix = None
         await daemon.round()
         await daemon.round()
         assert len(writers[0].bases_on_disk) <= 2
 
 
 @virtually
-async def test_trim_with_a_backlog_asks_for_another_look(tmp_path, store, writers):
-    """A trim ends what a look is good for; with more to upload the next one comes at once."""
+async def test_trim_with_a_backlog_asks_for_another_round(tmp_path, store, writers):
+    """A trim makes an observation outdated; with more to upload the next round comes at once."""
     daemon = Daemon(tmp_path, store, writers, target_bytes=1)
     for _ in range(9):
         writers[0].closed_segment()
@@ -348,8 +334,8 @@ async def test_faults_of_topic_configuration_are_said_once(daemon):
 
 
 @virtually
-async def test_look_that_takes_long_does_not_stop_the_uploads_meanwhile(daemon, store):
-    """What it saw of leadership holds for as long as the next look may take."""
+async def test_scan_that_takes_long_does_not_stop_the_uploads_meanwhile(daemon, store):
+    """The leadership of the last scan holds for as long as the next scan may take."""
     store.latency_seconds = 10
     ask = daemon.broker.log_bounds
 

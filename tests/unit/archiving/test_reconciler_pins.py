@@ -109,7 +109,7 @@ async def test_commit_that_hangs_leaves_known_what_was_durable_before(make_daemo
 
 @virtually
 async def test_pins_of_a_partition_that_cannot_be_read_stay(make_daemon):
-    """A round that could not look everywhere takes nothing for deleted."""
+    """A round that could not scan everything takes nothing for deleted."""
     daemon = make_daemon()
     writer = daemon.writers[0]
     async with hanging(daemon):

@@ -57,7 +57,7 @@ async def copied(remote_log, leadership, writer, base_offset):
 
 
 async def test_batch_of_a_later_leader_is_never_stored_under_an_earlier_epoch(writer, remote_log, store):
-    """The file was written to by another leader since this broker was seen to lead: it is looked at again."""
+    """The file was written to by another leader since this broker was seen to lead: it is scanned again."""
     writer.append(b"old")
     writer.begin_epoch(4)
     base = writer.bases[-1]
@@ -65,7 +65,7 @@ async def test_batch_of_a_later_leader_is_never_stored_under_an_earlier_epoch(wr
     writer.roll()
     with pytest.raises(LeadershipChanged, match="holds a batch of leader epoch 4"):
         await copied(remote_log, Leadership(writer.identified, 3), writer, base)
-    assert store._objects == {}
+    assert store.objects == {}
     assert await copied(remote_log, Leadership(writer.identified, 4), writer, base)
 
 
@@ -82,14 +82,14 @@ async def test_part_that_keeps_its_end_is_copied_with_the_hole_there(writer, rem
     copy = await remote_log.copy_segment(CopyRequest(leadership, log, part))
 
     assert (copy.remote.base_offset, copy.remote.last_offset, copy.index.record_count) == (1, 2, 1)
-    data, _ = store._objects[data_key(leadership.partition, copy.remote)]
+    data, _ = store.objects[data_key(leadership.partition, copy.remote)]
     assert data == writer.data_of(0)[len(data) : 2 * len(data)]
     (found,) = await remote_log.local_parts(segment, (1, 3))
     assert found == FilePart(copy.remote.size_bytes, copy.remote.crc32c)
-    stored = set(store._objects)
+    stored = set(store.objects)
     with pytest.raises(CorruptDataError, match=r"offset 4, .* is inside the batch from 3 to 4"):
         await remote_log.copy_segment(CopyRequest(leadership, log, SegmentSlice.between(segment, 1, 4)))
-    assert set(store._objects) == stored
+    assert set(store.objects) == stored
 
 
 async def test_copy_stores_the_bytes_and_their_index(writer, remote_log, leadership, store):
@@ -98,10 +98,10 @@ async def test_copy_stores_the_bytes_and_their_index(writer, remote_log, leaders
 
     copy = await copied(remote_log, leadership, writer, base)
 
-    data, info = store._objects[data_key(leadership.partition, copy.remote)]
+    data, info = store.objects[data_key(leadership.partition, copy.remote)]
     assert data == writer.data_of(base)
     assert info.crc32c == copy.remote.crc32c
-    sidecar = store._objects[index_key(leadership.partition, copy.remote)][0]
+    sidecar = store.objects[index_key(leadership.partition, copy.remote)][0]
     assert decode_sidecar(sidecar) == copy.index
     assert len(sidecar) == copy.remote.index_size_bytes
     remote = copy.remote
@@ -112,7 +112,7 @@ async def test_copy_leaves_the_manifest_alone(writer, remote_log, leadership, pa
     """Until a commit names it, what was copied does not exist for readers."""
     await copied(remote_log, leadership, writer, writer.closed_segment())
 
-    assert manifest_key(partition) not in store._objects
+    assert manifest_key(partition) not in store.objects
     assert await remote_log.list_segments(partition) == ()
     assert await remote_log.earliest_offset(partition) == -1
 
@@ -176,7 +176,7 @@ async def test_copy_with_an_undecided_transaction_is_refused(writer, remote_log,
 
     with pytest.raises(LocalFileError, match="has no marker"):
         await copied(remote_log, leadership, writer, 0)
-    assert store._objects == {}
+    assert store.objects == {}
 
 
 async def test_copy_of_a_corrupt_segment_stores_nothing(writer, remote_log, leadership, store):
@@ -187,18 +187,18 @@ async def test_copy_of_a_corrupt_segment_stores_nothing(writer, remote_log, lead
     with pytest.raises(CorruptDataError) as caught:
         await copied(remote_log, leadership, writer, base)
     assert caught.value.source == str(writer.log_path(base))
-    assert store._objects == {}
+    assert store.objects == {}
 
 
 async def test_copy_of_a_file_that_is_not_the_scanned_one_is_refused(writer, remote_log, leadership, store):
-    """A file that changed between the scan and the copy is looked at again first."""
+    """A file that changed between the scan and the copy is scanned again first."""
     base = writer.closed_segment()
     log = writer.local_log()
     writer.flip_byte(base)
 
     with pytest.raises(LocalFileError, match="changed after it was listed"):
         await remote_log.copy_segment(CopyRequest(leadership, log, SegmentSlice.whole(log.segments[0])))
-    assert store._objects == {}
+    assert store.objects == {}
 
 
 class BusyStore(MemoryStore):
@@ -225,7 +225,7 @@ async def test_file_truncated_while_it_is_sent_is_refused(writer, leadership):
 
     with pytest.raises(LocalFileError):
         await copied(archive_in(store).remote_log, leadership, writer, base)
-    assert store._objects == {}
+    assert store.objects == {}
 
 
 async def test_file_rewritten_while_it_is_sent_is_refused(writer, leadership):
@@ -235,7 +235,7 @@ async def test_file_rewritten_while_it_is_sent_is_refused(writer, leadership):
 
     with pytest.raises(Exception, match="checksum of the bytes is not the expected one"):
         await copied(archive_in(store).remote_log, leadership, writer, base)
-    assert store._objects == {}
+    assert store.objects == {}
 
 
 async def test_failed_upload_is_the_callers_to_repeat(writer, remote_log, leadership, store):
@@ -269,7 +269,7 @@ async def test_cancelled_copy_leaves_nothing_open_and_nothing_named(writer, lead
     with pytest.raises(asyncio.CancelledError):
         await copy
 
-    assert store._objects == {}
+    assert store.objects == {}
     assert not is_open(writer.log_path(base))
 
 
@@ -397,7 +397,7 @@ async def test_index_of_another_object_is_refused(writer, remote_log, archive, p
     writer.closed_segment()
     writer.closed_segment()
     first, second = (await archived(writer, archive)).segments
-    store.add(index_key(partition, first), store._objects[index_key(partition, second)][0])
+    store.add(index_key(partition, first), store.objects[index_key(partition, second)][0])
 
     with pytest.raises(CorruptDataError, match="another data object"):
         await remote_log.index_of(partition, first)
@@ -418,13 +418,13 @@ async def test_copy_with_another_index_has_another_name(writer, remote_log, lead
     """What one upload stored stays as it was when a later one tells other things of the segment."""
     base = writer.closed_segment()
     first = await copied(remote_log, leadership, writer, base)
-    before = dict(store._objects)
+    before = dict(store.objects)
     writer.log_path(base).with_suffix(".timeindex").unlink()
 
     second = await copied(remote_log, leadership, writer, base)
 
     assert second.index.broker.time_index is None
-    assert {key: store._objects[key] for key in before} == before
+    assert {key: store.objects[key] for key in before} == before
     assert await remote_log.index_of(leadership.partition, first.remote) == first.index
     assert await remote_log.index_of(leadership.partition, second.remote) == second.index
 
@@ -433,12 +433,12 @@ async def test_copy_made_again_has_the_same_name_and_bytes(writer, remote_log, l
     """Uploading again what could not be committed leaves no second copy, however often it happens."""
     base = writer.closed_segment()
     first = await copied(remote_log, leadership, writer, base)
-    before = {key: data for key, (data, _) in store._objects.items()}
+    before = {key: data for key, (data, _) in store.objects.items()}
 
     second = await copied(remote_log, leadership, writer, base)
 
     assert data_key(leadership.partition, second.remote) == data_key(leadership.partition, first.remote)
-    assert {key: data for key, (data, _) in store._objects.items()} == before
+    assert {key: data for key, (data, _) in store.objects.items()} == before
 
 
 async def test_index_that_another_upload_stored_is_not_taken_for_the_committed_one(
@@ -450,7 +450,7 @@ async def test_index_that_another_upload_stored_is_not_taken_for_the_committed_o
     writer.log_path(base).with_suffix(".timeindex").unlink()
     second = await copied(remote_log, leadership, writer, base)
     key = index_key(leadership.partition, first.remote)
-    store.add(key, store._objects[index_key(leadership.partition, second.remote)][0])
+    store.add(key, store.objects[index_key(leadership.partition, second.remote)][0])
 
     with pytest.raises(CorruptDataError, match="not the one that the manifest names") as caught:
         await remote_log.index_of(leadership.partition, first.remote)

@@ -344,5 +344,5 @@ async def test_segments_are_deleted_in_batches(remote_log, archive, partition):
         archive.store.add(data_key(partition, row), b"x")
         archive.store.add(index_key(partition, row), b"x")
     await remote_log.delete_segments(partition, rows)
-    assert archive.store._objects == {}
+    assert archive.store.objects == {}
     assert len([one for one in archive.store.requests if one[0].startswith("delete")]) == 3

@@ -34,7 +34,7 @@ def stepped():
 
 
 async def settled(daemon):
-    """Let all be archived, retention have looked twice, and every archiver rest."""
+    """Let all be archived, retention have checked twice, and every archiver rest."""
     for _ in range(4):
         daemon.clock.now_ms += 20_000
         await daemon.round()

@@ -73,7 +73,7 @@ async def test_run_once_ends_when_nothing_moves(daemon, store):
 
 @virtually
 async def test_run_once_records_a_gap(daemon):
-    """The second look that a gap needs is taken in the same call."""
+    """The second observation that a gap needs is taken in the same call."""
     writer = daemon.writers[0]
     await daemon.reconciler.run_once()
     writer.closed_segment()
@@ -88,7 +88,7 @@ async def test_run_once_records_a_gap(daemon):
 
 
 @virtually
-async def test_run_once_tells_what_it_could_not_look_at(daemon):
+async def test_run_once_tells_what_it_could_not_scan(daemon):
     """A pass that left something out says so."""
     daemon.broker.bounds_errors[daemon.writers[0].name] = LocalFileError("unreadable", path="x")
 
@@ -111,7 +111,7 @@ async def test_run_once_of_a_fenced_partition_ends(daemon, store):
 
 @virtually
 async def test_run_once_without_a_broker_raises(daemon):
-    """When the world cannot be looked at, the caller hears of it."""
+    """When nothing can be scanned, the caller gets the error."""
     daemon.broker.fail_next("log_bounds", broker_unavailable("log_bounds"))
 
     with pytest.raises(BrokerUnavailable):

@@ -94,7 +94,7 @@ class World:
     def has_changed(self) -> bool:
         """Say whether the bucket has changed since the last call: in one that has not, nothing can differ."""
         before = self.checked
-        self.checked = {key: info.version for key, (_, info) in self.store._objects.items()}
+        self.checked = {key: info.version for key, (_, info) in self.store.objects.items()}
         return self.checked != before
 
     async def minutes(self, number, **changes) -> None:

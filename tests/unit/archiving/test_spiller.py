@@ -14,6 +14,7 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.hydration import Host, read_batches, running
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
+from tests.fakes.metric_values import value_of
 from tests.fakes.spilling import (
     MINUTE_MS,
     PACE,
@@ -24,9 +25,9 @@ from tests.fakes.spilling import (
     observe,
     spilled_names,
 )
+from tests.fakes.store import rot
 from tieringd.archive.retired_objects import delete_retired
 from tieringd.archive.spillover_manifests import SpilloverManifests
-from tieringd.archiving import archive_retention
 from tieringd.errors import CorruptDataError, FencedError, ObjectNotFound
 from tieringd.formats.object_keys import data_key, spillover_key
 from tieringd.formats.record_batch import parse_header
@@ -130,11 +131,11 @@ async def test_superfluous_part_of_the_same_offsets_is_not_taken_for_history(
 
 
 async def test_part_that_is_missing_is_said_to_be(writer, archiver, store):
-    """A reader that needs it is told to look again, and never that there is nothing."""
+    """A reader that needs it is told to read the manifest again, and never that there is nothing."""
     await filled(writer, archiver)
     manifest = stored_manifest(store, writer)
     gone = spilled_names(store, writer)[1]
-    del store._objects[spillover_key(writer.identified, gone)]
+    store.remove(spillover_key(writer.identified, gone))
     with pytest.raises(ObjectNotFound, match=r"the bucket has no .*manifest\.2\.3\."):
         await values_in(archive_in(store), manifest)
     report = await archive_in(store).verifier.verify(manifest, deep=False)
@@ -148,8 +149,7 @@ async def test_part_that_is_damaged_is_said_to_be(writer, archiver, store):
     await filled(writer, archiver)
     manifest = stored_manifest(store, writer)
     key = spillover_key(writer.identified, spilled_names(store, writer)[1])
-    data, info = store._objects[key]
-    store._objects[key] = (data[:-1] + bytes([data[-1] ^ 1]), info)
+    rot(store, key)
     with pytest.raises(CorruptDataError, match="spillover manifest has a wrong checksum") as caught:
         await values_in(archive_in(store), manifest)
     assert caught.value.source == key
@@ -279,15 +279,14 @@ async def test_spilled_segments_expire_with_their_manifests(writer, archive, arc
     assert sorted(await values_in(archive_in(store), after)) == list(range(after.start_offset, 12))
 
 
-async def test_deletion_takes_its_time_and_goes_on_where_it_was(writer, archiver, store, clock, monkeypatch):
-    """So many parts in a look, and so many segments in a step; none is left out."""
-    monkeypatch.setattr(archive_retention, "SPILLED_PARTS_MAX", 1)
-    monkeypatch.setattr(archive_retention, "DELETED_AT_ONCE_MAX", 1)
+async def test_deletion_takes_its_time_and_goes_on_where_it_was(writer, archiver, store, clock):
+    """So many parts in a check, and so many segments in a step; none is left out."""
+    pace = replace(PACE, spilled_parts_max=1, deleted_at_once_max=1)
     await filled(writer, archiver)
     limits = TotalRetention(limit_ms=None, limit_bytes=stored_manifest(store, writer).size_bytes // 2)
     starts, left = [0], [6]
     for _ in range(40):
-        await archiver.step(observe(writer, total=limits))
+        await archiver.step(observe(writer, total=limits, retention_pace=pace))
         clock.now_ms += MINUTE_MS
         starts.append(stored_manifest(store, writer).start_offset)
         left.append(len(data_keys(store)))
@@ -391,7 +390,7 @@ async def test_gap_that_is_taken_back_is_not_announced_again(writer, archiver, s
     await archiver.step(observe(writer))
     manifest = stored_manifest(store, writer)
     assert (manifest.gaps, manifest.live_offset) == ((), 8)
-    assert metrics.gaps.labels("orders")._value.get() == 1
+    assert value_of(metrics.gaps.labels("orders")) == 1
 
     other = LogWriter(tmp_path / "other")
     for number in range(6):
@@ -402,7 +401,7 @@ async def test_gap_that_is_taken_back_is_not_announced_again(writer, archiver, s
         other, archive_in(store, writer_id="b2"), FakeBroker(other), leader_epoch=1, metrics=theirs
     ).step(observe(other))
     assert [gap.base_offset for gap in stored_manifest(store, writer).gaps] == [2]
-    assert theirs.gaps.labels("orders")._value.get() == 0
+    assert value_of(theirs.gaps.labels("orders")) == 0
 
 
 @pytest.mark.parametrize("is_damaged", [False, True], ids=["missing", "damaged"])
@@ -413,9 +412,10 @@ async def test_part_that_cannot_be_read_holds_up_no_upload(
     await filled(writer, archiver)
     (_, second, *_), before = spilled_names(store, writer), data_keys(store)
     key = spillover_key(writer.identified, second)
-    data, *rest = store._objects.pop(key)
     if is_damaged:
-        store._objects[key] = (data[:-1] + b"?", *rest)
+        rot(store, key)
+    else:
+        store.remove(key)
     nothing = TotalRetention(limit_ms=None, limit_bytes=1)
     fresh = archiver_of(writer, archive_in(store), FakeBroker(writer), now_ms=clock)
     for _ in range(16):
@@ -441,7 +441,7 @@ async def test_deletion_that_a_successor_overtakes_leaves_its_spilled_parts(writ
     """A successor that began anew at lower offsets has spilled there when a stopped process goes on."""
     await filled(writer, archiver)
     (first, *_) = spilled_names(store, writer)
-    content, _ = store._objects[spillover_key(writer.identified, first)]
+    content, _ = store.objects[spillover_key(writer.identified, first)]
     theirs = spillover_key(writer.identified, replace(first, crc32c=first.crc32c ^ 1))
     whole = await SpilloverManifests(store).with_history(stored_manifest(store, writer))
     oldest = data_key(writer.identified, whole.segments[0])
@@ -450,7 +450,7 @@ async def test_deletion_that_a_successor_overtakes_leaves_its_spilled_parts(writ
     async def overtaken(key, body, *, crc32c, condition=None):
         nonlocal has_spilled
         info = await put(key, body, crc32c=crc32c, condition=condition)
-        if key.endswith("/manifest") and oldest not in store._objects and not has_spilled:
+        if key.endswith("/manifest") and oldest not in store.objects and not has_spilled:
             # The oldest segment's objects are deleted, and this commit says so.
             has_spilled = True
             await put(theirs, content, crc32c=crc32c_of(content))
@@ -462,7 +462,7 @@ async def test_deletion_that_a_successor_overtakes_leaves_its_spilled_parts(writ
         clock.now_ms += MINUTE_MS
         if has_spilled:
             break
-    assert theirs in store._objects
+    assert theirs in store.objects
     assert first not in spilled_names(store, writer)
 
 
@@ -472,7 +472,7 @@ async def test_job_s_deletion_that_a_daemon_overtakes_leaves_its_spilled_parts(
     """What is stored there after the job's edit took effect is not what the job saw to."""
     await filled(writer, archiver)
     (first, *_) = spilled_names(store, writer)
-    content, _ = store._objects[spillover_key(writer.identified, first)]
+    content, _ = store.objects[spillover_key(writer.identified, first)]
     theirs = spillover_key(writer.identified, replace(first, crc32c=first.crc32c ^ 1))
     while stored_manifest(store, writer).start_offset == 0:
         await archiver.step(observe(writer, total=TotalRetention(limit_ms=None, limit_bytes=1)))
@@ -487,5 +487,5 @@ async def test_job_s_deletion_that_a_daemon_overtakes_leaves_its_spilled_parts(
     store.put = overtaken
     manifests = archive_in(store).manifests
     assert await delete_retired(store, manifests, writer.identified, retired_until_ms=clock())
-    assert theirs in store._objects
+    assert theirs in store.objects
     assert first not in spilled_names(store, writer)

@@ -55,8 +55,8 @@ def trimmer(writer, broker, archive, metrics, clock):
     )
 
 
-async def test_files_that_a_look_lacks_are_not_trimmed_with_the_rest(writer, archive, trimmer, broker):
-    """A trim deletes all before its offset: also what this look has missed, durable or not."""
+async def test_files_that_an_observation_lacks_are_not_trimmed(writer, archive, trimmer, broker):
+    """A trim deletes all before its offset: also what this observation lacks, durable or not."""
     writer.closed_segment()
     writer.closed_segment()
     manifest = await archived(writer, archive)
@@ -84,8 +84,8 @@ async def test_durable_segments_past_the_target_are_trimmed(writer, archive, tri
 
 
 @virtually
-async def test_look_from_before_a_trim_is_not_trimmed_by_again(writer, archive, trimmer, broker, metrics):
-    """Its segments are gone already, and were counted; a look begun since then is another matter."""
+async def test_observation_from_before_a_trim_trims_nothing_again(writer, archive, trimmer, broker, metrics):
+    """Its segments are gone and counted already; a scan begun since then is another matter."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     await asyncio.sleep(1)
@@ -144,7 +144,7 @@ async def test_segment_with_other_bytes_than_its_copy_stays(writer, archive, tri
     assert writer.bases_on_disk == writer.bases[differs:]
 
 
-async def test_segment_that_changed_since_the_look_stays(writer, archive, trimmer, broker):
+async def test_segment_that_changed_since_the_observation_stays(writer, archive, trimmer, broker):
     """A file that is not the one observed is not compared and not trimmed."""
     base = writer.closed_segment()
     manifest = await archived(writer, archive)

@@ -228,7 +228,7 @@ async def test_controller_sets_the_pace_at_once_and_every_interval(make_controll
 
 
 async def test_controller_leaves_an_idle_machine_alone(make_controller, host):
-    """While no upload runs or waits the machine is not looked at: an hour costs no reading."""
+    """While no upload runs or waits the machine is not measured: an hour costs no reading."""
     controller, gate = make_controller()
     async with running(controller, 60):
         await asyncio.sleep(3600)

@@ -1,4 +1,4 @@
-"""A user's DeleteRecords through the archiver's step: the archive's start follows it, after two looks."""
+"""A user's DeleteRecords through the archiver's step: after two observations the archive's start follows."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def delete(writer, store, clock):
 
 
 @pytest.fixture
-def looks(writer, clock):
-    """Give a function that steps an archiver on several looks, a minute apart."""
+def steps(writer, clock):
+    """Give a function that steps an archiver on several observations, a minute apart."""
 
     async def step(acting, log_start_offset, times=3, *, seen=None):
         for _ in range(times):
@@ -149,34 +149,34 @@ async def test_records_of_a_later_leader_are_not_deleted(writer, archiver, store
     assert sorted(await values_in(archive_in(store), manifest)) == list(range(12, 22))
 
 
-async def test_start_inside_a_batch_is_a_users_for_every_leader(writer, archiver, store, looks, next_leader):
-    """The log itself is the mark: it is seen by a leader that took over before its predecessor looked."""
+async def test_start_inside_a_batch_is_a_users_for_every_leader(writer, archiver, store, steps, next_leader):
+    """The log itself is the mark: a leader sees it that took over before its predecessor did."""
     await filled(writer, archiver)
-    await looks(next_leader(), 6, times=2)
+    await steps(next_leader(), 6, times=2)
     manifest = stored_manifest(store, writer)
     assert (manifest.trimmed_offset, manifest.start_offset) == (6, 6)
     assert manifest.deletions == (RecordDeletion(6, leader_epoch=1),)
 
 
-async def test_file_that_cannot_be_read_is_no_evidence(writer, archiver, store, looks, next_leader):
-    """What is not certain is not deleted; the next look reads it again."""
+async def test_file_that_cannot_be_read_is_no_evidence(writer, archiver, store, steps, next_leader):
+    """What is not certain is not deleted; the next observation reads it again."""
     await filled(writer, archiver)
     successor = next_leader()
     seen = observe(writer, 6)
     (path,) = [Path(one.path) for one in seen.log.segments if one.base_offset == 4]
     away = path.rename(f"{path}.away")
-    await looks(successor, 6, seen=seen)
+    await steps(successor, 6, seen=seen)
     assert stored_manifest(store, writer).start_offset == 0
     away.rename(path)
-    await looks(successor, 6, seen=seen)
+    await steps(successor, 6, seen=seen)
     assert stored_manifest(store, writer).start_offset == 6
 
 
-async def test_deletion_that_two_looks_found_is_recorded(writer, archiver, store, looks, next_leader):
+async def test_deletion_that_two_observations_found_is_recorded(writer, archiver, store, steps, next_leader):
     """What it deletes past the archive's end is known to the next leader."""
     await filled(writer, archiver)
     writer.append(b"x", b"y", b"z")
-    await looks(archiver, 14, times=2)
+    await steps(archiver, 14, times=2)
     assert stored_manifest(store, writer).deletions == (RecordDeletion(14, leader_epoch=0),)
     writer.roll()
     await step_to_end(next_leader(), observe(writer, 14))
@@ -198,7 +198,7 @@ async def test_deletion_by_a_command_is_noticed_soon(writer, archiver, delete, c
     assert archiver.last_manifest.start_offset == 4
 
 
-async def test_archive_follows_after_a_second_look(writer, archiver, store, clock):
+async def test_archive_follows_after_a_second_observation(writer, archiver, store, clock):
     """Its start is the user's to the record; whole segments go, and their objects after the delay."""
     await filled(writer, archiver)
     clock.now_ms += MINUTE_MS
@@ -220,7 +220,7 @@ async def test_archive_follows_after_a_second_look(writer, archiver, store, cloc
 
     clock.now_ms += PACE.delete_delay_ms
     await archiver.step(observe(writer, 6))
-    assert len([key for key in store._objects if key.endswith(".log")]) == 2
+    assert len([key for key in store.objects if key.endswith(".log")]) == 2
     clock.now_ms += MINUTE_MS
     await archiver.step(observe(writer, 6))
     assert stored_manifest(store, writer).start_offset == 6
@@ -228,7 +228,7 @@ async def test_archive_follows_after_a_second_look(writer, archiver, store, cloc
 
 @pytest.mark.parametrize("second", [None, 5], ids=["none", "less"])
 async def test_start_that_comes_back_lower_counts(writer, archiver, store, clock, second):
-    """A broker that crashed in between may have forgotten: only what both looks saw is deleted."""
+    """A broker that crashed in between may have forgotten: only what both observations have is deleted."""
     await filled(writer, archiver)
     for log_start_offset in (6, second):
         clock.now_ms += MINUTE_MS
@@ -236,7 +236,7 @@ async def test_start_that_comes_back_lower_counts(writer, archiver, store, clock
     assert stored_manifest(store, writer).start_offset == (second or 0)
 
 
-async def test_first_look_alone_moves_nothing(writer, archiver, store, clock):
+async def test_first_observation_alone_moves_nothing(writer, archiver, store, clock):
     """Not even inside the first segment, of which no object goes; nor further than the first one saw."""
     await filled(writer, archiver)
     for log_start_offset, expected in ((2, 0), (3, 2), (3, 3)):
@@ -427,8 +427,8 @@ async def test_trim_waits_until_the_archive_has_followed_a_user(writer, archiver
     assert broker.trims
 
 
-async def test_look_that_no_round_has_confirmed_lets_go_of_nothing(writer, archiver, store, clock):
-    """An offer steps the archiver on what was seen before; it would be its own second look."""
+async def test_observation_that_no_round_has_confirmed_deletes_nothing(writer, archiver, store, clock):
+    """An offer makes the archiver step on an old observation, which would confirm itself."""
     await filled(writer, archiver)
     archiver.confirm_leadership(until=-1)
     for _ in range(3):
@@ -442,7 +442,7 @@ async def test_look_that_no_round_has_confirmed_lets_go_of_nothing(writer, archi
     assert stored_manifest(store, writer).start_offset == 6
 
 
-async def test_one_look_does_not_confirm_itself(writer, archiver, store, clock):
+async def test_one_observation_does_not_confirm_itself(writer, archiver, store, clock):
     """Rounds may fail for a long time, and an archiver acts on what it has meanwhile."""
     await filled(writer, archiver)
     seen = observe(writer, 6)

@@ -100,7 +100,7 @@ class Host:
 
     @property
     def data_objects(self) -> int:
-        return sum(key.endswith(".log") for key in self.store._objects)
+        return sum(key.endswith(".log") for key in self.store.objects)
 
     @property
     def is_doubted(self) -> bool:
@@ -288,7 +288,7 @@ async def test_a_clock_behind_the_last_commit(tmp_path):
 
 
 async def test_no_upload_time_is_looked_up_at_rest(host):
-    """A partition whose records are dated in the future is asked for once, not at each look."""
+    """A partition whose records are dated in the future is asked for once, not at each check."""
     host.write(ahead_ms=4 * DAY_MS)
     await host.steps(2, target_ms=DAY_MS)
     before = len(host.store.requests)

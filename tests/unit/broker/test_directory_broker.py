@@ -191,8 +191,8 @@ async def test_directory_without_a_broker_has_no_id_and_no_clients(broker):
         await broker.alter_client_quotas({quota_entity(user="alice"): {"producer_byte_rate": 1.0}})
 
 
-async def test_replicas_leaves_a_damaged_checkpoint_to_the_look_at_the_log(broker, orders, tmp_path):
-    """A damaged checkpoint costs its own partition only: the look at its log fails and names the file."""
+async def test_replicas_leaves_a_damaged_checkpoint_to_the_scan_of_the_log(broker, orders, tmp_path):
+    """A damaged checkpoint costs its own partition only: the scan of its log fails and names the file."""
     other = tmp_path / "payments-0"
     other.mkdir()
     (other / "leader-epoch-checkpoint").write_text("nonsense")
@@ -240,7 +240,7 @@ async def test_log_bounds_end_before_a_torn_tail(broker, orders, tail):
 
 
 async def test_log_bounds_follow_the_log_as_it_grows_and_rolls(broker, orders):
-    """Later looks see what was appended, in the same segment and in new ones."""
+    """Later scans see what was appended, in the same segment and in new ones."""
     path = write_segment(orders, 0, batch(0))
     assert await bounds_of(broker, orders) == LogBounds(0, 3, 3)
 
@@ -254,7 +254,7 @@ async def test_log_bounds_follow_the_log_as_it_grows_and_rolls(broker, orders):
 
 
 async def test_log_bounds_do_not_walk_again_what_was_walked(broker, orders):
-    """A later look reads on from where the last one ended."""
+    """A later scan reads on from where the last one ended."""
     path = write_segment(orders, 0, batch(0), batch(3))
     write_segment(orders, 6, batch(6))
     await bounds_of(broker, orders)
@@ -287,20 +287,20 @@ async def test_log_bounds_begin_anew_when_the_log_shrank(broker, orders):
 
 
 async def test_log_bounds_begin_anew_when_other_bytes_took_the_place(broker, orders):
-    """A file that was truncated and written again between two looks is not taken for the old one."""
+    """A file that was truncated and written again between two scans is not taken for the old one."""
     path = write_segment(orders, 0, batch(0), open_batch(3))
     await bounds_of(broker, orders)
 
     with path.open("r+b") as file:
         file.truncate()
-        # Batches of the same sizes: the place where the last look ended is a batch's beginning.
+        # Batches of the same sizes: the place where the last scan ended is a batch's beginning.
         file.write(batch(0, [b"x", b"y", b"z"]) + batch(3) + batch(6))
 
     assert await bounds_of(broker, orders) == LogBounds(0, 9, 9)
 
 
 async def test_log_bounds_begin_anew_when_the_old_place_makes_no_sense(broker, orders):
-    """Where the last look ended may be inside a batch now; the log is then read from its start."""
+    """Where the last scan ended may be inside a batch now; the log is then read from its start."""
     path = write_segment(orders, 0, batch(0), batch(3))
     await bounds_of(broker, orders)
 
@@ -418,7 +418,7 @@ async def test_trim_ends_what_a_crash_left_half_done(broker, orders):
 
 
 async def test_trim_refuses_segments_that_changed(broker, orders):
-    """What is on disk must be what was looked at; otherwise nothing is unlinked."""
+    """What is on disk must be what was observed; otherwise nothing is unlinked."""
     for base_offset in (0, 100):
         write_segment(orders, base_offset, batch(base_offset))
     local = read_local_log(orders)
@@ -492,7 +492,7 @@ async def test_log_dir_sizes_name_what_cannot_be_read(orders, tmp_path):
 
 
 async def test_log_that_a_broker_has_led_since_is_neither_trimmed_nor_bounded(broker, orders):
-    """Its newest leader epoch is another one than when it was looked at."""
+    """Its newest leader epoch is another one than when it was observed."""
     for base in (0, 100):
         write_segment(orders, base, batch(base))
     epochs_file = Path(orders.path) / "leader-epoch-checkpoint"

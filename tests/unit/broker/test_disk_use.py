@@ -86,8 +86,8 @@ def test_meter_sees_a_new_partition(meter, log_dir):
     assert meter([str(log_dir)]) == directory_uses([str(log_dir)])
 
 
-def test_meter_looks_at_directory_and_active_segment_of_what_did_not_change(meter, log_dir):
-    """Each partition has its whole look once in so many measurements, and not all in the same one."""
+def test_meter_checks_directory_and_active_segment_of_what_did_not_change(meter, log_dir):
+    """Each partition is read whole once in so many measurements, and not all in the same one."""
     listings = []
     for _ in range(FULL_SCAN_EVERY):
         with counted_file_calls() as calls:
@@ -100,7 +100,7 @@ def test_meter_looks_at_directory_and_active_segment_of_what_did_not_change(mete
 
 
 def test_meter_finds_in_time_what_no_time_shows(meter, log_dir):
-    """A closed segment that grew in its place is no broker's doing, and is found by the whole look."""
+    """A closed segment that grew in its place is no broker's doing, and is found by the whole measurement."""
     path = log_dir / "orders-1"
     before = path.stat()
     with (path / f"{0:020d}.log").open("ab") as file:

@@ -55,7 +55,7 @@ async def test_free_space_leaves_out_what_is_kept_for_the_superuser(tmp_path):
 
 
 async def test_directory_that_is_not_there_is_a_problem_of_its_own(tmp_path):
-    """The others are looked at all the same, and the error names the directory."""
+    """The others are measured all the same, and the error names the directory."""
     gone = str(tmp_path / "gone")
     measurement = await LocalFilesystems().measure([gone, str(tmp_path)])
     assert [one.paths for one in measurement.readings] == [(str(tmp_path),)]

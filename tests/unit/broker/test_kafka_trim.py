@@ -156,7 +156,7 @@ async def test_trim_of_another_leader_epoch_is_never_sent(connect, leader_epoch)
 
 
 async def test_trim_that_comes_too_long_after_the_question_is_never_sent(connect):
-    """A process that was stopped in between asks again with the next look."""
+    """A process that was stopped in between asks again with the next observation."""
     async with connect(effect_within_seconds=0.0) as peer:
         with pytest.raises(
             BrokerUnavailable, match="DeleteRecords was not sent: the last check of the leadership was"

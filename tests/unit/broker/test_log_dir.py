@@ -248,8 +248,8 @@ def test_read_local_log_waits_while_segments_are_being_replaced(tmp_path):
     assert caught.value.path == str(swap)
 
 
-def test_read_local_log_looks_again_when_the_directory_changed_meanwhile(tmp_path):
-    """A segment that rolls during the look is in the answer: what is listed was there together."""
+def test_read_local_log_scans_again_when_the_directory_changed_meanwhile(tmp_path):
+    """A segment that rolls during the scan is in the result: what is listed was there together."""
     orders = make_partition(tmp_path, "orders-0")
     for base in (0, 100):
         add_segment(orders, base)
@@ -266,7 +266,7 @@ def test_read_local_log_looks_again_when_the_directory_changed_meanwhile(tmp_pat
 
 
 def test_read_local_log_gives_up_on_a_directory_that_never_rests(tmp_path):
-    """A directory that changes during every look is an error for now."""
+    """A directory that changes during every scan is an error for now."""
     orders = make_partition(tmp_path, "orders-0")
     add_segment(orders, 0)
 
@@ -336,11 +336,11 @@ def test_scans_leave_no_descriptor_open(tmp_path):
 @contextmanager
 def changing_during_read(partition: LocalPartition, *changes):
     """
-    Make each of *changes* in the middle of one look at *partition*.
+    Make each of *changes* in the middle of one scan of *partition*.
 
-    The leader epoch checkpoint is read after the names and is a pipe here: the look waits for
+    The leader epoch checkpoint is read after the names and is a pipe here: the scan waits for
     its text, which comes when the change is done. A change gets the path of the pipe, which is
-    unlinked by then, and makes what the next look finds there.
+    unlinked by then, and makes what the next scan finds there.
     """
     pipe = Path(partition.path) / "leader-epoch-checkpoint"
     os.mkfifo(pipe)

@@ -140,7 +140,7 @@ def test_pin_keeps_every_byte_when_the_broker_deletes_the_segment(pinned, writer
 
 
 def test_truncation_in_place_shows_through_a_pin_and_is_noticed(pinned, writer):
-    """A pin is the same file: what a follower cuts off is gone from it, and whoever looked before is told."""
+    """A pin is the same file: what a follower cuts off is gone from it, and an earlier scan gets an error."""
     (before, _) = pinned.found(writer.partition).pins
     file = OpenSegment.open(before.segment)
     try:
@@ -345,7 +345,7 @@ def test_what_is_set_aside_keeps_its_data_and_gives_its_name_free(pinned, writer
 
 
 def test_file_that_took_a_segment_s_place_is_not_pinned_as_that(pins, writer, tmp_path):
-    """Between look and link a log may begin anew under the same name: its bytes are another lineage's."""
+    """Between scan and link a log may begin anew under the same name: its bytes are another lineage's."""
     log = writer.local_log()
     for base_offset in (0, 6):
         writer.log_path(base_offset).rename(writer.path / f"{base_offset}.deleted")

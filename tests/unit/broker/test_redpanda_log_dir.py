@@ -136,7 +136,7 @@ def test_raw_log_is_the_segments_in_order(tmp_path):
         ("5-1-v2.log", "version v2, which is not supported"),
     ],
 )
-def test_segment_that_cannot_be_read_is_never_overlooked(tmp_path, name, fault):
+def test_segment_that_cannot_be_read_is_never_left_out(tmp_path, name, fault):
     """Were it left out, the segment before it would seem to reach over the hole."""
     partition = make_partition(tmp_path)
     for each in ("0-1-v1.log", name, "9-1-v1.log"):
@@ -179,7 +179,7 @@ def churning(path: Path):
 
 
 def test_listing_of_a_directory_that_never_rests_is_given_up(tmp_path):
-    """A look during which anything came or went does not count; afterwards one does."""
+    """A scan during which anything came or went does not count; afterwards one does."""
     partition = make_partition(tmp_path)
     for base in range(2000):
         (Path(partition.path) / f"{base}-1-v1.log").touch()
@@ -196,7 +196,7 @@ def test_listing_of_a_directory_that_never_rests_is_given_up(tmp_path):
 
 
 def test_segment_that_goes_during_the_listing_is_no_segment(tmp_path):
-    """A name whose file is gone when it is looked at makes the listing untrue."""
+    """A name whose file is gone when it is opened makes the listing untrue."""
     partition = make_partition(tmp_path)
     gone = Path(partition.path) / "0-1-v1.log"
     gone.symlink_to(tmp_path / "nowhere")
@@ -283,7 +283,7 @@ def test_any_known_place_translates_a_trimmed_log(tmp_path_factory, data):
     assert found.segments == expected_segments(log, partition)
 
 
-def test_known_bases_are_taken_without_a_look_at_the_files(tmp_path):
+def test_known_bases_are_taken_without_reading_the_files(tmp_path):
     """With a place for each base, as an archive keeps them, the segments are not read."""
     partition = make_partition(tmp_path)
     log = ordinary_log().write_to(Path(partition.path))

@@ -96,7 +96,7 @@ def test_damage_in_a_file_names_the_file(tmp_path):
 
 
 def test_damage_before_allocated_room_is_a_segment_that_is_still_written(tmp_path):
-    """The last batches of a closed segment may not be on disk yet: then it is looked at again."""
+    """The last batches of a closed segment may not be on disk yet: then it is scanned again."""
     log = RedpandaLog().roll(term=1).data([b"a"]).data([b"b" * 100])
     segment = written(log.allocated().roll().data([b"c"]), tmp_path)[0]
     data = log.segments[0].data
@@ -119,7 +119,7 @@ def test_unknown_batch_type_before_allocated_room_is_no_matter_of_waiting(tmp_pa
 
 
 def test_segment_that_lacks_its_end_is_not_uploaded_by_what_is_known_of_it(tmp_path):
-    """Where all bases are known no file was read, so the upload looks whether the segment is whole."""
+    """Where all bases are known no file was read, so the upload checks that the segment is whole."""
     log = RedpandaLog().roll(term=1).data([b"a"]).data([b"b"]).roll().data([b"c"])
     segment = written(log, tmp_path)[0]
     Path(segment.path).write_bytes(b"".join(log.segments[0].batches[:-1]))
@@ -135,7 +135,7 @@ def test_whole_segment_with_allocated_room_is_taken(tmp_path):
     assert data == log.segments[0].kafka
 
 
-def test_file_that_became_shorter_is_to_be_looked_at_again(tmp_path):
+def test_file_that_became_shorter_is_to_be_scanned_again(tmp_path):
     """A truncation between listing and reading is no corruption."""
     segment = written(ordinary_log(), tmp_path)[0]
     os.truncate(segment.path, 100)

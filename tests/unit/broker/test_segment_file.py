@@ -91,7 +91,7 @@ def test_scan_names_the_file_and_place_of_damage(tmp_path, damage):
 
 
 def test_scan_stops_at_what_segment_says_even_when_the_file_grew(tmp_path):
-    """Bytes that were appended after the directory was scanned are not looked at."""
+    """Bytes that were appended after the directory was scanned are not read."""
     data = segment_bytes(0, batches=4)
     segment = written(tmp_path, data, 0, None)
     with Path(segment.path).open("ab") as file:

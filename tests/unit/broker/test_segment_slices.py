@@ -152,7 +152,7 @@ def opened():
 
 @pytest.mark.parametrize("next_offset", [12, None], ids=["closed", "active"])
 def test_open_file_that_is_as_it_was_listed_is_unchanged(tmp_path, opened, next_offset):
-    """Looking twice at the same bytes finds nothing to complain about."""
+    """Checking the same bytes twice finds nothing to complain about."""
     opened(written(tmp_path, segment_bytes(0, batches=4), 0, next_offset)).require_unchanged()
 
 

@@ -135,7 +135,7 @@ async def test_watch_survives_the_deletion_of_what_it_follows(watch, log_dir):
 
 
 async def test_watch_asks_for_a_rescan_after_an_overflow(watch, log_dir):
-    """When the kernel's queue overflows, events are lost, and the hint is to look everywhere."""
+    """When the kernel's queue overflows, events are lost, and the hint is to scan everything."""
     for number in range(_QUEUED_EVENTS + 10):
         os.close(os.open(log_dir / "orders-0" / f"{number}.index", os.O_CREAT | os.O_WRONLY))
 
@@ -143,7 +143,7 @@ async def test_watch_asks_for_a_rescan_after_an_overflow(watch, log_dir):
 
 
 async def test_watch_asks_for_a_rescan_when_too_many_paths_changed(watch, log_dir):
-    """The set of changed paths is bounded: past the bound the hint is to look everywhere."""
+    """The set of changed paths is bounded: past the bound the hint is to scan everything."""
     for number in range(5000):
         (log_dir / f"many-{number}").mkdir()
 

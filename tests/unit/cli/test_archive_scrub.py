@@ -44,7 +44,7 @@ def left_behind(site, *, days: int = 2):
 
 
 def test_sound_archive_is_clean(archived):
-    """Nothing is wrong: exit code 0, and the counts of what was looked at."""
+    """Nothing is wrong: exit code 0, and the counts of what was scrubbed."""
     for options in ((), ("--deep",), (TOPIC,), ("--fix",)):
         document = scrubbed(archived, *options)
         assert (document["faults"], document["findings"], document["orphans"]) == (0, [], [])

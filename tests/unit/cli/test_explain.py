@@ -199,8 +199,8 @@ def test_explain_of_what_does_not_exist_exits_1(site, arguments, words):
     assert words in done.errors
 
 
-async def test_look_says_why_nothing_goes_by_age(tmp_path):
-    """Where this host's clock is off from the store's, what is due stays, and the look says why."""
+async def test_explanation_says_why_nothing_goes_by_age(tmp_path):
+    """Where this host's clock is off from the store's, what is due stays, and the command says why."""
     writer = LogWriter(tmp_path)
     writer.closed_segment()
     store = MemoryStore(now_ms=Clock())

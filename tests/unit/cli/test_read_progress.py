@@ -48,7 +48,7 @@ def test_share_counts_from_where_the_read_began(capsys):
 
 
 def test_read_without_an_end_has_no_share(capsys):
-    """One that follows tells what it read; records may come seldom, and each looks at the clock."""
+    """One that follows tells what it read; records may come seldom, and each reads the clock."""
     clock = Clock()
     progress = ReadProgress(is_shown=True, clock=clock)
     noted(progress, clock, 3, end_offset=None, seconds_each=1.5)

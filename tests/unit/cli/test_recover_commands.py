@@ -1,4 +1,4 @@
-"""`tieringd recover` where no broker is needed: what is looked at first, and what a report says."""
+"""`tieringd recover` where no broker is needed: what is checked first, and what a report says."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def place(tmp_path):
 
 @pytest.mark.parametrize("validate", [(), DEEP, (*DEEP, "--validation-depth", "0")])
 def test_sound_archive_passes(place, validate):
-    """Each partition is restored, and its row says that it was looked at."""
+    """Each partition is restored, and its row says that it was checked."""
     code, rows = place.recover(*validate)
     assert code == 0
     assert [rows[number]["validation"] for number in range(PARTITIONS)] == ["passed"] * PARTITIONS
@@ -88,7 +88,7 @@ def test_missing_manifest_is_refused_or_reported(place):
 
 
 def test_missing_object_is_found_before_anything_is_restored(place):
-    """Where segments are looked at; the other check meets it on the way."""
+    """Where segments are checked; the other check meets it on the way."""
     place.object_of(1, "9-11-*.log").unlink()
     with pytest.raises(CorruptDataError, match="the archive is incomplete: orders-1: "):
         place.recover(*DEEP)
@@ -98,7 +98,7 @@ def test_missing_object_is_found_before_anything_is_restored(place):
     assert place.restored(0)
 
 
-def test_only_the_newest_segments_are_looked_at(place):
+def test_only_the_newest_segments_are_checked(place):
     """As many as the depth says; 0 is all."""
     place.object_of(1, "0-2-*.log").unlink()
     with pytest.raises(CorruptDataError, match="is incomplete"):

@@ -1,4 +1,4 @@
-"""One look at one topic: what is held, what is led, and what could not be seen."""
+"""One snapshot of one topic: what is held, what is led, and what could not be seen."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_follower_knows_its_files_only(tmp_path):
     assert one.log.segments == writer.local_log().segments
 
 
-async def test_directory_that_is_no_replica_is_not_looked_at(tmp_path):
+async def test_directory_that_is_no_replica_is_left_out(tmp_path):
     """What a deleted or moved partition left on disk is no part of the topic."""
     writer, other = written(tmp_path), written(tmp_path, partition=1)
     broker = FakeBroker(writer, other)
@@ -61,7 +61,7 @@ async def test_directory_that_is_no_replica_is_not_looked_at(tmp_path):
     assert [one.partition.partition for one in snapshot.partitions] == [0]
 
 
-async def test_one_partition_is_looked_at_where_it_is_asked_for(tmp_path):
+async def test_one_partition_is_read_where_it_is_asked_for(tmp_path):
     """Only the partition with this number is among the answers, and a number too high is an error."""
     broker = FakeBroker(written(tmp_path), written(tmp_path, partition=1))
     snapshot = await taken(tmp_path, broker, number=1)
@@ -86,8 +86,8 @@ async def test_topic_that_nobody_has_is_an_error(tmp_path):
         await taken(tmp_path, FakeBroker())
 
 
-async def test_one_partition_is_looked_at_with_what_is_spilled(tmp_path, monkeypatch):
-    """What explains it goes segment by segment; a look at the whole topic loads no history."""
+async def test_one_partition_is_read_with_what_is_spilled(tmp_path, monkeypatch):
+    """What explains it goes segment by segment; a snapshot of the whole topic loads no history."""
     make_parts_small(monkeypatch)
     writer, archive = LogWriter(tmp_path), archive_in(MemoryStore())
     broker = FakeBroker(writer)

@@ -239,7 +239,7 @@ async def test_status_tells_a_partitions_fault(client, one_round, writer):
 
 
 async def test_status_tells_the_problems(client, reconciler, writer):
-    """What could not be looked at is told by its path."""
+    """What could not be scanned is told by its path."""
     (writer.path / "leader-epoch-checkpoint").write_text("nonsense")
     await reconciler.run_once()
 

@@ -194,7 +194,7 @@ async def test_idle_daemon_stops_at_once(config, bucket, log):
     assert not any(each.startswith("stopping without finishing") for each in log.events)
 
 
-async def test_disks_are_looked_after_and_a_reload_reaches_them(config, bucket, log, tmp_path):
+async def test_disks_are_managed_and_a_reload_reaches_them(config, bucket, log, tmp_path):
     """The ballast is made at the start, and let go when a reloaded threshold says that the disk is full."""
     bucket.open.set()
     ballast = {"tune_ballast_file": True, "ballast_file_size": 4096, "ballast_release_when_degraded": True}

@@ -1,4 +1,4 @@
-"""What looks after the disks, as a daemon puts it together: real files, one broker, a virtual clock."""
+"""What manages the disks, as a daemon puts it together: real files, one broker, a virtual clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTHING_IS_LOW = {"storage_min_free_bytes": 0, "storage_space_alert_free_thresho
 
 
 class Host:
-    """One host with a log directory, and what looks after its disk."""
+    """One host with a log directory, and what manages its disk."""
 
     def __init__(self, root):
         (root / "logs").mkdir()

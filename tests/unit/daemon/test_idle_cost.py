@@ -134,7 +134,7 @@ retention_local_strict: true
 
 
 def settle(directory: Path) -> None:
-    """Let the files be of long ago: a look remembers what has not changed for some seconds."""
+    """Let the files be of long ago: a scan remembers what has not changed for some seconds."""
     for each in (*directory.iterdir(), directory):
         os.utime(each, ns=(LONG_AGO_NS, LONG_AGO_NS))
 
@@ -170,7 +170,7 @@ def counted_tasks():
 
 @virtually
 async def test_idle_hour_of_a_thousand_partitions(tmp_path):
-    """What an hour without any change costs: looks at the files, polls for edits, and listings of topics."""
+    """What an hour without any change costs: scans of the files, polls for edits, and listings of topics."""
     daemon = IdleDaemon(tmp_path, partitions=PARTITIONS)
     async with daemon.running():
         await asyncio.sleep(QUARTER)
@@ -196,7 +196,7 @@ async def test_idle_hour_of_a_thousand_partitions(tmp_path):
     assert daemon.requests["head"] <= 2 * PARTITIONS
     assert daemon.requests["list_page"] <= 2 * ROUNDS
     assert daemon.request_bytes == 0, "nothing was read or written"
-    # Merge and re-upload look, and then ask, once after each of the polls.
+    # Merge and re-upload plan, and then ask, once after each of the polls.
     assert asked[0] <= 2 * 2 * 2 * PARTITIONS
     # All goes on in the tasks that there are.
     assert tasks[0] == 0
@@ -205,7 +205,7 @@ async def test_idle_hour_of_a_thousand_partitions(tmp_path):
     full_scans = PARTITIONS * MEASUREMENTS // FULL_SCAN_EVERY
     measuring = MEASUREMENTS * (2 * PARTITIONS + LOG_DIR_STATS) + 2 * full_scans
     assert calls["stat"] <= ROUNDS * (2 * PARTITIONS + segments) + measuring
-    # The log directory is listed by each round and measurement, a partition's only in its whole look.
+    # The log directory is listed by each round and measurement, a partition's only when it is read whole.
     assert calls["scandir"] <= ROUNDS + 2 * MEASUREMENTS + full_scans
     # A round reads meta.properties.
     assert calls["open"] <= ROUNDS
@@ -229,7 +229,7 @@ async def test_requests_of_one_segment_from_closed_to_trimmed(tmp_path):
     requests = daemon.backend.requests[earlier:]
     put = {key for operation, key in requests if operation == "put" and not key.endswith("/manifest")}
     # Its data, its index, and one commit, which says as well what may be trimmed. Before the trim the
-    # manifest is looked at: it may have another owner by now.
+    # manifest is read: it may have another owner by now.
     listings = daemon.requests.pop("list_page", 0)
     assert daemon.requests == {"put": 3, "head": 1}
     assert listings <= 2, "a round may have come meanwhile"

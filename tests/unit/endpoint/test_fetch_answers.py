@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
 
-from tests.fakes.archive import archived
+from tests.fakes.archive import archive_in, archived
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.slow_store import HoldingStore
 from tests.support.archive_endpoints import (
     archive_topic,
     asking,
@@ -25,6 +26,7 @@ from tests.support.kafka_messages import FETCH_VERSIONS, fetch_request, millisec
 from tests.support.raw_kafka import connected
 from tieringd.daemon.archive_endpoint import archive_endpoint_of
 from tieringd.endpoint import fetch_answers
+from tieringd.endpoint.fetch_answers import PARTITIONS_AT_ONCE
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import data_key, manifest_key
 from tieringd.formats.record_batch import check_crc, parse_header
@@ -180,7 +182,7 @@ async def test_no_session_is_ever_made(writer, archive, tmp_path):
 
 
 async def test_reader_at_the_end_gets_what_is_archived_next(writer, archive, store, tmp_path):
-    """It waits, the manifest is looked at again, and the answer comes before the wait is over."""
+    """It waits, the manifest is read again, and the answer comes before the wait is over."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     interval = {"cloud_storage_readreplica_manifest_sync_timeout_ms": 20}
@@ -348,47 +350,41 @@ async def test_endpoint_that_stops_answers_those_who_wait(writer, archive, store
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-async def test_slow_partition_keeps_no_other_waiting(archive, store, tmp_path, monkeypatch, slow):
+async def test_slow_partition_keeps_no_other_waiting(tmp_path, monkeypatch, slow):
     """Wherever it stands: the others' records come, it has none yet, and no error; later it has."""
     monkeypatch.setattr(fetch_answers, "_SLOW_SECONDS", 0.05)
+    store = HoldingStore()
+    archive = archive_in(store)
     writers = [LogWriter(tmp_path, "orders", number) for number in range(2)]
     for writer in writers:
         writer.closed_segment()
         await archive_topic(writer, archive)
     (segment,) = (await archive.manifests.load(writers[slow].identified)).existing.segments
-    key, may_read, request = data_key(writers[slow].identified, segment), asyncio.Event(), store._request
-
-    @asynccontextmanager
-    async def held(operation, asked):
-        if asked == key:
-            await may_read.wait()
-        async with request(operation, asked):
-            yield
-
-    monkeypatch.setattr(store, "_request", held)
+    store.held_key = data_key(writers[slow].identified, segment)
     question = fetch_request(12, {"orders": {n: {"fetch_offset": 0} for n in range(2)}}, isolation_level=0)
     async with asking(archive, tmp_path / "state") as client:
         answer = await client.ask(question)
         found = {one.partition_index: one for one in answer.responses[0].partitions}
         assert [one.error_code for one in found.values()] == [ErrorCode.none] * 2
         assert [len(headers_in(found[n].records)) for n in (slow, 1 - slow)] == [0, 1]
-        may_read.set()
+        store.may_read.set()
         counts = []
         while counts != [1, 1]:
             answer = await client.ask(question)
             counts = [len(headers_in(one.records)) for one in answer.responses[0].partitions]
 
 
-async def test_more_partitions_than_are_read_at_once_all_come(archive, tmp_path, monkeypatch):
+async def test_more_partitions_than_are_read_at_once_all_come(archive, tmp_path):
     """In the order of the request, some after the others."""
-    monkeypatch.setattr(fetch_answers, "_AT_ONCE", 2)
-    for number in range(5):
+    count = 2 * PARTITIONS_AT_ONCE + 1
+    for number in range(count):
         writer = LogWriter(tmp_path, "orders", number)
         writer.closed_segment()
         await archive_topic(writer, archive)
-    wanted = {n: {"fetch_offset": 0} for n in (4, 7, 0, 3, 1, 2)}
+    missing = count + 2
+    wanted = {n: {"fetch_offset": 0} for n in (4, missing, 0, 3, 1, 2, *range(5, count))}
     async with asking(archive, tmp_path / "state") as client:
         answer = await client.ask(fetch_request(12, {"orders": wanted}, isolation_level=0))
     found = answer.responses[0].partitions
     assert [one.partition_index for one in found] == list(wanted)
-    assert [len(headers_in(one.records)) for one in found] == [1, 0, 1, 1, 1, 1]
+    assert [len(headers_in(one.records)) for one in found] == [one != missing for one in wanted]

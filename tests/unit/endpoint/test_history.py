@@ -83,13 +83,11 @@ async def test_offsets_and_times_are_those_of_both(joined, archive, tmp_path):
     assert found[3].timestamp == segment.max_timestamp_ms
 
 
-async def test_old_segment_that_has_gone_is_looked_for_in_the_newest_manifest(
-    joined, archive, store, tmp_path
-):
+async def test_old_segment_that_has_gone_is_searched_in_the_newest_manifest(joined, archive, store, tmp_path):
     """Without one there either, clients try again: nothing is skipped."""
     old, _ = joined
     first = (await archive.manifests.load(old.identified)).existing.segments[0]
-    del store._objects[data_key(old.identified, first)]
+    store.remove(data_key(old.identified, first))
     async with asking(archive, tmp_path / "state") as client:
         found = await fetched(client, "orders", 0)
     assert found.error_code != ErrorCode.none

@@ -120,7 +120,7 @@ async def test_change_is_told_to_those_who_watch(partitions, one, writer, archiv
         assert partitions.is_ending
 
 
-async def test_many_partitions_are_looked_at_together(partitions, archive, store, tmp_path):
+async def test_many_partitions_are_read_together(partitions, archive, store, tmp_path):
     """As many at once as there may be; what fails is left out."""
     wanted = []
     for number in range(6):
@@ -165,8 +165,8 @@ async def test_no_more_manifests_are_kept_than_there_is_room_for(archive, tmp_pa
     await partitions.close()
 
 
-async def test_offset_past_the_end_is_looked_for_in_the_store(partitions, one, writer, archive, store):
-    """A manifest of half a minute ago does not say that there is no such offset; nobody asks each time."""
+async def test_offset_past_the_end_is_searched_in_the_store(partitions, one, writer, archive, store):
+    """The offset may be newer than the manifest, which is read anew, but not for each request."""
     assert (await partitions.reaching(one, 5)).next_offset == 3
     writer.closed_segment()
     await archived(writer, archive)

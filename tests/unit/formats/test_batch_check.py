@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from tests.builders import OLD_MESSAGE_V1, batch, golden_log, segment_bytes
 from tieringd.errors import CorruptDataError
-from tieringd.formats import batch_check
 from tieringd.formats.batch_check import check_batches, check_batches_in
 
 DATA = segment_bytes(100, batches=5, value=b"v" * 300)
@@ -21,12 +20,11 @@ def reads(data):
 
 
 @pytest.fixture(params=["memory", "windows"])
-def check(request, monkeypatch):
+def check(request):
     """Give the check of bytes in memory, and of bytes read through windows smaller than a batch."""
     if request.param == "memory":
         return lambda data, **bounds: check_batches(memoryview(data), **bounds)
-    monkeypatch.setattr(batch_check, "_WINDOW_BYTES", 100)
-    return lambda data, **bounds: check_batches_in(reads(data), len(data), **bounds)
+    return lambda data, **bounds: check_batches_in(reads(data), len(data), window_bytes=100, **bounds)
 
 
 def test_whole_batches_pass(check):

@@ -29,7 +29,6 @@ from tests.support.raw_kafka import connected
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.kafka_wire.fetch import FetchResponseWalk, asked_of
 from tieringd.formats.kafka_wire.request_header import InspectedApi, RequestHead
-from tieringd.gateway import ahead as ahead_module
 from tieringd.gateway.ahead import PERMIT_SECONDS, FetchAhead
 from tieringd.gateway.archive_answers import NextFetch
 from tieringd.gateway.frames import SCRATCH_BYTES, ClientResponse, PendingRequest, PendingRequests
@@ -39,14 +38,9 @@ from tieringd.gateway.wire import MemoryBudget
 
 STEP = 10
 """Offsets in every answer of the archive."""
+LASTING = {"permit_seconds": 1000.0}
+"""The broker's permit holds for longer than any test takes."""
 OUT_OF_RANGE = {"old": {0: {"error_code": 1}}}
-
-
-@pytest.fixture(autouse=True)
-def _lasting(request, monkeypatch):
-    """Let the broker's word hold for longer than any test takes, unless that is what a test is about."""
-    if "broker" in request.fixturenames:
-        monkeypatch.setattr(ahead_module, "PERMIT_SECONDS", 1000.0)
 
 
 @pytest.fixture
@@ -80,7 +74,7 @@ async def answered(broker, client, offset):
 @asynccontextmanager
 async def following(broker, archive):
     """Give a client that has read two answers on end, and the broker's next request: for the last offset."""
-    async with running(broker, archive) as server, connected(server.port) as client:
+    async with running(broker, archive, **LASTING) as server, connected(server.port) as client:
         await answered(broker, client, 0)
         await answered(broker, client, STEP)
         head, frame, answers = await broker.next()
@@ -109,7 +103,7 @@ async def test_reader_that_goes_on_is_answered_without_the_broker(broker, archiv
 
 async def test_first_answer_of_a_client_is_not_gone_on_from(broker, archive):
     """Only one that has gone on from an answer is thought to go on from the next."""
-    async with running(broker, archive) as server, connected(server.port) as client:
+    async with running(broker, archive, **LASTING) as server, connected(server.port) as client:
         await answered(broker, client, 0)
         await answered(broker, client, 500)
         await answered(broker, client, 3)
@@ -156,7 +150,7 @@ async def test_archive_is_not_asked_for_what_nobody_waits_for_any_more(broker, a
 
 async def test_nothing_is_asked_ahead_behind_what_is_under_way(broker, archive):
     """It would only come later than the client's own request."""
-    async with running(broker, archive) as server, connected(server.port) as client:
+    async with running(broker, archive, **LASTING) as server, connected(server.port) as client:
         await answered(broker, client, 0)
         client.send(fetch_at(STEP))
         client.writer.write(plain_request(9))
@@ -171,7 +165,7 @@ async def test_nothing_is_asked_ahead_behind_what_is_under_way(broker, archive):
 async def test_nothing_is_written_amid_a_request_that_passes(broker, archive):
     """The broker would take it for a part of that."""
     records = bytes(request_frame(produce(9, acks=0)))
-    async with running(broker, archive) as server, connected(server.port) as client:
+    async with running(broker, archive, **LASTING) as server, connected(server.port) as client:
         await answered(broker, client, 0)
         client.send(fetch_at(STEP))
         client.writer.write(records[:200_000])
@@ -504,14 +498,13 @@ async def test_fetch_that_waits_is_let_go_when_another_is_answered(archive):
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_fetch_is_let_go_when_the_archive_takes_longer_than_the_word_holds(archive, monkeypatch, new_loop):
+def test_fetch_is_let_go_when_the_archive_takes_longer_than_the_word_holds(archive, new_loop):
     """On the loop of the daemon, too, where a timer that is late comes before what is ready."""
-    monkeypatch.setattr(ahead_module, "PERMIT_SECONDS", 0.05)
 
     async def scenario():
         let_go = asyncio.Event()
         archive.may_answer.clear()
-        ahead = prepared_for(archive, on_known=let_go.set)
+        ahead = prepared_for(archive, on_known=let_go.set, permit_seconds=0.05)
         assert ahead.claim(AT_STEP, HEAD) is None
         assert ahead.is_awaited
         await asyncio.sleep(0.06)
@@ -570,9 +563,11 @@ AT_STEP = frame_at(STEP)
 HEAD = RequestHead.read(AT_STEP)
 
 
-def prepared_for(archive, *, bytes_max=lambda: MIB, on_known=pytest.fail, **fields):
+def prepared_for(
+    archive, *, bytes_max=lambda: MIB, on_known=pytest.fail, permit_seconds=PERMIT_SECONDS, **fields
+):
     """Return what is ahead of a client that goes on from offset 0, when the broker has given its word."""
-    works = WORKS | {"bytes_max": bytes_max, "on_known": on_known}
+    works = WORKS | {"bytes_max": bytes_max, "on_known": on_known, "permit_seconds": permit_seconds}
     ahead = FetchAhead(asyncio.get_running_loop(), archive, **works)
     pending, sent = answered_at(0, **fields)
     ahead.expect(pending, sent)

@@ -1,4 +1,4 @@
-"""What connections hold: counted as it arrives, bounded, and no reason to pass what must be looked at."""
+"""What connections hold: counted as it arrives, bounded, and no reason to pass what must be parsed."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_announced_sizes_take_nothing_from_the_budget(broker):
             assert partition_of(await client.answer(fetch()), "old").records == b"archived"
 
 
-async def test_spent_budget_lets_small_fetches_be_looked_at(broker):
+async def test_spent_budget_lets_small_fetches_be_parsed(broker):
     """Request and answer come in two parts each, and the archive's records come all the same."""
     async with (
         running(broker, TopicArchive(), buffered_bytes=0) as server,
@@ -168,7 +168,7 @@ async def test_spent_budget_lets_small_fetches_be_looked_at(broker):
     ],
     ids=["ListOffsets", "OffsetForLeaderEpoch", "ApiVersions"],
 )
-async def test_spent_budget_lets_small_answers_be_looked_at(broker, message, found):
+async def test_spent_budget_lets_small_answers_be_parsed(broker, message, found):
     """In two parts they are still held, and are not the broker's own in the end."""
     request, response = message
     async with (

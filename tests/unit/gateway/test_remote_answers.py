@@ -144,7 +144,7 @@ async def test_partitions_are_found_by_name_and_by_id(tmp_path, store, daemon):
             assert found.manifest.partition == daemon.writers[2].identified
             assert (found.manifest.next_offset, found.bounds) == (3, daemon.writers[2].bounds())
             assert behind.partitions.may_have(topic, 2)
-            # It may have come to this broker since the last look.
+            # It may have come to this broker since the last round.
             assert behind.partitions.may_have(topic, 3)
             with pytest.raises(StorageUnavailable, match=r"did not find orders-3|did not find .*-3"):
                 await behind.partitions.find(topic, 3)
@@ -281,8 +281,8 @@ async def test_log_without_an_archive_begins_where_the_broker_says(tmp_path, sto
 
 
 @virtually
-async def test_partition_that_no_round_has_seen_is_looked_for(tmp_path, store, daemon):
-    """A look is brought forward, and tells that there is no archive yet; nobody waits for the next round."""
+async def test_partition_that_no_round_has_seen_brings_a_round_forward(tmp_path, store, daemon):
+    """The gateway asks for a round, and then answers that there is no archive yet."""
     async with serving(tmp_path, store, daemon) as behind:
         loop = asyncio.get_running_loop()
         writer = LogWriter(tmp_path, "orders", 3)
@@ -301,8 +301,8 @@ async def test_partition_that_no_round_has_seen_is_looked_for(tmp_path, store, d
 
 
 @virtually
-async def test_partition_that_looks_do_not_find_brings_no_more_forward(tmp_path, store, daemon):
-    """Two looks are enough for a while, whoever asks; the others have their answers."""
+async def test_partition_that_rounds_do_not_find_brings_no_more_forward(tmp_path, store, daemon):
+    """Two rounds are enough for a while, whatever asks; the others have their answers."""
     async with serving(tmp_path, store, daemon) as behind:
         rounds = daemon.reconciler.rounds
         asked = {("orders", 0): EARLIEST, ("orders", 3): EARLIEST}
@@ -532,7 +532,7 @@ async def test_store_that_is_away_is_an_error_and_no_answer(tmp_path, store, wri
 
 @virtually
 async def test_object_that_has_gone_leads_to_the_manifest_again(tmp_path, store, daemon):
-    """Retention took a segment between the look at the manifest and the read."""
+    """Retention took a segment between the read of the manifest and that of the segment."""
     async with serving(tmp_path, store, daemon) as behind:
         writer = daemon.writers[0]
         before = (await behind.partitions.find("orders", 0)).manifest

@@ -293,5 +293,5 @@ async def test_readers_go_on_through_merges_and_deletions(daemon, store, writers
         assert failed == []
         assert stored_manifest(store, writers[0]).retired == ()
         assert await values_in(archive_in(store), stored_manifest(store, writers[0])) == wanted
-        logs = [key for key in store._objects if key.endswith(".log") and "/orders/0_" in key]
+        logs = [key for key in store.objects if key.endswith(".log") and "/orders/0_" in key]
         assert len(logs) == 4

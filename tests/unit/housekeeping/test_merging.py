@@ -11,6 +11,7 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
+from tests.fakes.metric_values import value_of
 from tests.fakes.store import store_unavailable
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archiving.claim import Claim
@@ -91,22 +92,12 @@ async def filled(writer, store, *, segments: int = 7):
     return manifest, MergeLimits(target, target // 2)
 
 
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
-@pytest.fixture
-def writer(tmp_path):
-    return LogWriter(tmp_path / "logs")
-
-
 async def both_ways(archive, manifest):
     return [await values_in(archive, manifest, read_committed=committed) for committed in (False, True)]
 
 
 async def test_reading_gives_the_same_after_a_merge(store, writer, tmp_path):
-    """Records, and what is committed of them, are the same; a deep look finds no fault; few rows are left."""
+    """Records, and what is committed of them, are the same; a deep scrub finds no fault; few rows remain."""
     manifest, limits = await filled(writer, store)
     before = await both_ways(archive_in(store), manifest)
     merging = Merging(store, writer, tmp_path)
@@ -162,15 +153,15 @@ async def test_readers_of_the_old_manifest_have_its_objects_for_a_while(store, w
     assert list(found.segments) == list(merged.segments)
     assert await values_in(archive_in(store), found) == before
     named = {name(writer.identified, one) for one in found.segments for name in (data_key, index_key)}
-    assert {key for key in store._objects if key.endswith((".log", ".index"))} == named
+    assert {key for key in store.objects if key.endswith((".log", ".index"))} == named
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        pytest.param(lambda store, key: store._objects.pop(key(index_key)), id="index-is-gone"),
+        pytest.param(lambda store, key: store.remove(key(index_key)), id="index-is-gone"),
         pytest.param(lambda store, key: store.add(key(index_key), b"not an index"), id="index-is-corrupt"),
-        pytest.param(lambda store, key: store._objects.pop(key(data_key)), id="data-is-gone"),
+        pytest.param(lambda store, key: store.remove(key(data_key)), id="data-is-gone"),
         pytest.param(lambda store, key: store.add(key(data_key), b"other bytes"), id="data-is-other"),
     ],
 )
@@ -225,7 +216,7 @@ async def test_run_that_is_too_much_is_not_tried_for_ever(store, writer, tmp_pat
     assert await merging.all_steps(limits) == 1
     assert bases(store, writer)[:4] == [one.base_offset for one in manifest.segments][:4]
     failures = merging.metrics.merged.failures.labels("orders", "StorageUnavailable")
-    assert failures._value.get() == 1
+    assert value_of(failures) == 1
 
 
 async def test_outage_is_no_attempt(store, writer, tmp_path):
@@ -301,7 +292,7 @@ async def test_deposed_writer_merges_nothing(store, writer, tmp_path):
     assert stored_manifest(store, writer) == held
 
 
-async def test_other_sizes_are_looked_for_from_the_start(store, writer, tmp_path):
+async def test_other_sizes_begin_the_walk_anew(store, writer, tmp_path):
     """A configuration that changes makes the walk begin anew; else it goes on where it was."""
     _, limits = await filled(writer, store)
     merging = Merging(store, writer, tmp_path)

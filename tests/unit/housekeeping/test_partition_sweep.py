@@ -47,7 +47,7 @@ def job():
 
 
 async def test_first_pass_is_over_all_and_later_ones_over_what_changed(job):
-    """A partition in which nothing changed is not looked at again."""
+    """A partition in which nothing changed is not swept again."""
     assert await job.turn() == job.led
     assert await job.turn() == []
     job.feed.note(job.led[1])

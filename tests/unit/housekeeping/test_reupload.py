@@ -13,6 +13,7 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
+from tests.fakes.metric_values import value_of
 from tests.fakes.store import store_unavailable
 from tieringd.archiving.claim import Claim
 from tieringd.archiving.segment_copier import CopyRequest
@@ -66,16 +67,6 @@ class Reuploading:
         return self.metrics.registry.get_sample_value(f"tieringd_archive_{name}_total", labels) or 0
 
 
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
-@pytest.fixture
-def writer(tmp_path):
-    return LogWriter(tmp_path / "logs")
-
-
 async def filled(writer, store):
     """
     Archive six segments, with transactions over their ends, under two leader epochs.
@@ -118,7 +109,7 @@ def broker_gives(writer, end=14):
 
 
 async def test_reading_gives_what_the_broker_gives(store, writer):
-    """Records, and what is committed of them, are those of the compacted log; a deep look finds no fault."""
+    """Records, and what is committed of them, are those of the compacted log; a deep scrub finds no fault."""
     original = await filled(writer, store)
     compact_all(writer)
     before = await both_ways(archive_in(store), original)
@@ -238,7 +229,7 @@ async def test_readers_of_the_old_manifest_have_its_objects_for_a_while(store, w
     assert list(left.segments) == list(found.segments)
     assert await both_ways(archive_in(store), left) == broker_gives(writer)
     named = {name(writer.identified, one) for one in left.segments for name in (data_key, index_key)}
-    assert {key for key in store._objects if key.endswith((".log", ".index"))} == named
+    assert {key for key in store.objects if key.endswith((".log", ".index"))} == named
 
 
 async def test_reader_in_the_middle_reads_on(store, writer):
@@ -322,13 +313,13 @@ async def test_damaged_file_is_never_archived(store, writer):
     assert await reuploading.step() == 0
     assert store.requests[requests:] == []
     failures = reuploading.metrics.reuploaded.failures.labels("orders", "CorruptDataError")
-    assert failures._value.get() == 1
+    assert value_of(failures) == 1
     writer.flip_byte(8)
     assert await reuploading.step() == 1
 
 
-async def test_file_that_changes_under_the_look_is_looked_at_again(store, writer):
-    """A file that another pass of the cleaner has replaced since the look is not uploaded."""
+async def test_file_that_changes_during_the_scan_is_scanned_again(store, writer):
+    """A file that another pass of the cleaner has replaced since the scan is not uploaded."""
     original = await filled(writer, store)
     writer.compact(8, without=[8])
     seen = observed(writer)
@@ -348,14 +339,14 @@ async def test_file_that_is_not_smaller_after_all_stores_nothing(store, writer):
     writer.compact(8, without=[8])
     seen = observed(writer)
     (run,) = Reuploading(store, writer).reuploader.plan(original, seen).reuploads
-    objects = dict(store._objects)
+    objects = dict(store.objects)
     log = Reuploading(store, writer).archive.remote_log
     part = SegmentSlice.whole(run.segments[0])
     leadership = Leadership(writer.identified, 2)
     size_bytes = run.segments[0].size_bytes
     request = CopyRequest(leadership, seen.log, part, bytes_below=size_bytes)
     assert await log.copy_segment(request) is None
-    assert store._objects == objects
+    assert store.objects == objects
     request = CopyRequest(leadership, seen.log, part, bytes_below=size_bytes + 1)
     assert await log.copy_segment(request) is not None
 

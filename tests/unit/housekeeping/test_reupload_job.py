@@ -17,7 +17,6 @@ from tieringd.housekeeping.partition_sweep import ArchivedPartition, JobTurn
 from tieringd.housekeeping.reupload import CompactedReuploadJob
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
-from tieringd.storage.memory import MemoryStore
 
 FOR_ONE = 3
 """Requests for one segment in the place of one: data, index and manifest."""
@@ -75,11 +74,6 @@ async def compacted(store, tmp_path, number, *, segments=3):
     return Offered(store, writer)
 
 
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
 def job_of(*offered):
     return CompactedReuploadJob(
         lambda: {one.leadership: one.partition() for one in offered},
@@ -115,7 +109,7 @@ async def test_partitions_take_turns(store, tmp_path):
 
 
 async def test_segment_that_is_compacted_later_is_found(store, tmp_path):
-    """A partition that was done is looked at again when its log has changed."""
+    """A partition that was done is compared again when its log has changed."""
     offered = await compacted(store, tmp_path, 0)
     job = job_of(offered)
     await job.turn(requests_max=1000)
@@ -124,7 +118,7 @@ async def test_segment_that_is_compacted_later_is_found(store, tmp_path):
     assert await values_in(offered.archive, offered.manifest) == offered.writer.values()
 
 
-async def test_only_topics_that_ask_for_it_are_looked_at(store, tmp_path):
+async def test_only_topics_that_ask_for_it_are_compared(store, tmp_path):
     """A topic that is not compacted, or where it is off, stays as it was archived."""
     offered = await compacted(store, tmp_path, 0)
     offered.is_compacted = False
@@ -197,7 +191,7 @@ async def joined_beside_rewritten(store, tmp_path):
 
 
 async def test_files_beside_what_was_rewritten_come_last(store, tmp_path):
-    """One at a time, after what needs no look; and each until no part of it is to go."""
+    """One at a time, after what needs no check; and each until no part of it is to go."""
     writer = await joined_beside_rewritten(store, tmp_path)
     writer.compact(8, without=[8])
     offered = Offered(store, writer)
@@ -221,7 +215,7 @@ async def test_files_beside_what_was_rewritten_come_last(store, tmp_path):
 
 
 async def test_file_that_changes_holds_up_no_other(store, tmp_path):
-    """The next look shows it as it is then."""
+    """The next check shows it as it is then."""
     writer = await joined_beside_rewritten(store, tmp_path)
     offered = Offered(store, writer)
     seen = offered.partition()
@@ -234,7 +228,7 @@ async def test_file_that_changes_holds_up_no_other(store, tmp_path):
 
 
 async def test_parts_go_too_where_a_cleaner_is_always_busy(store, tmp_path):
-    """There is something to be replaced whole at every look."""
+    """There is something to be replaced whole at every check."""
     writer = await joined_beside_rewritten(store, tmp_path)
     offered = Offered(store, writer)
     job = job_of(offered)

@@ -23,12 +23,6 @@ from tieringd.formats.record_batch import NewRecord, encode_batch, parse_header
 from tieringd.formats.records import iter_records
 from tieringd.model.manifest_parts import Unsettled
 from tieringd.model.segment import RewritingKind
-from tieringd.storage.memory import MemoryStore
-
-
-@pytest.fixture
-def store():
-    return MemoryStore()
 
 
 @pytest.fixture
@@ -151,8 +145,8 @@ async def test_election_after_a_reupload_brings_back_what_went(store, tmp_path):
     assert await archive_gives(store, writer) == {0: b"A-old", 1: b"B", 2: b"C"}
 
 
-async def test_what_is_held_is_let_go_of_by_two_looks(store, writer):
-    """A log start may come back lower. The second look may be one that finds nothing new."""
+async def test_what_is_held_is_released_by_two_scans(store, writer):
+    """A log start may come back lower. The second scan may be one that finds nothing new."""
     await archived(writer, archive_in(store))
     writer.compact(0, without=[0])
     assert await Reuploading(store, writer).step() == 1

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from tests.fakes.archive import archive_in, archived, archiver_of, observed, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.manifests import bases, stored_manifest
+from tests.fakes.metric_values import value_of
 from tests.unit.housekeeping.test_merging import Merging
 from tests.unit.housekeeping.test_reupload import Reuploading
 from tieringd.archive.segment_rewriter import SegmentRewriter
@@ -285,9 +286,9 @@ async def test_batch_over_the_end_of_a_segment_replaces_nothing(writer, store, a
 
     assert stored_manifest(store, writer).segments[0] == before.segments[0]
     failures = reuploading.metrics.reuploaded.failures.labels("orders", "CorruptDataError")
-    assert failures._value.get() == 1
+    assert value_of(failures) == 1
     assert await reuploading.step() == 0
-    assert failures._value.get() == 1
+    assert value_of(failures) == 1
 
 
 def flip_last_byte(data):
@@ -322,7 +323,7 @@ async def test_damaged_file_replaces_nothing_that_is_whole(writer, store, archiv
     found = await values_in(archive_in(store), stored_manifest(store, writer))
     assert found == {number: b"%d" % number for number in (0, 1, 2, 3, 5)}
     failures = reuploading.metrics.reuploaded.failures.labels("orders", "CorruptDataError")
-    assert failures._value.get() == 1
+    assert value_of(failures) == 1
     assert (
         reuploading.reuploader.plan(stored_manifest(store, writer), observed(writer)).beside_rewritten == ()
     )

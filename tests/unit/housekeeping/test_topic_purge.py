@@ -22,6 +22,7 @@ from tests.fakes.deleted_topics import (
     Purging,
 )
 from tests.fakes.log_writer import CLUSTER
+from tests.fakes.metric_values import value_of
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire
@@ -79,7 +80,7 @@ async def test_deleted_topic_is_purged_after_the_grace(world, purging):
     assert mark.deletion.segments == sum(one.segment_count for one in held[:2])
     assert mark.deletion.size_bytes == sum(one.size_bytes for one in held[:2])
     assert world.objects_of(NEW, THIRD) == others
-    assert purging.metrics.purge.purged_topics._value.get() == 1
+    assert value_of(purging.metrics.purge.purged_topics) == 1
 
 
 @pytest.mark.parametrize("error_ms", [400 * DAY_MS, -400 * DAY_MS])
@@ -143,7 +144,7 @@ async def test_topic_that_was_created_again_is_read_as_before(world, purging):
     assert await values_in(archive_in(world.store), manifest) == before != {}
 
 
-async def test_one_look_is_not_enough(world, purging):
+async def test_one_observation_is_not_enough(world, purging):
     """A topic that is missing once, and there the next time, is live; and the time begins anew then."""
     await purging.turn()
     purging.broker.cluster_topics["orders"] |= {OLD_ID}
@@ -231,7 +232,7 @@ async def test_quarantined_and_half_joined_objects_of_a_purged_topic_go_too(worl
         for name in names:
             world.store.add(name, b"left")
     await purging.work()
-    assert [set(more[key]) & world.store._objects.keys() for key in keys] == [set(), set(more[keys[1]])]
+    assert [set(more[key]) & world.store.objects.keys() for key in keys] == [set(), set(more[keys[1]])]
 
 
 async def test_deletion_is_taken_back_within_the_grace(world, purging):
@@ -246,7 +247,7 @@ async def test_deletion_is_taken_back_within_the_grace(world, purging):
 
 
 async def test_archive_of_a_topic_that_the_cluster_has_is_not_deleted(world, purging):
-    """An operator's order for it is taken back by the next look."""
+    """An operator's order for it is taken back by the next observation."""
     now_ms = world.clock.now_ms
     await purging.archive.manifests.change_topic(NEW, lambda found: ordered_to_go(found, now_ms=now_ms))
     await purging.turn()
@@ -270,7 +271,7 @@ async def test_nothing_goes_on_from_an_archive_that_is_being_purged(world, purgi
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGING
     with pytest.raises(ConfigError, match="is purging: no topic can continue it"):
         await archive_in(world.store).history.link(HistoryLink(LATER, OLD, ((0, 5),)))
-    assert history_link_key(LATER) not in world.store._objects
+    assert history_link_key(LATER) not in world.store.objects
 
 
 async def test_archiver_of_a_deleted_topic_is_fenced_before_anything_goes(world, purging):
@@ -299,7 +300,7 @@ async def test_manifests_go_last_of_all(world, purging):
     assert world.keys_of(OLD) == set()
 
 
-async def test_what_is_stored_after_the_purge_goes_with_the_late_look(world, purging):
+async def test_what_is_stored_after_the_purge_goes_with_the_late_check(world, purging):
     """A hung process stores objects, and even a manifest; an hour later they are found."""
     await purging.work()
     late = archive_in(world.store, writer_id="late")
@@ -324,7 +325,7 @@ async def test_two_daemons_purge_together(world):
         )
     mark = await world.manifest(OLD)
     assert (mark.lifecycle, world.keys_of(OLD)) == (Lifecycle.PURGED, set())
-    purged = [one.metrics.purge.purged_topics._value.get() for one in (first, second)]
+    purged = [value_of(one.metrics.purge.purged_topics) for one in (first, second)]
     assert sorted(purged) == [0, 1]
 
 
@@ -397,6 +398,6 @@ async def test_topics_are_counted_by_state(world, purging):
     """A gauge says how many archives are in each state."""
     await purging.note()
     gauge = purging.metrics.purge.topics
-    assert [gauge.labels(one.value)._value.get() for one in Lifecycle] == [2, 1, 0, 0, 0]
+    assert [value_of(gauge.labels(one.value)) for one in Lifecycle] == [2, 1, 0, 0, 0]
     assert NEW_ID != OLD_ID
     assert NEW.cluster == CLUSTER

@@ -101,7 +101,7 @@ def test_filesystem_without_a_size_keeps_its_state(previous):
 def test_state_is_never_worse_with_more_free_space(
     *, total, free, more, alert_bytes, percent, min_free, previous
 ):
-    """More free space, or a better state before, never makes a state worse; a look again changes nothing."""
+    """More free space, or a better state before, never makes a state worse. A repetition changes nothing."""
     facts = {"total": total, "alert_bytes": alert_bytes, "percent": percent, "min_free": min_free}
     state, threshold = judge(free, previous=previous, **facts)
     assert judge(free + more, previous=previous, **facts)[0] <= state

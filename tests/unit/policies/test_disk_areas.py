@@ -172,7 +172,7 @@ def test_limit_in_bytes_holds_for_each_filesystem():
     assert [one.areas.log_bytes for one in found] == [450, 450]
 
 
-def test_disk_that_is_resized_between_two_looks_counts_with_the_smaller_size():
+def test_disk_that_is_resized_between_two_measurements_counts_with_the_smaller_size():
     """Two sizes of one filesystem make one space of the smaller."""
     (found,) = plan_spaces([use("/a", total=2000), use("/b", total=1000)], None, DEFAULTS)
     assert (found.total_bytes, found.areas.log_bytes) == (1000, 800)

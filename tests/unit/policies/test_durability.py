@@ -111,7 +111,7 @@ def test_durable_end_of_a_reframed_log_does_not_compare_sizes():
     assert end(manifest, log=replace(LOG, is_reframed=True)).offset == 30
 
 
-def test_durable_end_is_not_looked_for_past_what_was_asked():
+def test_durable_end_is_not_searched_past_what_was_asked():
     """The walk ends with the segment that reaches the offset asked for."""
     manifest = stored([remote(10, 19), remote(20, 29)])
     assert [end(manifest, up_to=up_to).offset for up_to in (11, 20, 21, 99)] == [20, 20, 30, 30]

@@ -71,7 +71,7 @@ def test_idle_store_gives_a_turn():
     ("traffic", "because"), [(BUSY, "there were 11 requests"), (THROTTLED, "asked to slow down 2 times")]
 )
 def test_busy_store_pauses_what_waits(traffic, because):
-    """The reason is said, and it is looked at again well within the window."""
+    """The reason is said, and it is tried again well within the window."""
     plan = planned(job(), traffic=traffic)
     assert (plan.state, plan.job) == (HousekeepingState.PAUSED, None)
     assert because in plan.reason
@@ -88,7 +88,7 @@ def test_turn_is_forced_once_the_interval_is_over(traffic):
 
 
 def test_pause_ends_when_a_forced_turn_is_due():
-    """The next look is no later than that."""
+    """The next turn is no later than that."""
     assert planned(job(covered_at=NOW - 299.5), traffic=BUSY).wait_seconds == pytest.approx(0.5)
 
 

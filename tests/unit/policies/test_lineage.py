@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tieringd.model.manifest import PartitionManifest
 
 OLD, NEW = 6, 8
-"""The epochs of the leader that uploaded the archive, and of the one that looks at it."""
+"""The epochs of the leader that uploaded the archive, and of the one that observes it."""
 
 ARCHIVED = ((5, 0), (OLD, 250))
 """Segments 0, 100 and 200 of a leader whose own epoch began inside the last of them."""
@@ -254,7 +254,7 @@ def test_nothing_is_replaced_without_proof(manifest, facts, lineage, reason):
     ],
 )
 def test_segments_are_appended_only_where_the_tail_is_settled(lineage, may_append):
-    """A tail that the next look may find off the lineage gets no successor."""
+    """A tail that the next observation may find off the lineage gets no successor."""
     assert lineage.may_append is may_append
 
 

@@ -32,9 +32,9 @@ class Term:
     skipped_epochs: int
     appended: int
     observed: bool
-    """Whether the leader's archiver had its look before the next election."""
+    """Whether the leader's archiver had its scan before the next election."""
     uploaded: tuple[int, ...]
-    """The lengths of the segments that the leader's archiver uploads after its look."""
+    """The lengths of the segments that the leader's archiver uploads after its scan."""
     replicated: tuple[int | None, ...]
     """How many records each replica gets from the leader; None where it never reaches it."""
     trimmed: int
@@ -235,7 +235,7 @@ def _offsets(found) -> list[int]:
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(terms, min_size=2, max_size=12))
 def test_the_archive_keeps_what_its_leader_holds_and_nothing_off_its_lineage(history):
-    """After any elections a look keeps exactly the segments whose every record the leader holds."""
+    """After any elections a scan keeps exactly the segments whose every record the leader holds."""
     cluster = Cluster()
     for term in history:
         cluster.play(term)

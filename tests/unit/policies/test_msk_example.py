@@ -140,7 +140,7 @@ def test_msk_example_has_each_segment_where_it_belongs(at_ms, local, archived):
 
 
 def test_msk_example_is_exact_to_the_minute_in_which_a_hint_is_due():
-    """Looked at each minute, the segment goes in the minute in which it is two days old."""
+    """Checked each minute, the segment goes in the minute in which it is two days old."""
     partition = run(tiered_from_ms=T1_MS + 7 * 60_000, step_ms=60_000, until_ms=T2_MS + HOUR_MS)
     assert partition.events[-1] == (T2_MS, "segment 0 left the disk")
 

@@ -123,7 +123,7 @@ def test_held_segments_are_not_forgotten():
     ("log_starts", "settled"), [([50, 50], 1), ([50, 49], 0), ([49, 50], 0), ([90, 70], 1), ([], 0)]
 )
 def test_winners_below_the_log_start_are_settled(log_starts, settled):
-    """In each look at the log."""
+    """In each observation of the log."""
     manifest = compacted(archive(), 0, 1)
     observations = [LogObservation(one, keeps_all=False) for one in log_starts]
     release = plan_release(manifest, observations)
@@ -227,7 +227,7 @@ def test_nothing_can_be_lost_without_a_log():
     ("read_from", "readable_from", "expected"),
     [(0, 0, True), (5, 0, False), (5, 7, True), (0, None, False)],
 )
-def test_tombstones_go_only_where_all_before_them_was_looked_at(read_from, readable_from, expected):
+def test_tombstones_go_only_where_all_before_them_was_read(read_from, readable_from, expected):
     """An older archive before this one may hold what they hide."""
     assert may_drop_tombstones(read_from=read_from, readable_from=readable_from) is expected
 

@@ -17,8 +17,8 @@ PACE = ScrubPace(
 
 
 @pytest.mark.parametrize(("jitter", "added"), [(0.0, 0), (0.55, 5), (1.0, 10)])
-def test_next_look_is_an_interval_away_and_a_part_of_the_jitter(jitter, added):
-    """A whole look waits for the full interval, a cut one for the partial one, the first for none."""
+def test_next_scrub_is_an_interval_away_and_a_part_of_the_jitter(jitter, added):
+    """A whole scrub waits for the full interval, a cut one for the partial one, the first for none."""
     assert first_due_ms(PACE, now_ms=7, jitter=jitter) == 7 + added
     assert next_due_ms(PACE, now_ms=7, is_complete=False, jitter=jitter) == 107 + added
     assert next_due_ms(PACE, now_ms=7, is_complete=True, jitter=jitter) == 1007 + added

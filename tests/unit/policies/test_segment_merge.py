@@ -142,7 +142,7 @@ def test_one_call_plans_so_many_runs():
     assert plan_merges(manifest, limits, from_offset=60).runs[0].base_offset == 60
 
 
-def test_one_call_looks_at_so_many_segments():
+def test_one_call_reads_so_many_segments():
     """A long walk is cut where it is no loss: the run that can still grow begins the next call."""
     limits = replace(LIMITS, rows_max=4, run_segments_max=3)
     manifest = of_sizes(1000, 1000, 1000, 300, 300, 300, 1000)
@@ -347,7 +347,7 @@ def test_archive_that_grows_is_merged_as_a_plain_list_is(operations, runs_max):
 @settings(max_examples=examples(300))
 @given(st.lists(st.integers(1, 130), max_size=120))
 def test_no_byte_is_moved_more_than_twice(sizes):
-    """With a look after each new segment, one is copied to an acceptable size, and then to a full one."""
+    """With a plan after each new segment, one is copied to an acceptable size, and then to a full one."""
     plain = PlainList(MergeLimits(100, 50))
     for size_bytes in sizes:
         plain.append(size_bytes, "")

@@ -226,12 +226,12 @@ def leased(owner: str, *, left_ms: int) -> TopicManifest:
         pytest.param(leased(OTHER, left_ms=1), 0, PurgeStep.NOTHING, id="another's lease"),
         pytest.param(leased(OTHER, left_ms=0), 0, PurgeStep.CLAIM, id="another's lease is over"),
         pytest.param(PURGED, LATE_CHECK_MS - 1, PurgeStep.NOTHING, id="purged"),
-        pytest.param(PURGED, LATE_CHECK_MS, PurgeStep.CLAIM, id="late look"),
+        pytest.param(PURGED, LATE_CHECK_MS, PurgeStep.CLAIM, id="late check"),
         pytest.param(CHECKED, 10**12, PurgeStep.NOTHING, id="all done"),
     ],
 )
 def test_purge_waits_for_the_grace_and_for_the_lease(manifest, after_ms, step):
-    """Nobody purges within the grace, or while another's lease runs; after the late look nothing is left."""
+    """Nobody purges within the grace, or while another's lease runs; after the late check nothing is left."""
     assert step_of(manifest, after_ms=after_ms) is step
 
 
@@ -243,7 +243,7 @@ def test_what_the_archive_held_is_counted_once():
     assert counted(PURGING, by=OTHER, segments=3, size_bytes=30) == PURGING
 
 
-def test_late_look_is_noted_beside_the_purge():
+def test_late_check_is_noted_beside_the_purge():
     """The mark keeps when it was purged, and has no lease afterwards."""
     taken = claimed(PURGED, now_ms=NOW_MS + LATE_CHECK_MS, by=OURS, grace_ms=GRACE_MS)
     assert taken.deletion.lease == Lease(OURS, NOW_MS + LATE_CHECK_MS + LEASE_MS)

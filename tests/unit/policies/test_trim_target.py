@@ -61,7 +61,7 @@ TO_30 = ", but only offsets below 30 are durable"
     ],
 )
 def test_trim_target_is_the_smaller_of_durable_and_hint(*, durable, hint, cloud_gc, offset, because):
-    """The space manager raises it, durability bounds it, and a request is spent by being looked at."""
+    """The space manager raises it, durability bounds it, and a request is spent by being read."""
     found = choose(durable, hint=hint, cloud_gc_offset=cloud_gc)
     assert found == TrimTarget(offset, cloud_gc is not None, because)
 

@@ -99,7 +99,7 @@ def test_limits_hold_for_what_a_user_left():
 
 
 def test_archive_that_begins_inside_a_segment_stays_as_it_is():
-    """A look at the same log finds nothing more to do."""
+    """Another observation of the same log finds nothing more to do."""
     cut = ARCHIVE.starting_inside(ARCHIVE.segments[0], 50, now_ms=7)
     assert users_start(LOG, cut, log_start_offset=50) is None
     found = plan(50, manifest=cut)
@@ -107,8 +107,8 @@ def test_archive_that_begins_inside_a_segment_stays_as_it_is():
     assert plan(51, manifest=cut).inside_offset == 51
 
 
-def test_nothing_goes_past_what_both_looks_found():
-    """Of three segments that one look finds, the other has seen one."""
+def test_nothing_goes_past_what_both_observations_found():
+    """Of three segments that one observation finds, the other has seen one."""
     found = plan(300, up_to=100)
     assert (found.segments, found.start_offset) == (1, 100)
 

@@ -117,7 +117,7 @@ async def test_chunk_that_is_read_stays_however_old_it_is(tmp_path, store, store
 
 
 @virtually
-async def test_after_no_room_was_found_nobody_looks_for_a_while(tmp_path, store, stored):
+async def test_after_no_room_was_found_no_plan_is_made_for_a_while(tmp_path, store, stored):
     """A plan over all files for each put would cost more than the puts."""
     host = host_with(tmp_path, store, room_for(1))
     async with running(host) as hydrator:
@@ -178,8 +178,8 @@ async def test_smaller_area_is_evicted_at_once(tmp_path, store, stored):
 
 
 @virtually
-async def test_threshold_is_kept_by_the_periodic_look_alone(tmp_path, store, stored):
-    """A put goes up to the limit; the look after it goes down to the threshold's low watermark."""
+async def test_threshold_is_kept_by_the_periodic_check_alone(tmp_path, store, stored):
+    """A put goes up to the limit; the check after it goes down to the threshold's low watermark."""
     host = host_with(tmp_path, store, room_for(4, threshold_percent_size=70))
     async with running(host):
         await read_all(host, stored)
@@ -192,7 +192,7 @@ async def test_threshold_is_kept_by_the_periodic_look_alone(tmp_path, store, sto
 
 @virtually
 async def test_interval_is_that_of_the_settings(tmp_path, store, stored):
-    """And new settings are looked by at once when they are tighter."""
+    """Tighter settings are applied at once."""
     host = host_with(tmp_path, store, room_for(4, threshold_percent_size=70))
     host.keeper.set_settings(KeeperSettings(room_for(4, threshold_percent_size=70), 20.0))
     async with running(host):

@@ -10,12 +10,14 @@ from tests.fakes.archive import archive_in, archived, archiver_of, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.spilling import filled, make_parts_small
+from tests.fakes.store import restore, rot
 from tieringd.errors import ConfigError, CorruptDataError, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey, history_link_key
 from tieringd.model.manifest_parts import Gap
 from tieringd.policies.chunk_layout import GONE
 from tieringd.reading.history import FORGOTTEN_AFTER_MS, LINKS_MAX, REFRESH_AFTER_MS, History, LogReader
+from tieringd.storage.memory import MemoryStore
 
 IDS = [f"AAAAAAAAAAAAAAAAAAAAA{letter}" for letter in "BCDEFGHIJKLMNOPQRSTUVWXYZ"]
 
@@ -63,14 +65,14 @@ async def test_history_goes_back_over_several_restores(tmp_path, store, history)
 async def test_link_is_written_once(store, history):
     """The same again is no change; another is refused."""
     await history.link(linked(1, 6))
-    before = dict(store._objects)
+    before = dict(store.objects)
     await history.link(linked(1, 6))
-    assert store._objects == before
+    assert store.objects == before
     with pytest.raises(
         ConfigError, match="already continues another archive, or the same one from another offset"
     ):
         await history.link(linked(1, 7))
-    assert store._objects == before
+    assert store.objects == before
 
 
 async def test_circle_is_refused(history):
@@ -87,9 +89,10 @@ async def test_circle_that_is_there_is_an_error(tmp_path, store, archive, clock)
     writer, _ = await old_archive(tmp_path, store, 0, first_offset=6)
     await old_archive(tmp_path, store, 1, first_offset=6)
     await History(store, archive.manifests, now_ms=clock).link(linked(1, 6))
-    donor = History(type(store)(), archive.manifests, now_ms=clock)
+    donated = MemoryStore()
+    donor = History(donated, archive.manifests, now_ms=clock)
     await donor.link(linked(0, 6, history=1))
-    store._objects |= donor._store._objects
+    restore(store, {**store.objects, **donated.objects})
     with pytest.raises(CorruptDataError, match="does not end after"):
         await History(store, archive.manifests, now_ms=clock).parts(writer.identified, start_offset=6)
 
@@ -102,7 +105,7 @@ async def test_too_many_restores_are_refused(history):
         await history.link(linked(LINKS_MAX + 1, 6))
 
 
-async def test_missing_link_is_looked_for_again_after_a_while(tmp_path, store, archive, clock, history):
+async def test_missing_link_is_read_again_after_a_while(tmp_path, store, archive, clock, history):
     """A restore may come while the daemon runs."""
     await old_archive(tmp_path, store, 0)
     new = LogWriter(tmp_path / "new", topic_id=IDS[1], first_offset=6)
@@ -127,8 +130,7 @@ async def test_damaged_link_is_named(store, history):
     """With its key: a topic would else seem to begin anew."""
     await history.link(linked(1, 6))
     key = history_link_key(key_of(1))
-    data, *rest = store._objects[key]
-    store._objects[key] = (data[:-1] + b"?", *rest)
+    rot(store, key)
     with pytest.raises(CorruptDataError, match="history_link"):
         await history.link(linked(1, 7))
 
@@ -173,7 +175,7 @@ async def test_reading_begins_in_the_history(tmp_path, store, archive, history, 
 
 
 async def test_outage_leaves_what_is_known_of_links(writer, store, history, clock):
-    """That there was none is told on; where nobody has looked yet, nothing is known."""
+    """That there was none is told on; before the first read nothing is known."""
     store.fail_next("get", lambda: StorageUnavailable("away"), times=2)
     with pytest.raises(StorageUnavailable):
         await history.parts(writer.identified, start_offset=5)
@@ -216,9 +218,16 @@ async def test_manifests_that_nobody_asks_for_are_forgotten(tmp_path, store, his
     assert (len(history._known), len(history._asking)) == (1, 0)
 
 
-async def test_links_of_the_topics_asked_for_last_are_kept(writer, history, monkeypatch):
+async def test_links_of_the_topics_asked_for_last_are_kept(writer, store, archive, clock):
     """A process that lives through many topics remembers some of them."""
-    monkeypatch.setattr("tieringd.reading.history.LINKS_KEPT_MAX", 3)
-    for number in range(9):
-        await history.parts(replace(writer.identified, topic=f"topic-{number}"), start_offset=5)
-    assert [key.topic for key in history._links] == ["topic-6", "topic-7", "topic-8"]
+    history = History(store, archive.manifests, now_ms=clock, links_kept_max=3)
+
+    async def requests_for(*numbers):
+        store.requests.clear()
+        for number in numbers:
+            await history.parts(replace(writer.identified, topic=f"topic-{number}"), start_offset=5)
+        return len(store.requests)
+
+    assert await requests_for(*range(9)) == 9
+    assert await requests_for(6, 7, 8) == 0
+    assert await requests_for(5) == 1

@@ -22,7 +22,6 @@ from tests.fakes.hydration import (
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import CorruptDataError, LocalFileError, ObjectNotFound, StorageUnavailable
 from tieringd.policies.cache_trim import TrimLimits
-from tieringd.reading import chunk_download
 from tieringd.reading import hydrator as hydrator_module
 from tieringd.reading.chunk_download import DownloadLimits
 
@@ -185,7 +184,7 @@ async def test_wrong_file_goes_even_where_nothing_can_take_its_place(tmp_path, s
 
 
 @virtually
-async def test_chunk_that_a_client_found_wrong_is_looked_at_again(host, store, stored):
+async def test_chunk_that_a_client_found_wrong_is_checked_again(host, store, stored):
     """A disk may give other bytes without a trace in the file's times; right ones are kept."""
     async with running(host) as hydrator:
         chunk = chunk_of(host, stored)
@@ -246,7 +245,7 @@ async def test_object_that_is_too_short_is_corrupt(host, store, stored):
 
 
 @virtually
-async def test_object_that_vanished_is_the_callers_to_look_for(host, store, stored):
+async def test_object_that_vanished_is_reported_to_the_caller(host, store, stored):
     """A merge or retention took it: its manifest has another; what is cached is served all the same."""
     async with running(host):
         await host.read(stored, 0)
@@ -367,7 +366,7 @@ async def test_sequential_reader_finds_the_next_segment_there(host, store):
 
 @virtually
 async def test_next_segment_that_has_gone_is_nobodys_error(host, store):
-    """Whoever comes there looks at the manifest again."""
+    """A reader that comes there reads the manifest again."""
     first, second, gone = (Stored(store, 9 * number, batches=3) for number in range(3))
     await store.delete_many([gone.index_key])
     async with running(host):
@@ -428,11 +427,10 @@ async def test_without_room_chunks_are_streamed_from_memory(tmp_path, store, sto
 
 
 @virtually
-async def test_whole_segment_mode_downloads_in_pieces_into_one_file(host, store, stored, monkeypatch):
+async def test_whole_segment_mode_downloads_in_pieces_into_one_file(host, store, stored):
     """And checks it before it has a name."""
-    monkeypatch.setattr(chunk_download, "PIECE_BYTES", 5 * BATCH_BYTES // 2)
     store.changes.append(flipped)
-    async with running(host, is_whole=True):
+    async with running(host, is_whole=True, downloads=DownloadLimits(piece_bytes=5 * BATCH_BYTES // 2)):
         (chunk,) = host.hydrator.layout(stored.index).chunks
         assert await host.read(stored) == stored.data
         assert host.path_of(stored).stat().st_size == chunk.size_bytes

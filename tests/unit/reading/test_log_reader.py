@@ -97,7 +97,7 @@ async def test_reader_that_begins_before_the_archive_begins_with_it(writer, arch
 
 
 async def test_object_that_the_newest_manifest_names_is_missing(writer, archive, store, gaps):
-    """Looking again does not help, and reading does not go in circles."""
+    """Reading the manifest again does not help, and reading does not go in circles."""
     for _ in range(2):
         writer.closed_segment()
     manifest = await archived(writer, archive)
@@ -110,7 +110,7 @@ async def test_object_that_the_newest_manifest_names_is_missing(writer, archive,
 
 
 async def test_gap_that_is_read_across_is_told_once(writer, archive, gaps):
-    """Also when the reader had to look at the manifest again behind it."""
+    """Also when the reader had to read the manifest again behind it."""
     for _ in range(3):
         writer.closed_segment()
     archiver = archiver_of(writer, archive, FakeBroker(writer))

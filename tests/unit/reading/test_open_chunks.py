@@ -69,7 +69,7 @@ def test_reader_keeps_a_forgotten_chunk_to_the_end(opened, directory):
 
 
 def test_chunk_of_another_size_or_changed_on_the_disk_is_not_given(opened, directory):
-    """It has to be looked at again."""
+    """It has to be checked again."""
     name = add(opened, directory, 0)
     assert opened.take(name, 4) is None
     assert opened.take(name, 3) is None

@@ -160,7 +160,7 @@ async def test_aborted_transactions_come_with_their_records(writer, archive, hos
 
 
 async def test_object_that_has_gone_is_for_the_caller(writer, archive, store, host):
-    """It has to look at the manifest again."""
+    """It has to read the manifest again."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     await store.delete_many([data_key(writer.identified, manifest.segments[0])])
@@ -227,7 +227,7 @@ async def test_small_part_keeps_no_chunk_in_memory(tmp_path, writer, archive, st
 
 
 async def test_cached_file_that_cannot_be_read_is_mistrusted(host, writer, archive, monkeypatch):
-    """Its reader is told so, and nothing stays open; for the next one it is looked at anew."""
+    """Its reader is told so, and nothing stays open; for the next one it is read anew."""
     writer.append(), writer.roll()
     manifest = await archived(writer, archive)
 

@@ -101,7 +101,7 @@ async def all_values(store, writer):
 
 
 async def assert_sound(store, writers):
-    """Assert that a deep look at a bucket finds no fault."""
+    """Assert that a deep scrub of a bucket finds no fault."""
     archive = archive_in(store)
     for writer in writers:
         manifest = (await archive.manifests.load(writer.identified)).existing
@@ -112,7 +112,7 @@ async def assert_sound(store, writers):
 async def test_moved_archive_is_read_as_before(world, target, moving):
     """Spilled parts as well; the source is left as it is, and closed."""
     before = [await all_values(world.store, writer) for writer in world.writers]
-    data = {key: one for key, (one, _) in world.store._objects.items() if ".log" in key}
+    data = {key: one for key, (one, _) in world.store.objects.items() if ".log" in key}
 
     moved = await moving.move()
 
@@ -120,9 +120,9 @@ async def test_moved_archive_is_read_as_before(world, target, moving):
     await assert_sound(target, world.writers)
     assert all(one.is_switched and not one.fault for one in moved)
     assert moving.steps[-4:] == ["switch"] * 4
-    assert {key: one for key, (one, _) in world.store._objects.items() if ".log" in key} == data
+    assert {key: one for key, (one, _) in world.store.objects.items() if ".log" in key} == data
     assert await moving.mover.verify(await moving.mover.topics(()), deep=True) == []
-    assert any(key.startswith(spillover_prefix(world.writers[0].identified)) for key in target._objects)
+    assert any(key.startswith(spillover_prefix(world.writers[0].identified)) for key in target.objects)
 
 
 async def test_unnamed_and_retired_objects_stay_behind(world, target, moving):
@@ -135,7 +135,7 @@ async def test_unnamed_and_retired_objects_stay_behind(world, target, moving):
         assert manifest.retired == ()
         whole = await archive.manifests.spillovers.with_history(manifest)
         named |= {name(writer.identified, one) for one in whole.segments for name in (data_key, index_key)}
-    assert {key for key in target._objects if ".log" in key} == named
+    assert {key for key in target.objects if ".log" in key} == named
 
 
 async def test_records_of_rewritings_go_along(world, target, moving):
@@ -144,7 +144,7 @@ async def test_records_of_rewritings_go_along(world, target, moving):
     rewriting = Rewriting(RewritingKind.REWRITTEN, (), (segment,))
     key = await store_rewriting(world.store, world.writers[0].identified, rewriting)
     await moving.move()
-    assert target._objects[key][0] == world.store._objects[key][0]
+    assert target.objects[key][0] == world.store.objects[key][0]
 
 
 async def test_record_that_goes_while_it_is_copied_is_not_missed(world, target, moving):
@@ -162,7 +162,7 @@ async def test_record_that_goes_while_it_is_copied_is_not_missed(world, target, 
 
     world.store.list_page = overtaken
     await moving.move()
-    assert key not in target._objects
+    assert key not in target.objects
     assert await all_values(target, world.writers[0]) == await all_values(world.store, world.writers[0])
 
 
@@ -171,7 +171,7 @@ async def test_second_copy_copies_only_what_is_new(world, target, moving, tmp_pa
     first = await moving.copy()
     assert (
         sum(one.copy.copied_objects for one in first)
-        == len([key for key in target._objects if owner_of(key)]) - 4
+        == len([key for key in target.objects if owner_of(key)]) - 4
     )
     again = Moving(world.store, target, tmp_path, name="copy-2")
     assert sum(one.copy.copied_bytes for one in await again.copy()) == 0
@@ -287,7 +287,7 @@ async def closed_too_early(world, target, moving, *, is_copied: bool):
     there = archive_in(target, writer_id="dae1", now_ms=later)
     new = archiver_of(writer, there, FakeBroker(writer), now_ms=later)
     for _ in range(2):
-        # The second look that misses offsets records a gap.
+        # The second observation that misses offsets records a gap.
         await new.step(observed(writer))
     assert new.manifest.next_offset >= source.next_offset
     return writer.identified
@@ -305,7 +305,7 @@ async def closed_too_early(world, target, moving, *, is_copied: bool):
 async def test_target_that_lacks_what_the_source_holds_is_not_taken_over(
     world, target, moving, is_copied, fault
 ):
-    """A daemon was restarted too early: the move says so, and so does the look at the end."""
+    """A daemon was restarted too early: the move says so, and so does the check at the end."""
     partition = await closed_too_early(world, target, moving, is_copied=is_copied)
     faults = {one.copy.partition: one.fault for one in await moving.move() if one.fault}
     assert list(faults) == [partition]
@@ -360,7 +360,7 @@ async def test_damaged_object_keeps_its_topic_where_it_is(world, target, moving)
     assert key in faults[0]
     assert (await world.manifest(THIRD)).moved_to == ""
     assert (await world.manifest(NEW)).moved_to == THERE
-    assert key not in target._objects
+    assert key not in target.objects
 
 
 async def test_partition_of_which_nothing_is_archived_is_closed_too(world, target, moving):
@@ -390,7 +390,7 @@ async def test_topics_that_one_goes_on_from_go_with_it(world, target, moving):
     there = archive_in(target)
     assert (await there.history.link_of(THIRD)).history == OLD
     assert await there.manifests.load_topic(OLD) is not None
-    assert client_quotas_key(OLD.cluster) in target._objects
+    assert client_quotas_key(OLD.cluster) in target.objects
 
 
 async def test_topic_that_is_not_there_is_said(moving):
@@ -479,7 +479,7 @@ class TestObjectCopier:
         copier = ObjectCopier(source, target, work_directory=tmp_path)
         wanted = CopySource("k", size_bytes, crc32c(data))
         assert await copier.copy(wanted) == size_bytes
-        assert target._objects["k"][0] == data
+        assert target.objects["k"][0] == data
         assert await copier.copy(wanted) == 0
         assert list(tmp_path.iterdir()) == []
 
@@ -492,7 +492,7 @@ class TestObjectCopier:
         for wanted in (CopySource("k", size_bytes, 1), CopySource("k", size_bytes + 1)):
             with pytest.raises(CorruptDataError, match="the object has"):
                 await copier.copy(wanted)
-        assert target._objects == {}
+        assert target.objects == {}
 
     async def test_another_object_in_the_target_is_not_written_over(self, stores, tmp_path):
         """Names are unique: whoever wrote it there is to be found first."""
@@ -502,7 +502,7 @@ class TestObjectCopier:
         copier = ObjectCopier(source, target, work_directory=tmp_path)
         with pytest.raises(StorageError, match="is already in the target, but it is another object"):
             await copier.copy(CopySource("k", 4, crc32c(b"ours")))
-        assert target._objects["k"][0] == b"else"
+        assert target.objects["k"][0] == b"else"
 
 
 async def test_verify_says_what_the_target_has_not(world, target, moving):

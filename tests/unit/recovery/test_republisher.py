@@ -12,8 +12,7 @@ from tieringd.formats.compression import Codec
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.recovery_mark import RecoveryMark
 from tieringd.model.manifest_parts import Gap
-from tieringd.recovery import republisher
-from tieringd.recovery.republisher import Republisher, first_codec
+from tieringd.recovery.republisher import BlockLimits, Republisher, first_codec
 
 BEGIN = RecoveryMark(0, "target", "read_committed")
 
@@ -44,16 +43,18 @@ def elsewhere():
     return Elsewhere()
 
 
-async def republished(writer, archive, elsewhere, *, read_committed=True, **options):
-    return await Republisher(archive.manifests, archive.records, archive.history).republish(
+async def republished(writer, archive, elsewhere, *, read_committed=True, limits=None, **options):
+    republisher = Republisher(
+        archive.manifests, archive.records, archive.history, block_limits=limits or BlockLimits()
+    )
+    return await republisher.republish(
         writer.identified, elsewhere.mark, elsewhere, read_committed=read_committed, **options
     )
 
 
-async def test_records_come_in_order_and_blocks_are_bounded(writer, archive, elsewhere, monkeypatch):
+async def test_records_come_in_order_and_blocks_are_bounded(writer, archive, elsewhere):
     """By number and by bytes, whichever is reached first; the last one may be small."""
-    monkeypatch.setattr(republisher, "BLOCK_RECORDS", 4)
-    monkeypatch.setattr(republisher, "BLOCK_BYTES", 3_000)
+    limits = BlockLimits(size_bytes=3_000, records=4)
     for _ in range(3):
         writer.closed_segment()
     writer.closed_segment(b"x" * 2_900, b"y", b"z")
@@ -61,7 +62,11 @@ async def test_records_come_in_order_and_blocks_are_bounded(writer, archive, els
     told = []
 
     done = await republished(
-        writer, archive, elsewhere, on_records=lambda *one: told.append((len(one[1]), one[2]))
+        writer,
+        archive,
+        elsewhere,
+        limits=limits,
+        on_records=lambda *one: told.append((len(one[1]), one[2])),
     )
 
     assert elsewhere.values == list(writer.values().values())
@@ -70,21 +75,21 @@ async def test_records_come_in_order_and_blocks_are_bounded(writer, archive, els
     assert (done.records, done.mark.next_offset, done.gaps) == (12, 12, ())
 
 
-async def test_attempt_goes_on_where_the_last_one_ended(writer, archive, elsewhere, monkeypatch):
+async def test_attempt_goes_on_where_the_last_one_ended(writer, archive, elsewhere):
     """Nothing twice, nothing left out, and the count is of all attempts."""
-    monkeypatch.setattr(republisher, "BLOCK_RECORDS", 2)
+    by_two = {"limits": BlockLimits(records=2)}
     for _ in range(4):
         writer.closed_segment()
     await archived(writer, archive)
     for blocks in (1, 0, 3):
         elsewhere.blocks_left = blocks
         with pytest.raises(BrokerUnavailable):
-            await republished(writer, archive, elsewhere)
+            await republished(writer, archive, elsewhere, **by_two)
     elsewhere.blocks_left = 10**6
-    done = await republished(writer, archive, elsewhere)
+    done = await republished(writer, archive, elsewhere, **by_two)
     assert elsewhere.values == list(writer.values().values())
     assert (done.records, done.mark.records, done.mark.next_offset) == (4, 12, 12)
-    again = await republished(writer, archive, elsewhere)
+    again = await republished(writer, archive, elsewhere, **by_two)
     assert (again.records, again.mark) == (0, done.mark)
 
 
@@ -113,21 +118,19 @@ async def test_archive_without_a_visible_record_moves_the_mark_alone(writer, arc
     assert elsewhere.blocks == [[]]
 
 
-async def test_object_that_is_missing_ends_it_after_what_comes_before(
-    writer, archive, store, elsewhere, monkeypatch
-):
+async def test_object_that_is_missing_ends_it_after_what_comes_before(writer, archive, store, elsewhere):
     """With the object back the next attempt goes on."""
-    monkeypatch.setattr(republisher, "BLOCK_RECORDS", 3)
     for _ in range(3):
         writer.closed_segment()
     manifest = await archived(writer, archive)
     key = data_key(writer.identified, manifest.segments[1])
-    whole = store._objects.pop(key)
+    data, info = store.remove(key)
+    by_three = {"limits": BlockLimits(records=3)}
     with pytest.raises(ObjectNotFound):
-        await republished(writer, archive, elsewhere)
+        await republished(writer, archive, elsewhere, **by_three)
     assert elsewhere.mark.next_offset == 3
-    store._objects[key] = whole
-    await republished(writer, archive, elsewhere)
+    store.place(key, data, info)
+    await republished(writer, archive, elsewhere, **by_three)
     assert elsewhere.values == list(writer.values().values())
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.builders import GOLDEN
 from tests.fakes.archive import archived
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.store import rot
 from tieringd.broker.log_dir import read_local_log, read_topic_id
 from tieringd.broker.restored_log import RestoredLog
 from tieringd.broker.stopped_broker import kept_stopped
@@ -43,12 +44,29 @@ class Site:
         self._target = RestoredLog(self.directory, self.staging, name)
         self._restorer = Restorer(archive.remote_log, archive.reader)
 
+    def read_indexes_through(self, remote_log, archive):
+        """Restore with the indexes that *remote_log* gives."""
+        self._restorer = Restorer(remote_log, archive.reader)
+
     async def restore(self, manifest, limits=ALL, *, target=None):
         plan = plan_restore(manifest, limits)
         return await self._restorer.restore(manifest, plan, target or self._target)
 
     async def restore_shallow(self, manifest):
         return await self._restorer.restore_shallow(manifest, self._target)
+
+
+class ChangedIndexes:
+    """A remote log for its indexes: *before* is called at each request, and *change* with each answer."""
+
+    def __init__(self, remote_log, *, before=lambda: None, change=lambda index: index):
+        self._remote_log = remote_log
+        self._before = before
+        self._change = change
+
+    async def index_of(self, partition, segment):
+        self._before()
+        return self._change(await self._remote_log.index_of(partition, segment))
 
 
 @pytest.fixture
@@ -150,11 +168,11 @@ async def test_interrupted_attempt_is_gone_on_with(writer, archive, site, store)
         writer.closed_segment()
     manifest = await archived(writer, archive)
     last = data_key(writer.identified, manifest.segments[2])
-    whole = store._objects.pop(last)
+    data, info = store.remove(last)
     with pytest.raises(ObjectNotFound):
         await site.restore(manifest)
     assert files_of(site.place) == {}
-    store._objects[last] = whole
+    store.place(last, data, info)
     second = site.staging / str(writer.name) / f"{3:020d}.log"
     second.write_bytes(bytes(len(second.read_bytes())))
 
@@ -205,10 +223,10 @@ async def test_smaller_attempt_after_a_larger_one_leaves_nothing_of_it(writer, a
         writer.closed_segment()
     manifest = await archived(writer, archive)
     last = data_key(writer.identified, manifest.segments[2])
-    whole = store._objects.pop(last)
+    data, info = store.remove(last)
     with pytest.raises(ObjectNotFound):
         await site.restore(manifest)
-    store._objects[last] = whole
+    store.place(last, data, info)
 
     await site.restore(manifest, RestoreLimits(last_bytes=1))
 
@@ -220,8 +238,7 @@ async def test_damaged_object_is_not_put_in_place(writer, archive, site, store):
     writer.closed_segment()
     manifest = await archived(writer, archive)
     key = data_key(writer.identified, manifest.segments[0])
-    data, *rest = store._objects[key]
-    store._objects[key] = (data[:-1] + bytes([data[-1] ^ 1]), *rest)
+    rot(store, key)
     with pytest.raises(CorruptDataError, match=key.rpartition("/")[2]):
         await site.restore(manifest)
     assert files_of(site.place) == {}
@@ -303,17 +320,12 @@ def test_broker_cannot_start_while_its_directory_is_worked_in(site, tmp_path):
         assert could_start(site.directory)
 
 
-async def test_record_that_came_during_the_restore_is_not_replaced(writer, archive, site, monkeypatch):
-    """The place is looked at again before the new log takes it."""
+async def test_record_that_came_during_the_restore_is_not_replaced(writer, archive, site):
+    """The place is checked again before the new log takes it."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
-    index_of = archive.remote_log.index_of
-
-    async def index_after_a_record(*arguments):
-        site.log.append(b"mine")
-        return await index_of(*arguments)
-
-    monkeypatch.setattr(archive.remote_log, "index_of", index_after_a_record)
+    remote_log = ChangedIndexes(archive.remote_log, before=lambda: site.log.append(b"mine"))
+    site.read_indexes_through(remote_log, archive)
     with pytest.raises(ConfigError, match="holds records"):
         await site.restore(manifest)
     assert files_of(site.place) == {f"{0:020d}.log": site.log.data_of(0)}
@@ -343,9 +355,7 @@ async def test_restored_replica_has_no_producer_to_remember(writer, archive, sit
 
 
 @pytest.mark.parametrize("rolls", ["", "before the marker", "at the end"])
-async def test_aborted_transaction_is_in_the_index_where_its_marker_is(
-    writer, archive, site, monkeypatch, rolls
-):
+async def test_aborted_transaction_is_in_the_index_where_its_marker_is(writer, archive, site, rolls):
     """Also where the archive has no side files, and where the marker is written by the restore."""
     first = writer.append(b"a", producer_id=7)
     writer.append(b"b", producer_id=7)
@@ -359,12 +369,8 @@ async def test_aborted_transaction_is_in_the_index_where_its_marker_is(
     if rolls != "at the end":
         writer.roll()
     manifest = await archived(writer, archive)
-    index_of = archive.remote_log.index_of
-
-    async def bare_index(*arguments):
-        return replace(await index_of(*arguments), broker=BrokerIndexes())
-
-    monkeypatch.setattr(archive.remote_log, "index_of", bare_index)
+    bare = ChangedIndexes(archive.remote_log, change=lambda index: replace(index, broker=BrokerIndexes()))
+    site.read_indexes_through(bare, archive)
 
     done = await site.restore(manifest)
 

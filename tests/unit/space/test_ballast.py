@@ -124,7 +124,7 @@ async def test_fault_is_said_once_and_ends_when_it_is_mended(site):
     assert site.metrics.registry.get_sample_value(*loop) > 0
 
 
-async def test_disk_that_cannot_be_looked_at_keeps_its_ballast(site):
+async def test_disk_that_cannot_be_measured_keeps_its_ballast(site):
     """Nothing is let go because nothing is known."""
     await site.step(50)
     site.disk.is_readable = False
@@ -135,7 +135,7 @@ async def test_disk_that_cannot_be_looked_at_keeps_its_ballast(site):
 
 
 @virtually
-async def test_keeper_looks_at_once_on_a_hint_and_every_interval(site):
+async def test_keeper_checks_at_once_on_a_hint_and_every_interval(site):
     """A degraded disk does not wait for the next round."""
     task = asyncio.create_task(site.keeper.run())
     await asyncio.sleep(1)

@@ -209,7 +209,7 @@ async def test_daemon_that_starts_after_all_died_puts_the_quotas_back(store, quo
 
 @pytest.mark.looptime
 async def test_daemon_that_does_not_know_its_disks_says_and_does_nothing(store, quotas):
-    """A monitor that has not looked yet is no reason to let producers go, or to tell anything."""
+    """A monitor that has not measured yet is no reason to let producers go, or to tell anything."""
     first = Node(1, store, quotas)
     first.state = DEGRADED
     await first.mode.step()

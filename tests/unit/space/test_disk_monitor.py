@@ -91,8 +91,8 @@ async def test_monitor_shows_each_filesystem_once(make_monitor, metrics, data, c
     assert shown(metrics, "redpanda_storage_cache_disk_free_space_alert", "/data/a") is None
 
 
-async def test_look_that_misses_a_disk_is_no_success(make_monitor, metrics, cache):
-    """The time of the last success stands still until every disk can be looked at again."""
+async def test_measurement_that_misses_a_disk_is_no_success(make_monitor, metrics, cache):
+    """The time of the last success stands still until every disk can be measured again."""
 
     def succeeded():
         return metrics.registry.get_sample_value(
@@ -109,7 +109,7 @@ async def test_look_that_misses_a_disk_is_no_success(make_monitor, metrics, cach
 
 
 async def test_monitor_has_the_worst_state_of_the_logs_and_not_the_cache(make_monitor, data, other, cache):
-    """A full cache disk is no reason to refuse writes; before the first look nothing is known."""
+    """A full cache disk is no reason to refuse writes; before the first measurement nothing is known."""
     monitor = make_monitor()
     assert monitor.state is None
     cache.free_bytes = 0
@@ -123,15 +123,15 @@ async def test_monitor_has_the_worst_state_of_the_logs_and_not_the_cache(make_mo
     assert monitor.state is DiskState.DEGRADED
 
 
-async def test_monitor_without_a_cache_looks_at_the_logs_only(make_monitor, disks, metrics):
-    """No cache directory, no look at it and no series."""
+async def test_monitor_without_a_cache_measures_the_logs_only(make_monitor, disks, metrics):
+    """Without a cache directory there is no measurement and no series of one."""
     await make_monitor(cache_dir=None).step()
     assert disks.measurements == 1
     assert shown(metrics, "redpanda_storage_cache_disk_total_bytes", "/cache") is None
 
 
 async def test_alert_line_comes_at_once_and_then_once_an_hour(make_monitor, data, disks):
-    """A disk that stays low has one line an hour, though it is looked at every second."""
+    """A disk that stays low has one line an hour, though it is measured every second."""
     data.free_bytes = 9 * GIB
     with capture_logs() as lines:
         async with running(make_monitor()):
@@ -195,7 +195,7 @@ async def test_each_filesystem_has_lines_of_its_own(make_monitor, data, other, c
     ]
 
 
-async def test_listeners_hear_of_the_first_look_and_of_each_change(make_monitor, data, cache):
+async def test_listeners_hear_of_the_first_measurement_and_of_each_change(make_monitor, data, cache):
     """They are told when the new state can be read, and of nothing else."""
     monitor = make_monitor()
     heard = []
@@ -209,7 +209,7 @@ async def test_listeners_hear_of_the_first_look_and_of_each_change(make_monitor,
     assert heard == [DiskState.OK, "second", DiskState.DEGRADED, "second"]
 
 
-async def test_new_thresholds_hold_from_the_next_look_on(make_monitor, data):
+async def test_new_thresholds_hold_from_the_next_measurement_on(make_monitor, data):
     """A reload needs no restart."""
     monitor = make_monitor()
     await monitor.step()
@@ -218,7 +218,7 @@ async def test_new_thresholds_hold_from_the_next_look_on(make_monitor, data):
     assert monitor.state is DiskState.LOW
 
 
-async def test_directory_that_cannot_be_looked_at_is_said_once_and_the_others_go_on(
+async def test_directory_that_cannot_be_measured_is_said_once_and_the_others_go_on(
     make_monitor, metrics, data, other
 ):
     """A disk that is gone has no series and no state; when it comes back it has both."""

@@ -131,7 +131,7 @@ async def test_state_that_is_not_refreshed_becomes_unknown(make_board, is_seen_t
 
 
 async def test_old_state_is_unknown_to_a_daemon_that_starts(make_board):
-    """The first look at a state that was published long ago does not make it new."""
+    """The first read of a state that was published long ago does not make it new."""
     await make_board(2).publish(DEGRADED)
     await asyncio.sleep(STALE_SECONDS)
     assert (await make_board(1).read_board(OK)).states == {1: OK}

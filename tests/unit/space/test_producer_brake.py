@@ -275,7 +275,7 @@ async def test_late_order_is_undone_before_quotas_are_lowered_again(side, store,
     assert quotas == BEFORE
 
 
-async def test_restored_record_is_not_looked_after_for_ever(side, store, quotas, clock):
+async def test_restored_record_is_not_watched_for_ever(side, store, quotas, clock):
     """An operator may set the very same rate later, and the broker is not asked every round."""
     await side.hold_back()
     await side.let_go()

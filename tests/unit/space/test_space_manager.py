@@ -24,6 +24,8 @@ class Disk:
         self.writers = writers
         self.total_bytes = 10**9
         self.cache_bytes = 0
+        self.measure = self.measured
+        """What the manager's next measurements do."""
 
     def used_bytes(self) -> int:
         return sum(writer.local_log().size_bytes for writer in self.writers)
@@ -33,6 +35,10 @@ class Disk:
         self.total_bytes = int((self.used_bytes() - size_bytes) / 0.6) + 1
 
     def __call__(self, paths) -> list[DirectoryUse]:
+        return self.measure(paths)
+
+    def measured(self, paths) -> list[DirectoryUse]:
+        """Return what each directory takes."""
         if paths == ["/nowhere/state/cloud_storage_cache"]:
             return [DirectoryUse(paths[0], 1, self.total_bytes, self.cache_bytes)]
         used = self.used_bytes()
@@ -94,7 +100,7 @@ async def test_logs_within_their_area_are_left_alone(daemon, manager, writers):
         await settle()
         assert report.plan is None
         assert on_disk(writers) == [SEGMENTS + 1] * 3
-        assert daemon.value("tieringd_space_short_bytes", log_dir=str(manager._log_dirs[0])) == 0
+        assert daemon.value("tieringd_space_short_bytes", log_dir=str(daemon.config.broker.log_dirs[0])) == 0
 
 
 @virtually
@@ -159,7 +165,7 @@ async def test_what_is_not_durable_stays(daemon, manager, writers, disk):
         disk.total_bytes = 100
         with capture_logs() as lines:
             await manager.step()
-        assert daemon.value("tieringd_space_short_bytes", log_dir=str(manager._log_dirs[0])) > 0
+        assert daemon.value("tieringd_space_short_bytes", log_dir=str(daemon.config.broker.log_dirs[0])) > 0
         await settle()
         assert [writer.bases_on_disk[0] for writer in writers] == kept
         assert [line["log_level"] for line in lines if "over their area" in line["event"]] == ["warning"]
@@ -202,18 +208,18 @@ async def test_management_can_be_switched_off(daemon, manager, writers, disk):
 
 
 @virtually
-async def test_log_directory_that_cannot_be_measured_is_said_and_skipped(daemon, manager, writers):
+async def test_log_directory_that_cannot_be_measured_is_said_and_skipped(daemon, manager, disk):
     """The next round tries again."""
 
     def fails(log_dirs):
         raise FileNotFoundError(2, "No such file or directory", log_dirs[0])
 
-    measure, manager._measure = manager._measure, fails
+    disk.measure = fails
     async with daemon.running():
         with capture_logs() as lines:
             assert await manager.step() == ()
         assert daemon.value("tieringd_loop_last_success_timestamp_seconds", loop="space") is None
-        manager._measure = measure
+        disk.measure = disk.measured
         await manager.step()
         assert daemon.value("tieringd_loop_last_success_timestamp_seconds", loop="space") > 0
     assert [line["event"] for line in lines if line["log_level"] == "warning"] == [
@@ -249,10 +255,10 @@ async def test_cache_on_a_disk_of_its_own_takes_nothing_from_the_log(daemon, man
     """It is sized there; the logs' disk has no cache on it."""
 
     def two_disks(paths):
-        found = disk(paths)
+        found = disk.measured(paths)
         return [DirectoryUse(CACHE, 2, 1000, 0)] if paths == [CACHE] else found
 
-    manager._measure = two_disks
+    disk.measure = two_disks
     async with daemon.running():
         (report,) = await manager.step()
     assert (report.space.cache_dir, report.space.areas.log_bytes) == (None, 800_000_000)
@@ -261,14 +267,14 @@ async def test_cache_on_a_disk_of_its_own_takes_nothing_from_the_log(daemon, man
 
 @virtually
 async def test_cache_that_cannot_be_measured_is_said_and_left_out(daemon, manager, disk, told):
-    """The logs are looked after all the same."""
+    """The logs are managed all the same."""
 
     def fails(paths):
         if paths == [CACHE]:
             raise PermissionError(13, "Permission denied", CACHE)
-        return disk(paths)
+        return disk.measured(paths)
 
-    manager._measure = fails
+    disk.measure = fails
     async with daemon.running():
         with capture_logs() as lines:
             (report,) = await manager.step()
@@ -285,9 +291,9 @@ async def test_cache_that_is_not_there_yet_takes_nothing_where_it_will_be(daemon
     def not_there(paths):
         if paths == [CACHE]:
             raise FileNotFoundError(2, "No such file or directory", CACHE)
-        return disk(paths)
+        return disk.measured(paths)
 
-    manager._measure = not_there
+    disk.measure = not_there
     async with daemon.running():
         await manager.step()
     assert len(told) == 1
@@ -304,7 +310,7 @@ async def test_without_tiering_there_is_no_cache(daemon, manager, told):
 
 
 @virtually
-async def test_cache_hears_when_nobody_looks_after_the_areas_any_more(daemon, manager, told):
+async def test_cache_hears_when_the_areas_are_no_longer_managed(daemon, manager, told):
     """What the logs took of its area last is not held against it for ever."""
     manager.set_config(daemon.config)
     assert told == []

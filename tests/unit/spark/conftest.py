@@ -1,14 +1,17 @@
-"""A bucket in a directory, as Spark's side opens it."""
+"""A directory in memory, and a bucket in it as Spark's side opens it."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pytest
 
+from tests.fakes.fixtures import store, writer
 from tests.support.memory_directory import memory_directory
 from tieringd.config import parse_config
 from tieringd.spark.bucket import Bucket
 from tieringd.storage.file_root import make_marker
+
+__all__ = ["store", "writer"]
 
 
 @pytest.fixture(scope="session", autouse=True)

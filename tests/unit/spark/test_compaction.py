@@ -54,16 +54,6 @@ def write(writer: LogWriter, random: Random, *, segments: int) -> None:
     writer.roll()
 
 
-@pytest.fixture
-def writer(tmp_path):
-    return LogWriter(tmp_path)
-
-
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
 async def readings(store, manifest):
     """Return what both kinds of readers see."""
     archive = archive_in(store)
@@ -99,7 +89,7 @@ async def assert_sound(store, manifest) -> None:
 )
 @settings(max_examples=examples(150), deadline=None)
 def test_latest_record_of_each_key_is_left(random, segments, target_bytes, due, drops_keyless):
-    """Both kinds of readers see just that; a deep look finds no fault; and another run writes nothing."""
+    """Both kinds of readers see just that; a deep scrub finds no fault; and another run writes nothing."""
     directory = Path(tempfile.mkdtemp())
     try:
         rules = {
@@ -222,7 +212,7 @@ async def test_records_before_the_start_neither_win_nor_stay(writer, store):
     after = stored_manifest(store, writer)
     assert (after.start_offset, after.segments[0].base_offset) == (1, 0)
     assert [one.offset for one in (await readings(store, after))[0]] == [3]
-    data = store._objects[data_key(writer.identified, after.segments[0])][0]
+    data = store.objects[data_key(writer.identified, after.segments[0])][0]
     assert b"gone" not in data
 
 
@@ -274,7 +264,7 @@ async def test_crash_at_any_request_leaves_all_or_nothing(tmp_path, after_effect
     assert died >= 20
 
 
-async def test_archive_that_grew_meanwhile_is_compacted_where_it_was_looked_at(writer, store):
+async def test_archive_that_grew_meanwhile_is_compacted_where_it_was_read(writer, store):
     """The archiver goes on, before the swap and after it, and what it uploads stays."""
     writer.append(b"1", b"2", keys=[b"a", b"a"])
     writer.roll()
@@ -404,7 +394,7 @@ async def test_damaged_object_is_not_compacted(writer, store):
     job = Job(store, writer.identified)
     prepared = await job.compacted(manifest)
     key = data_key(writer.identified, first)
-    data = store._objects[key][0]
+    data = store.objects[key][0]
     half = len(data) // 2
     store.add(key, data[:half] + data[:half])
 
@@ -424,7 +414,7 @@ async def test_swap_whose_objects_are_gone_changes_nothing(writer, store, name):
     job = Job(store, writer.identified)
     prepared = await job.compacted(await job.manifest())
     before = stored_manifest(store, writer)
-    del store._objects[name(writer.identified, prepared[0].segment)]
+    store.remove(name(writer.identified, prepared[0].segment))
 
     with pytest.raises(ObjectNotFound):
         await job.swap.rewrite(writer.identified, prepared, is_whole=True)

@@ -14,14 +14,8 @@ from tieringd.formats.object_keys import data_key
 from tieringd.model.manifest_parts import Unsettled
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.total_retention import RetentionPace
-from tieringd.storage.memory import MemoryStore
 
 PACE = RetentionPace(interval_ms=1_000, delete_delay_ms=0)
-
-
-@pytest.fixture
-def store():
-    return MemoryStore()
 
 
 @pytest.fixture
@@ -50,7 +44,7 @@ def lagging(tmp_path):
 
 
 async def lead(store, writer, *, steps=4, leader_epoch=1, clock=None, **topic):
-    """Let the archiver of a leader take some looks at its log, and return it."""
+    """Let the archiver of a leader make some observations of its log, and return it."""
     archive = archive_in(store, writer_id="f0", now_ms=clock)
     archiver = archiver_of(writer, archive, FakeBroker(writer), leader_epoch=leader_epoch, now_ms=clock)
     for _ in range(steps):
@@ -124,7 +118,7 @@ async def test_original_comes_back_where_its_place_is_spilled(store, writer, lag
 
 
 async def test_originals_go_when_no_election_can_lose_a_winner(store, writer):
-    """Once the log begins behind all winners, in two looks; a job that deletes leaves them until then."""
+    """They go once two observations have the log behind all winners; a job that deletes keeps them before."""
     original = (await archived(writer, archive_in(store))).segments[0]
     await Job(store, writer.identified).compact()
     manifests, clock = archive_in(store).manifests, Clock()
@@ -134,10 +128,10 @@ async def test_originals_go_when_no_election_can_lose_a_winner(store, writer):
     await lead(store, writer, leader_epoch=0, clock=clock)
     writer.log_start_offset = 5
     await lead(store, writer, leader_epoch=0, clock=clock, steps=1)
-    assert key in store._objects
+    assert key in store.objects
     await lead(store, writer, leader_epoch=0, clock=clock, steps=3)
 
-    assert key not in store._objects
+    assert key not in store.objects
     assert stored_manifest(store, writer).retired == ()
 
 

@@ -33,16 +33,6 @@ from tieringd.formats.records import iter_records
 from tieringd.storage.memory import MemoryStore
 
 
-@pytest.fixture
-def writer(tmp_path):
-    return LogWriter(tmp_path)
-
-
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
 def without(records, keys):
     return [one for one in records if one.key not in keys]
 
@@ -67,7 +57,7 @@ async def stored_keys(store, manifest) -> set[bytes | None]:
 )
 @settings(max_examples=examples(150), deadline=None)
 def test_erased_keys_are_gone_and_nothing_else(random, segments, keys):
-    """Both kinds of readers see all other records, of which some have no key; a deep look finds no fault."""
+    """Both kinds of readers see all other records, of which some have no key; a deep scrub finds no fault."""
     directory = Path(tempfile.mkdtemp())
     try:
         asyncio.run(_erased(directory, random, segments, keys))
@@ -180,7 +170,7 @@ async def test_replaced_objects_have_the_keys_until_they_are_deleted(writer, sto
     job = Job(store, writer.identified)
     await job.erase([b"secret"])
     assert await readings(store, before) == read_before
-    assert any(b"value of the secret" in data for data, _ in store._objects.values())
+    assert any(b"value of the secret" in data for data, _ in store.objects.values())
 
     manifests = job.archive.manifests
     assert await delete_retired(store, manifests, writer.identified, retired_until_ms=4_999) == ()
@@ -189,7 +179,7 @@ async def test_replaced_objects_have_the_keys_until_they_are_deleted(writer, sto
     assert deleted == (before.segments[0],)
     after = stored_manifest(store, writer)
     assert after.retired == ()
-    assert not any(b"value of the secret" in data for data, _ in store._objects.values())
+    assert not any(b"value of the secret" in data for data, _ in store.objects.values())
     await assert_sound(store, after)
     assert await delete_retired(store, manifests, writer.identified, retired_until_ms=5_000) == ()
 
@@ -228,7 +218,7 @@ async def test_crash_at_any_request_loses_nothing(tmp_path, after_effect):
 
 
 async def test_what_can_be_erased_is_when_a_part_was_replaced_meanwhile(writer, store):
-    """Each segment is swapped for itself; who replaced one has to be looked at again."""
+    """Each segment is swapped for itself; a segment that replaced one has to be read again."""
     for _ in range(3):
         writer.append(b"1", b"2", keys=[b"secret", b"b"])
         writer.roll()
@@ -280,7 +270,7 @@ async def test_damaged_segment_is_not_taken_for_one_without_the_key(writer, stor
     writer.roll()
     manifest = await archived(writer, archive_in(store))
     key = data_key(writer.identified, manifest.segments[0])
-    data = store._objects[key][0]
+    data = store.objects[key][0]
     half = len(data) // 2
     job = Job(store, writer.identified)
 

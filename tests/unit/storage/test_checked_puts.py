@@ -47,7 +47,7 @@ async def test_one_wrong_checksum_tells(store, reads_back):
         await puts.find_out()
     assert puts.reads_back is reads_back
     assert [line["log_level"] for line in lines] == ["warning"] * reads_back
-    assert store._objects == {}
+    assert store.objects == {}
 
 
 @pytest.mark.parametrize("error", [BucketNotFound, StorageDenied, StoreFull, StorageUnavailable])
@@ -95,7 +95,7 @@ async def test_store_that_keeps_other_bytes_is_given_up():
 
 
 async def test_another_writers_object_is_not_replaced():
-    """Who wrote between our put and the look has the object, damaged or not."""
+    """Who wrote between our put and the check has the object, damaged or not."""
     store = TrustingStore()
     puts = CheckedPuts(store)
     await puts.find_out()
@@ -112,7 +112,7 @@ async def test_another_writers_object_is_not_replaced():
 
 
 async def test_object_that_cannot_be_read_back_may_be_stored():
-    """The caller of a conditional put looks before it writes again."""
+    """The caller of a conditional put checks before it writes again."""
     store = TrustingStore()
     puts = CheckedPuts(store)
     await puts.find_out()
@@ -134,7 +134,7 @@ async def test_store_is_tried_once_and_before_the_first_put():
     await asyncio.gather(*(store.put(f"key-{n}", DATA, crc32c=crc32c(DATA)) for n in range(3)))
     trials = [key for operation, key in backend.requests if key.startswith("tieringd-probe/")]
     assert len(set(trials)) == 1
-    assert sorted(backend._objects) == ["key-0", "key-1", "key-2", "there"]
+    assert sorted(backend.objects) == ["key-0", "key-1", "key-2", "there"]
     assert [operation for operation, _ in backend.requests].count("get_range") == 3
 
 
@@ -165,7 +165,7 @@ async def test_segment_that_the_store_keeps_damaged_is_never_trimmed(tmp_path):
     manifest = stored_manifest(backend, writer)
     assert [segment.base_offset for segment in manifest.segments] == [first, second]
     for segment in manifest.segments:
-        assert crc32c(backend._objects[data_key(manifest.partition, segment)][0]) == segment.crc32c
+        assert crc32c(backend.objects[data_key(manifest.partition, segment)][0]) == segment.crc32c
     await archiver.step(observed(writer, target_bytes=1))
     assert first not in writer.bases_on_disk
 

@@ -232,7 +232,7 @@ async def test_create_does_not_replace_what_appears_meanwhile(store, root, on_au
     """A file that a writer without our locks puts there at the last moment wins against a create."""
 
     def place(event: str, _: object) -> None:
-        if event == "os.utime":  # After the look at the key, before the move.
+        if event == "os.utime":  # After the check of the key, before the move.
             (root / "key").write_bytes(b"foreign")
 
     on_audit_event(place)

@@ -184,8 +184,8 @@ async def test_server_that_says_what_is_missing_is_believed(message, error):
     assert len(paths) == 1
 
 
-async def test_silent_404_is_looked_into():
-    """A 404 that does not say what is missing is followed by a question for the bucket."""
+async def test_silent_404_is_followed_by_a_question_for_the_bucket():
+    """A 404 that does not say what is missing may mean the object or the bucket."""
 
     async def object_missing(exchange: Exchange) -> None:
         is_object = urlsplit(exchange.path).path.endswith("key")

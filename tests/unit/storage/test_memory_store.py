@@ -63,10 +63,32 @@ async def test_latency_passes_on_the_clock_of_the_loop():
     assert asyncio.get_running_loop().time() == 6
 
 
-async def test_requests_are_kept_for_a_look():
+async def test_requests_are_kept():
     """The calls so far can be read: operation and key."""
     store = MemoryStore()
     await put(store, "a", b"")
     await store.list_page("b/")
     await store.delete_many(["a"])
     assert store.requests == [("put", "a"), ("list_page", "b/"), ("delete_many", "")]
+
+
+async def test_objects_are_a_view_that_costs_no_request():
+    """It shows each later write, and writes nothing itself."""
+    store = MemoryStore()
+    objects = store.objects
+    info = await put(store, "key", b"content")
+    assert objects == {"key": (b"content", info)}
+    with pytest.raises(TypeError):
+        objects["other"] = (b"", info)
+    assert store.requests == [("put", "key")]
+
+
+async def test_object_is_removed_and_placed_as_it_was():
+    """Set-up makes no request, and checks nothing: the checksum may be another than the bytes'."""
+    store = MemoryStore()
+    info = store.add("key", b"content")
+    assert store.remove("key") == (b"content", info)
+    assert store.objects == {}
+    store.place("key", b"c0ntent", info)
+    assert await store.get("key") == (b"c0ntent", info)
+    assert store.requests == [("get", "key")]

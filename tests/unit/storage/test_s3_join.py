@@ -195,7 +195,7 @@ async def test_copy_that_is_wrong_is_found_out(tells):
 
 
 async def test_source_that_is_replaced_meanwhile_ends_the_join():
-    """The copy names the version that was looked at; that is no lost condition of ours."""
+    """The copy names the version that was checked; that is no lost condition of ours."""
     server = Server()
     async with store_of(server) as store:
         sources = filled(server, LARGE)
@@ -216,7 +216,7 @@ async def test_condition_is_decided_by_the_completing_request():
     assert (server.objects["key"], server.aborted) == (b"first", 1)
 
 
-async def test_sources_are_looked_at_before_anything_is_begun():
+async def test_sources_are_checked_before_anything_is_begun():
     """A source with another checksum, or none at all, costs no upload."""
     server = Server(tells_crc32c=True)
     async with store_of(server) as store:

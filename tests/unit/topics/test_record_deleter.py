@@ -11,7 +11,7 @@ from tests.fakes.archive import archive_in, archiver_of, observed, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import TOPIC_ID, LogWriter
 from tests.fakes.manifests import stored_manifest
-from tests.fakes.store import store_unavailable
+from tests.fakes.store import restore, store_unavailable
 from tieringd.broker.kafka_deletion import LedLog, TopicLeaders
 from tieringd.errors import BrokerDenied, BrokerUnavailable, ConfigError, ObjectNotFound
 from tieringd.formats.object_keys import DELETIONS_PREFIX
@@ -88,7 +88,7 @@ def records_in(store) -> dict[str, dict]:
     """Return the audit records by the last word of their names."""
     return {
         key.rpartition("-")[2]: json.loads(data)
-        for key, (data, *_) in store._objects.items()
+        for key, (data, *_) in store.objects.items()
         if key.startswith(DELETIONS_PREFIX)
     }
 
@@ -129,7 +129,7 @@ async def test_two_records_tell_of_it(writers, store, delete):
     assert outcome["results"] == [
         {"partition": 1, "log_start_offset": 6, "archive_start_offset": 6, "fault": ""}
     ]
-    assert done.record in store._objects
+    assert done.record in store.objects
     assert stored_manifest(store, writers[0]).start_offset == 0
 
 
@@ -157,7 +157,7 @@ async def test_partition_without_an_archive_or_with_a_closed_one_is_refused(writ
     await manifests.commit(stored, stored.existing, leader_epoch=CLOSED_EPOCH)
     with pytest.raises(ConfigError, match="the archive of orders-1 in this bucket is closed"):
         await delete(6)
-    store._objects = {key: one for key, one in store._objects.items() if "orders" not in key}
+    restore(store, {key: one for key, one in store.objects.items() if "orders" not in key})
     with pytest.raises(ObjectNotFound, match="no archive of orders-0"):
         await delete(6)
     assert cluster.deletions == []

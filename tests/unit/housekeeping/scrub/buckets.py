@@ -15,10 +15,13 @@ from tieringd.policies.total_retention import RetentionPace
 from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.fakes.log_writer import LogWriter
+    from tieringd.archiving.claim import Claim
     from tieringd.housekeeping.scrub import ScrubReport
+    from tieringd.model.local_log import LocalLog
     from tieringd.model.manifest import PartitionManifest
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -35,30 +38,15 @@ class DatedStore(MemoryStore):
     def add(self, key: str, data: bytes):
         """Store an object at the test's time."""
         info = replace(super().add(key, data), modified_ms=self.clock())
-        self._objects[key] = (data, info)
+        self.place(key, data, info)
         return info
 
     def bytes_of(self, key: str) -> bytes:
-        return self._objects[key][0]
+        return self.objects[key][0]
 
     def stored_keys(self, *, without: str = "quarantine/") -> list[str]:
         """Return all keys, but those in quarantine."""
-        return sorted(key for key in self._objects if not key.startswith(without))
-
-    def remove(self, key: str) -> None:
-        del self._objects[key]
-
-    def rot(self, key: str, at: int = -1) -> None:
-        """Turn a bit of the stored bytes, while the store goes on telling the checksum from before."""
-        data, info = self._objects[key]
-        changed = bytearray(data)
-        changed[at] ^= 1
-        self._objects[key] = (bytes(changed), info)
-
-    def forget_checksums(self) -> None:
-        """Tell no checksums any more, as some stores do."""
-        for key, (data, info) in self._objects.items():
-            self._objects[key] = (data, replace(info, crc32c=None))
+        return sorted(key for key in self.objects if not key.startswith(without))
 
 
 class Bucket:
@@ -72,19 +60,30 @@ class Bucket:
         self.config = tiered_config(work_directory)
         self.archiver = archiver_of(writer, self.archive, FakeBroker(writer), now_ms=self.clock)
         self.offered = []
+        self.local_log: Callable[[], LocalLog | None] = self.writer.local_log
+        """What a healer finds of the local log."""
+        self.offer = self.take
+        """What happens to a change that a healer offers."""
         self.parts = scrub_parts(
             self.config,
             self.archive,
             writer_id="c3",
-            local_log=lambda _: self.writer.local_log(),
-            offer=self._commit,
+            local_log=lambda _: self.local_log(),
+            offer=self._offer,
         )
 
-    async def _commit(self, _partition, change) -> None:
+    @property
+    def claim(self) -> Claim:
+        """The archiver's claim, for a commit beside its steps."""
+        return self.archiver._claim
+
+    async def _offer(self, partition, change) -> None:
+        await self.offer(partition, change)
+
+    async def take(self, _partition, change) -> None:
         """Commit a change as the archiver would do it within its step."""
         self.offered.append(change)
-        claim = self.archiver._claim
-        await change.commit(claim, await claim.current(lambda: None))
+        await change.commit(self.claim, await self.claim.current(lambda: None))
 
     @property
     def topic_key(self) -> TopicKey:

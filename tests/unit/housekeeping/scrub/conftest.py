@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fakes.spilling import make_parts_small
 from tests.unit.housekeeping.scrub.buckets import Bucket
-from tieringd.policies import spillover as policy
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     """Make each segment that may spill a part of its own."""
-    monkeypatch.setattr(policy, "ROWS_MIN", 1)
-    monkeypatch.setattr(policy, "SEGMENTS_REMEMBERED", 1)
+    make_parts_small(monkeypatch)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.store import store_unavailable
+from tests.fakes.store import forget_checksums, restore, store_unavailable
 from tests.unit.housekeeping.scrub.buckets import DAY_MS, HOUR_MS, Bucket, DatedStore, left_behind
 from tieringd.errors import ObjectNotFound, StorageUnavailable
 from tieringd.formats.object_keys import QUARANTINE_REPORTS_PREFIX, data_key, quarantined_key
@@ -76,18 +76,18 @@ def bucket(writer, tmp_path, clock):
 
 def places(bucket, key) -> list[bytes]:
     """Return what is stored of an object, where it was and in quarantine."""
-    stored = bucket.store._objects
+    stored = bucket.store.objects
     return [stored[one][0] for one in (key, quarantined_key(key)) if one in stored]
 
 
 async def crash_everywhere(bucket, work, check) -> int:
     """Do *work* with a crash at each of its requests in turn, from the same state; return how many it has."""
-    before, crashes = dict(bucket.store._objects), 0
+    before, crashes = dict(bucket.store.objects), 0
     for takes_effect in (False, True):
         number = 0
         while True:
             number += 1
-            bucket.store._objects = dict(before)
+            restore(bucket.store, before)
             bucket.store.crash_at, bucket.store.takes_effect = number, takes_effect
             bucket.store.requests_made = 0
             try:
@@ -112,14 +112,14 @@ async def test_orphans_go_into_quarantine_with_a_report(bucket):
 
     assert {one.stored.key for one in report.moved} == set(orphans)
     for key, data in orphans.items():
-        assert key not in bucket.store._objects
+        assert key not in bucket.store.objects
         assert bucket.store.bytes_of(quarantined_key(key)) == data
-    (report_key,) = (key for key in bucket.store._objects if key.startswith(QUARANTINE_REPORTS_PREFIX))
+    (report_key,) = (key for key in bucket.store.objects if key.startswith(QUARANTINE_REPORTS_PREFIX))
     document = json.loads(bucket.store.bytes_of(report_key))
     assert {row["key"]: row["reason"] for row in document["objects"]} == dict.fromkeys(
         orphans, "no manifest names it"
     )
-    assert set(named) <= bucket.store._objects.keys()
+    assert set(named) <= bucket.store.objects.keys()
     again = await bucket.scrub(fix=True)
     assert (again.orphans, again.findings) == ([], [])
 
@@ -127,12 +127,12 @@ async def test_orphans_go_into_quarantine_with_a_report(bucket):
 async def test_scrub_without_fix_moves_nothing(bucket):
     """Orphans are told, and stay where they are."""
     orphans = await left_behind(bucket)
-    before = dict(bucket.store._objects)
+    before = dict(bucket.store.objects)
 
     report = await bucket.scrub()
 
     assert {one.stored.key for one in report.orphans} == set(orphans)
-    assert bucket.store._objects == before
+    assert bucket.store.objects == before
 
 
 async def test_young_object_is_left_alone(bucket):
@@ -142,7 +142,7 @@ async def test_young_object_is_left_alone(bucket):
     bucket.clock.now_ms += DAY_MS - HOUR_MS
     report = await bucket.scrub(fix=True)
     assert young not in {one.stored.key for one in report.orphans}
-    assert young in bucket.store._objects
+    assert young in bucket.store.objects
     bucket.clock.now_ms += HOUR_MS
     assert {one.stored.key for one in (await bucket.scrub(fix=True)).moved} == {young}
 
@@ -150,13 +150,13 @@ async def test_young_object_is_left_alone(bucket):
 async def test_object_comes_back_as_it_was(bucket):
     """The undo needs only the key, and doing it twice is an error that says so."""
     orphans = await left_behind(bucket)
-    before = dict(bucket.store._objects)
+    before = dict(bucket.store.objects)
     await bucket.scrub(fix=True)
 
     for key in orphans:
         await bucket.parts.quarantine.restore(key)
 
-    left = {key: data for key, (data, _) in bucket.store._objects.items() if "reports/" not in key}
+    left = {key: data for key, (data, _) in bucket.store.objects.items() if "reports/" not in key}
     assert left == {key: data for key, (data, _) in before.items()}
     with pytest.raises(ObjectNotFound):
         await bucket.parts.quarantine.restore(next(iter(orphans)))
@@ -186,7 +186,7 @@ async def test_crash_at_any_request_of_a_move_loses_nothing(bucket):
             assert bucket.store.bytes_of(key) == data
         assert (await bucket.scrub(fix=True)).findings == []
         for key, data in orphans.items():
-            assert key not in bucket.store._objects
+            assert key not in bucket.store.objects
             assert bucket.store.bytes_of(quarantined_key(key)) == data
 
     crashes = await crash_everywhere(bucket, lambda: bucket.scrub(fix=True), check)
@@ -201,10 +201,10 @@ async def test_crash_at_any_request_of_the_undo_loses_nothing(bucket):
 
     async def check():
         assert set(places(bucket, key)) == {data}
-        if quarantined_key(key) in bucket.store._objects:
+        if quarantined_key(key) in bucket.store.objects:
             await bucket.parts.quarantine.restore(key)
         assert bucket.store.bytes_of(key) == data
-        assert quarantined_key(key) not in bucket.store._objects
+        assert quarantined_key(key) not in bucket.store.objects
 
     assert await crash_everywhere(bucket, lambda: bucket.parts.quarantine.restore(key), check) >= 8
 
@@ -222,10 +222,10 @@ async def test_crash_at_any_request_of_the_deletion_loses_nothing_that_is_named(
         for key, data in named.items():
             assert bucket.store.bytes_of(key) == data
         await bucket.scrub(fix=True)
-        assert not [key for key in bucket.store._objects if key.startswith("quarantine/")]
+        assert not [key for key in bucket.store.objects if key.startswith("quarantine/")]
 
     assert await crash_everywhere(bucket, lambda: bucket.scrub(fix=True), check) > 20
-    assert not orphans.keys() & bucket.store._objects.keys()
+    assert not orphans.keys() & bucket.store.objects.keys()
 
 
 async def test_what_was_in_quarantine_long_enough_is_deleted(bucket):
@@ -236,7 +236,7 @@ async def test_what_was_in_quarantine_long_enough_is_deleted(bucket):
     assert (await bucket.scrub(fix=True)).expired.deleted == ()
     bucket.clock.now_ms += 1
     assert set((await bucket.scrub(fix=True)).expired.deleted) == set(orphans)
-    assert not [key for key in bucket.store._objects if key.startswith("quarantine/")]
+    assert not [key for key in bucket.store.objects if key.startswith("quarantine/")]
 
 
 async def commit_orphan(bucket, key):
@@ -275,7 +275,7 @@ async def test_object_that_is_named_before_it_is_deleted_stays(bucket):
     bucket.clock.now_ms += 1
     assert (await bucket.parts.expiry.expire(before_ms=bucket.clock())).put_back == (key,)
     assert places(bucket, key) == [data]
-    assert quarantined_key(key) not in bucket.store._objects
+    assert quarantined_key(key) not in bucket.store.objects
 
 
 async def test_object_that_two_judge_differently_is_not_lost(bucket):
@@ -319,7 +319,7 @@ async def test_object_that_cannot_go_back_after_all_is_told(bucket):
     ((key, reason),) = moved.left
     assert key == keys[0]
     assert "cannot be put back" in reason
-    assert quarantined_key(key) in bucket.store._objects
+    assert quarantined_key(key) in bucket.store.objects
 
 
 async def test_object_that_is_named_while_it_is_deleted_goes_back(bucket):
@@ -370,8 +370,8 @@ async def test_checksums_that_the_store_does_not_tell_are_read(bucket):
     """Objects are moved and put back where the store keeps no checksums."""
     (key,) = await left_behind(bucket, 1)
     data = bucket.store.bytes_of(key)
-    bucket.store.forget_checksums()
+    forget_checksums(bucket.store)
     assert len((await bucket.scrub(fix=True)).moved) == 1
-    bucket.store.forget_checksums()
+    forget_checksums(bucket.store)
     await bucket.parts.quarantine.restore(key)
     assert bucket.store.bytes_of(key) == data

@@ -7,6 +7,7 @@ from itertools import combinations
 
 import pytest
 
+from tests.fakes.store import forget_checksums, restore, rot
 from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import manifest_key, topic_manifest_key
 from tieringd.policies.scrub import FaultKind
@@ -58,11 +59,11 @@ async def test_sound_bucket_has_no_faults(bucket, deep):
 async def test_damage_of_any_object_is_found(bucket, deep, damage):
     """Each object of the bucket in turn: one finding, which names it, and no orphan of what it held."""
     await bucket.fill(6, local=2)
-    sound = dict(bucket.store._objects)
+    sound = dict(bucket.store.objects)
     for key in bucket.store.stored_keys():
         if damage in {"last bit", "first bit", "longer"} and key == topic_manifest_key(bucket.topic_key):
             continue  # JSON for people: not every byte of it counts.
-        bucket.store._objects = dict(sound)
+        restore(bucket.store, sound)
         DAMAGES[damage](bucket.store, key)
         bucket.clock.now_ms += 10 * 86_400_000
 
@@ -77,10 +78,10 @@ async def test_damage_of_any_object_is_found(bucket, deep, damage):
 async def test_two_faults_are_both_found(bucket, deep):
     """Of any two objects that are removed, both are named, unless a manifest that leads there is one."""
     await bucket.fill(4, local=1)
-    sound = dict(bucket.store._objects)
+    sound = dict(bucket.store.objects)
     keys = [*(await bucket.data_keys()), *(await bucket.index_keys())]
     for pair in combinations(keys, 2):
-        bucket.store._objects = dict(sound)
+        restore(bucket.store, sound)
         for key in pair:
             bucket.store.remove(key)
         assert {one.key for one in (await bucket.scrub(deep=deep)).findings} == set(pair)
@@ -99,7 +100,7 @@ async def test_swapped_objects_are_found(bucket, deep, tells_checksums):
         bucket.store.add(first, other)
         bucket.store.add(second, one)
         if not tells_checksums:
-            bucket.store.forget_checksums()
+            forget_checksums(bucket.store)
 
         found = {finding.key for finding in (await bucket.scrub(deep=deep)).findings}
 
@@ -109,14 +110,14 @@ async def test_swapped_objects_are_found(bucket, deep, tells_checksums):
         bucket.store.add(second, other)
 
 
-async def test_rot_behind_a_right_checksum_takes_a_deep_look(bucket):
-    """A store that tells the checksum from before its bytes changed is not believed by a deep look."""
+async def test_rot_behind_a_right_checksum_takes_a_deep_scrub(bucket):
+    """A deep scrub does not trust a store that reports the checksum from before its bytes changed."""
     await bucket.fill(4, local=1)
-    sound = dict(bucket.store._objects)
+    sound = dict(bucket.store.objects)
     for key in [*(await bucket.data_keys()), *(await bucket.index_keys())]:
         for at in (0, 15, 20, 60, -1):
-            bucket.store._objects = dict(sound)
-            bucket.store.rot(key, at)
+            restore(bucket.store, sound)
+            rot(bucket.store, key, at)
             assert (await bucket.scrub(deep=False)).findings == []
             assert {one.key for one in (await bucket.scrub(deep=True)).findings} == {key}
 
@@ -134,8 +135,8 @@ async def test_findings_tell_offsets_and_what_to_do(bucket):
     assert (finding.segment.base_offset, finding.segment.last_offset) == (2, 3)
 
 
-async def test_older_parts_are_looked_at_past_a_missing_one(bucket):
-    """What lies before a missing spillover manifest is looked at too, where only one can be meant."""
+async def test_older_parts_are_scrubbed_past_a_missing_one(bucket):
+    """What lies before a missing spillover manifest is scrubbed too, where only one can be meant."""
     await bucket.fill(6, local=2)
     parts = [
         key

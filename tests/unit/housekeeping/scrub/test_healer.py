@@ -26,7 +26,7 @@ DAMAGES = {
 
 def without_log(bucket) -> None:
     """Let this host have nothing of the partition."""
-    bucket.parts.healer._local_log = lambda _: None
+    bucket.local_log = lambda: None
 
 
 async def expect_sound(bucket) -> None:
@@ -60,7 +60,7 @@ async def test_what_no_one_holds_stays_broken(bucket):
     report = await bucket.scrub(fix=True)
 
     assert [one.key for one in report.faults] == [key]
-    assert key not in bucket.store._objects
+    assert key not in bucket.store.objects
 
 
 async def test_other_bytes_in_the_log_are_never_stored(bucket):
@@ -70,7 +70,7 @@ async def test_other_bytes_in_the_log_are_never_stored(bucket):
     bucket.store.remove(key)
     bucket.writer.flip_byte(2)
     assert [one.key for one in (await bucket.scrub(fix=True)).faults] == [key]
-    assert key not in bucket.store._objects
+    assert key not in bucket.store.objects
     bucket.writer.flip_byte(2)
     assert (await bucket.scrub(fix=True)).faults == []
 
@@ -92,7 +92,7 @@ async def test_merged_segment_is_put_together_from_several_files(bucket, keeps):
     )
     bucket.store.add(index_key(manifest.partition, merged), index)
     stored = await bucket.archive.manifests.load(manifest.partition)
-    await bucket.archiver._claim.commit(stored, manifest.merged(merged, now_ms=0))
+    await bucket.claim.commit(stored, manifest.merged(merged, now_ms=0))
     if keeps == "half":
         bucket.writer.drop_head()
         bucket.writer.drop_head()
@@ -100,7 +100,7 @@ async def test_merged_segment_is_put_together_from_several_files(bucket, keeps):
     report = await bucket.scrub(fix=True)
 
     key = data_key(manifest.partition, merged)
-    assert (bucket.store._objects.get(key) is not None) == (keeps == "all")
+    assert (bucket.store.objects.get(key) is not None) == (keeps == "all")
     assert [one.key for one in report.faults] == ([] if keeps == "all" else [key])
     if keeps == "all":
         assert bucket.store.bytes_of(key) == data
@@ -213,16 +213,15 @@ async def test_index_change_is_given_up_where_the_segment_is_gone(writer, tmp_pa
     without_log(bucket)
     old = bucket.manifest.segments[0]
     bucket.store.remove(index_key(writer.identified, old))
-    commit = bucket._commit
 
     async def late(partition, change):
         stored = await bucket.archive.manifests.load(partition)
         other = replace(old, writer_id="b2")
         segments = SegmentTable.of([other, *list(stored.existing.segments)[1:]])
-        await bucket.archiver._claim.commit(stored, replace(stored.existing, segments=segments))
-        await commit(partition, change)
+        await bucket.claim.commit(stored, replace(stored.existing, segments=segments))
+        await bucket.take(partition, change)
 
-    bucket.parts.healer._offer = late
+    bucket.offer = late
     report = await bucket.scrub(fix=True)
     assert report.mended == {}
     assert bucket.manifest.segments[0].writer_id == "b2"
@@ -249,7 +248,7 @@ async def test_damaged_copy_in_quarantine_mends_nothing(bucket):
     bucket.store.add(f"quarantine/objects/{key}", data[:-1] + b"\x01")
     bucket.store.remove(key)
     assert [one.key for one in (await bucket.scrub(fix=True)).faults] == [key]
-    assert key not in bucket.store._objects
+    assert key not in bucket.store.objects
 
 
 async def test_log_of_another_partition_mends_nothing(bucket, tmp_path):
@@ -258,7 +257,7 @@ async def test_log_of_another_partition_mends_nothing(bucket, tmp_path):
     await bucket.fill(3)
     for number in range(3):
         other.closed_segment(b"A%d" % number, b"B%d" % number)
-    bucket.parts.healer._local_log = lambda _: other.local_log()
+    bucket.local_log = other.local_log
     key = (await bucket.data_keys())[0]
     bucket.store.remove(key)
     assert [one.key for one in (await bucket.scrub(fix=True)).faults] == [key]

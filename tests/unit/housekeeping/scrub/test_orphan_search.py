@@ -51,7 +51,7 @@ async def test_named_objects_are_no_orphans_however_old(bucket):
     for named in (None, await bucket.parts.search.names([])):
         orphans, objects = await searched(bucket, named)
         assert orphans == []
-        assert objects == len(bucket.store._objects)
+        assert objects == len(bucket.store.objects)
 
 
 async def test_orphans_are_found_over_pages(bucket):
@@ -74,7 +74,7 @@ async def test_orphans_are_found_over_pages(bucket):
     bucket.store.list_page = short
     orphans, objects = await searched(bucket)
     assert sorted(one.stored.key for one in orphans) == sorted(keys)
-    assert objects == len(bucket.store._objects)
+    assert objects == len(bucket.store.objects)
 
 
 async def test_what_is_committed_after_the_listing_began_is_no_orphan(bucket):
@@ -139,7 +139,7 @@ async def test_orphans_of_unknown_topics_need_an_operator(bucket):
 
 
 async def test_manifests_that_no_topic_manifest_leads_to_are_scrubbed(bucket):
-    """A missing topic manifest is a fault, its partitions are looked at, and nothing is moved."""
+    """A missing topic manifest is a fault, its partitions are scrubbed, and nothing is moved."""
     await bucket.fill(4)
     bucket.store.remove(topic_manifest_key(bucket.topic_key))
     gone = (await bucket.data_keys())[1]
@@ -175,12 +175,12 @@ async def test_topic_that_is_being_purged_has_no_faults_and_nothing_is_mended(bu
     )
     assert (await bucket.scrub()).partitions == []
     bucket.store.remove((await bucket.data_keys())[-1])
-    before = dict(bucket.store._objects)
+    before = dict(bucket.store.objects)
 
     report = await bucket.scrub(fix=True)
 
     assert (report.partitions, report.findings, report.orphans) == ([], [], [])
-    assert bucket.store._objects == before
+    assert bucket.store.objects == before
 
 
 async def test_topic_whose_purge_begins_under_the_scrub_has_no_faults(bucket):
@@ -199,17 +199,17 @@ async def test_topic_whose_purge_begins_under_the_scrub_has_no_faults(bucket):
     bucket.parts.partitions.scrub = purged_meanwhile
     report = await bucket.scrub(fix=True)
     assert report.findings == []
-    assert gone not in bucket.store._objects
+    assert gone not in bucket.store.objects
 
 
-async def test_topic_that_begins_to_go_under_the_look_has_no_fault(bucket):
+async def test_topic_whose_purge_begins_during_the_scrub_has_no_fault(bucket):
     """A purge says what it is about before it deletes manifests: these are not missed."""
     await bucket.fill(2)
     partition, get = bucket.writer.identified, bucket.store.get
     named = await bucket.parts.search.names([])
 
     async def purged_meanwhile(key):
-        if key == manifest_key(partition) and key in bucket.store._objects:
+        if key == manifest_key(partition) and key in bucket.store.objects:
             await bucket.archive.manifests.change_topic(
                 bucket.topic_key, lambda found: replace(found, lifecycle="purging")
             )
@@ -219,7 +219,7 @@ async def test_topic_that_begins_to_go_under_the_look_has_no_fault(bucket):
     bucket.store.get = purged_meanwhile
     page = await bucket.parts.search.page(named, start_after=None)
     assert page.findings == []
-    assert manifest_key(partition) not in bucket.store._objects
+    assert manifest_key(partition) not in bucket.store.objects
 
 
 async def test_one_topic_can_be_scrubbed_alone(two):
@@ -235,7 +235,7 @@ async def test_one_topic_can_be_scrubbed_alone(two):
     report = await whole.run(deep=False, fix=True)
     assert (report.findings, report.orphans) == ([], [])
     assert [one.partition for one in report.partitions] == [ours.writer.identified]
-    assert kept in ours.store._objects
+    assert kept in ours.store.objects
 
 
 async def test_index_of_a_named_segment_is_named(bucket):

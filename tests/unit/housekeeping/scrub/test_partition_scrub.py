@@ -1,4 +1,4 @@
-"""Scrubbing one partition: in stretches, and beside daemons that change what is looked at."""
+"""Scrubbing one partition: in stretches, and beside daemons that change what is scrubbed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL_GOES = TotalRetention(limit_ms=0, limit_bytes=None)
 @pytest.mark.parametrize("requests_max", [1, 4, 7, 1000])
 @pytest.mark.parametrize("deep", [False, True])
 async def test_scrub_in_stretches_finds_what_a_whole_one_does(bucket, deep, requests_max):
-    """However short its stretches, each segment is looked at once, and all faults are found."""
+    """However short its stretches, each segment is checked once, and all faults are found."""
     await bucket.fill(8, local=3)
     keys = await bucket.data_keys()
     gone = {keys[0], keys[3], keys[6], keys[7]}
@@ -43,7 +43,7 @@ async def test_scrub_in_stretches_finds_what_a_whole_one_does(bucket, deep, requ
 
 
 async def test_cursor_survives_a_merge_over_it(bucket):
-    """Segments that were merged over the place where a stretch ended are looked at by the next."""
+    """Segments that were merged over the place where a stretch ended are checked by the next."""
     await bucket.fill(4)
     partition = bucket.writer.identified
     stretch = await bucket.parts.partitions.scrub(partition, deep=False, requests_max=1)
@@ -70,7 +70,7 @@ async def merge_all(bucket):
     bucket.store.add(data_key(manifest.partition, merged), data)
     bucket.store.add(index_key(manifest.partition, merged), index)
     stored = await bucket.archive.manifests.load(manifest.partition)
-    await bucket.archiver._claim.commit(stored, manifest.merged(merged, now_ms=bucket.clock()))
+    await bucket.claim.commit(stored, manifest.merged(merged, now_ms=bucket.clock()))
     return merged
 
 
@@ -137,7 +137,7 @@ async def test_fault_beside_a_merge_is_told_all_the_same(busy):
 
 @pytest.mark.parametrize("deep", [False, True])
 async def test_what_retention_took_out_meanwhile_is_no_fault(busy, deep):
-    """Spilled segments, their parts and live ones may expire and be deleted under a look."""
+    """Spilled segments, their parts and live ones may expire and be deleted during a scrub."""
     await busy.fill(8, local=3)
 
     async def expire_all(_):
@@ -162,7 +162,7 @@ async def test_what_was_taken_back_meanwhile_is_no_fault(busy):
         partition = busy.writer.identified
         names = await spillovers.names(busy.manifest, from_offset=0)
         stored = await busy.archive.manifests.load(partition)
-        await busy.archiver._claim.commit(stored, await spillovers.with_history(stored.existing))
+        await busy.claim.commit(stored, await spillovers.with_history(stored.existing))
         for name in names:
             busy.store.remove(spillover_key(partition, name))
 
@@ -194,7 +194,7 @@ async def test_expired_segments_may_be_gone(bucket):
         assert len((await bucket.scrub()).findings) == 1
 
 
-async def test_manifest_that_is_whole_at_the_second_look_is_no_fault(bucket):
+async def test_manifest_that_is_whole_at_the_second_read_is_no_fault(bucket):
     """An answer that was damaged on its way is asked for again."""
     await bucket.fill(2)
     key = manifest_key(bucket.writer.identified)
@@ -215,7 +215,7 @@ async def test_manifest_that_is_whole_at_the_second_look_is_no_fault(bucket):
     assert bucket.store.bytes_of(key) == data
 
 
-async def test_object_that_is_there_at_the_second_look_is_no_fault(bucket):
+async def test_object_that_is_there_at_the_second_read_is_no_fault(bucket):
     """A store that says once that an object is missing, and then gives it, has lost nothing."""
     await bucket.fill(2)
     head, missed = bucket.store.head, set()

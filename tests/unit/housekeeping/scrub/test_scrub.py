@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.store import store_unavailable
+from tests.fakes.store import rot, store_unavailable
 from tests.unit.housekeeping.scrub.buckets import DAY_MS, HOUR_MS
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.errors import StorageDenied, StorageUnavailable
@@ -75,8 +75,8 @@ async def test_job_is_off_by_default_and_asks_nothing(bucket):
     assert scrubbing.job.name == "scrub"
 
 
-async def test_whole_look_comes_again_after_its_interval(scrubbing, bucket):
-    """A partition is looked at once, and again after the full interval and not before."""
+async def test_whole_scrub_comes_again_after_its_interval(scrubbing, bucket):
+    """A partition is scrubbed once, and again after the full interval and not before."""
     await scrubbing.turns()
     assert scrubbing.shown("objects_total") == 6 * 2 + 4
     assert scrubbing.shown("last_full_timestamp_seconds") == bucket.clock() / 1000
@@ -89,7 +89,7 @@ async def test_whole_look_comes_again_after_its_interval(scrubbing, bucket):
     assert scrubbing.shown("objects_total") == 2 * (6 * 2 + 4)
 
 
-async def test_clock_that_is_set_back_puts_no_look_off(bucket):
+async def test_clock_that_is_set_back_delays_no_scrub(bucket):
     """A host whose clock was years ahead scrubs at the usual pace when the clock is set right."""
     error_ms = 3000 * DAY_MS
     clock = ArchiveClock(
@@ -104,8 +104,8 @@ async def test_clock_that_is_set_back_puts_no_look_off(bucket):
     assert scrubbing.shown("objects_total") == 4
 
 
-async def test_first_look_waits_for_the_jitter(bucket):
-    """Daemons that start together do not all look at once."""
+async def test_first_scrub_waits_for_the_jitter(bucket):
+    """Daemons that start together do not all scrub at once."""
     await bucket.fill(1)
     scrubbing = Scrubbing(bucket, replace(PACE, jitter_ms=1000))
     await scrubbing.turns()
@@ -115,10 +115,10 @@ async def test_first_look_waits_for_the_jitter(bucket):
     assert scrubbing.shown("objects_total") == 2
 
 
-async def test_cut_look_goes_on_after_the_partial_interval(scrubbing, bucket):
+async def test_cut_scrub_goes_on_after_the_partial_interval(scrubbing, bucket):
     """Each turn does what it may, and the next one goes on from there."""
     key = (await bucket.data_keys())[0]
-    bucket.parts.healer._local_log = lambda _: None
+    bucket.local_log = lambda: None
     bucket.store.remove(key)
     shown = []
     for _ in range(12):
@@ -142,16 +142,15 @@ async def test_fault_is_mended_and_counted(scrubbing, bucket):
     assert scrubbing.shown("faults", kind="data_missing") == 0
 
 
-async def test_fault_is_shown_until_a_look_does_not_find_it(scrubbing, bucket):
-    """A gauge by kind holds what is broken, through later looks, until it is whole again."""
+async def test_fault_is_shown_until_a_scrub_does_not_find_it(scrubbing, bucket):
+    """A gauge by kind holds what is broken, through later scrubs, until it is whole again."""
     key = (await bucket.data_keys())[0]
-    found = bucket.store._objects[key]
-    bucket.store.remove(key)
+    data, info = bucket.store.remove(key)
     for _ in range(3):
         await scrubbing.turns()
         assert scrubbing.shown("faults", kind="data_missing") == 1
         bucket.clock.now_ms += 12 * HOUR_MS
-    bucket.store._objects[key] = found
+    bucket.store.place(key, data, info)
     await scrubbing.turns()
     assert scrubbing.shown("faults", kind="data_missing") == 0
 
@@ -160,20 +159,20 @@ async def test_orphans_are_moved_and_deleted_in_time(scrubbing, bucket):
     """Into quarantine after the grace, out of it after the second one; both are counted."""
     key = bucket.orphan(1)
     await scrubbing.turns()
-    assert key in bucket.store._objects
+    assert key in bucket.store.objects
     bucket.clock.now_ms += DAY_MS
     await scrubbing.turns()
-    assert key not in bucket.store._objects
-    assert quarantined_key(key) in bucket.store._objects
+    assert key not in bucket.store.objects
+    assert quarantined_key(key) in bucket.store.objects
     assert scrubbing.shown("quarantined_objects_total") == 1
     bucket.clock.now_ms += 7 * DAY_MS + 1
     await scrubbing.turns()
-    assert not [one for one in bucket.store._objects if one.startswith("quarantine/")]
+    assert not [one for one in bucket.store.objects if one.startswith("quarantine/")]
     assert scrubbing.shown("deleted_objects_total") == 1
 
 
 async def test_fault_whose_mending_fails_stays_shown_and_the_others_are_mended(scrubbing, bucket):
-    """A put that the store refuses costs one fault its mending, until the next look."""
+    """A put that the store refuses costs one fault its mending, until the next scrub."""
     for key in (await bucket.data_keys())[-2:]:
         bucket.store.remove(key)
     bucket.store.fail_next("put", lambda: StorageDenied("put: access denied"))
@@ -188,10 +187,10 @@ async def test_fault_whose_mending_fails_stays_shown_and_the_others_are_mended(s
 async def test_one_bad_object_does_not_keep_the_others_from_quarantine_or_out_of_it(scrubbing, bucket):
     """An orphan that rotted stays, and so does a named copy that rotted; all others go their way."""
     keys = [bucket.orphan(number) for number in range(3)]
-    bucket.store.rot(keys[1])
+    rot(bucket.store, keys[1])
     named = (await bucket.data_keys())[0]
     bucket.store.add(quarantined_key(named), bucket.store.bytes_of(named))
-    bucket.store.rot(quarantined_key(named))
+    rot(bucket.store, quarantined_key(named))
     bucket.store.remove(named)
     bucket.clock.now_ms += 2 * DAY_MS
     await scrubbing.turns()
@@ -200,8 +199,8 @@ async def test_one_bad_object_does_not_keep_the_others_from_quarantine_or_out_of
     bucket.clock.now_ms += 7 * DAY_MS + 1
     await scrubbing.turns()
     assert scrubbing.shown("deleted_objects_total") == 2
-    assert quarantined_key(named) in bucket.store._objects
-    assert keys[1] in bucket.store._objects
+    assert quarantined_key(named) in bucket.store.objects
+    assert keys[1] in bucket.store.objects
 
 
 async def test_orphans_of_a_leaving_topic_are_counted_and_left(scrubbing, bucket):
@@ -210,13 +209,13 @@ async def test_orphans_of_a_leaving_topic_are_counted_and_left(scrubbing, bucket
     bucket.store.remove(topic_manifest_key(bucket.topic_key))
     bucket.clock.now_ms += 2 * DAY_MS
     await scrubbing.turns()
-    assert key in bucket.store._objects
+    assert key in bucket.store.objects
     assert scrubbing.shown("orphans") == 1
     assert scrubbing.shown("orphan_bytes") == len(b"left behind 1")
 
 
 async def test_partitions_that_are_not_led_are_left_alone(scrubbing, bucket):
-    """A partition that another broker leads is not looked at, nor shown here, nor are its orphans moved."""
+    """A partition that another broker leads is not scrubbed, nor shown here, nor are its orphans moved."""
     bucket.store.remove((await bucket.data_keys())[0])
     key = bucket.orphan(1)
     await scrubbing.turns()
@@ -226,7 +225,7 @@ async def test_partitions_that_are_not_led_are_left_alone(scrubbing, bucket):
     bucket.store.requests.clear()
     await scrubbing.turns()
     assert scrubbing.shown("faults", kind="data_missing") == 0
-    assert key in bucket.store._objects
+    assert key in bucket.store.objects
     assert ("get", manifest_key(bucket.writer.identified)) not in bucket.store.requests
 
 
@@ -291,7 +290,7 @@ async def test_new_pace_holds_from_the_next_turn(scrubbing, bucket):
     assert scrubbing.shown("objects_total") == 0
     scrubbing.job.set_pace(replace(PACE, orphan_grace_ms=HOUR_MS))
     await scrubbing.turns()
-    assert quarantined_key(key) in bucket.store._objects
+    assert quarantined_key(key) in bucket.store.objects
 
 
 async def test_scrub_beside_a_busy_archiver_says_and_moves_nothing(bucket, tmp_path):
@@ -340,7 +339,7 @@ async def merge(bucket, work_directory) -> None:
         metrics=Metrics(),
         now_ms=bucket.clock,
     )
-    claim = bucket.archiver._claim
+    claim = bucket.claim
     stored = await claim.current(lambda: None)
     for run in merger.plan(stored.existing, MergeLimits(200, 100)).runs[:1]:
         prepared = await merger.prepare(stored.existing, run)

@@ -28,7 +28,7 @@ class LostAnswer(MemoryStore):
     """Stores the first object, and does not say so."""
 
     async def put(self, key, body, *, crc32c, condition=None):
-        is_first = not self._objects
+        is_first = not self.objects
         info = await super().put(key, body, crc32c=crc32c, condition=condition)
         if is_first:
             raise StorageUnavailable("no answer", outcome_unknown=True)
@@ -44,7 +44,7 @@ def test_record_whose_answer_was_lost_is_stored():
 
     _store_record(bucket, request, b"told", is_done=True)
 
-    assert [data for data, *_ in backend._objects.values()] == [b"told"]
+    assert [data for data, *_ in backend.objects.values()] == [b"told"]
 
 
 def erased(shelf, *topics, spark=None, keys=(b"k0",), **options):
@@ -102,7 +102,7 @@ def test_record_says_deleted_only_where_nothing_is_left(shelf, after_ms, is_dama
 
 
 def test_record_says_how_far_each_partition_was_gone_over(shelf):
-    """What is archived later was not looked at, and a partition of a fault is not among them."""
+    """What is archived later was not searched, and a partition of a fault is not among them."""
     shelf.fill(partition=0, segments=2)
     damaged = shelf.fill(partition=1)
     shelf.writer(partition=2)
@@ -209,7 +209,7 @@ def test_merge_that_erasure_overtakes_leaves_nothing_in_silence(shelf):
 
 
 def test_what_another_leader_puts_in_its_place_was_not_gone_over(shelf):
-    """An unclean election while the job runs: the record does not say that it looked at those records."""
+    """An unclean election while the job runs: the record does not say that it searched those records."""
     writer = shelf.fill(segments=2)
 
     def elect():

@@ -12,13 +12,13 @@ import pytest
 from crc32c import crc32c
 
 from tests.fakes.dying_store import Killed
+from tests.fakes.spilling import make_parts_small
 from tests.unit.spark.jobs.shelf import spread
 from tieringd.errors import ObjectNotFound, StorageUnavailable
 from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import damaged_copy_key, manifest_key, parse_data_key
 from tieringd.formats.sidecar import decode_sidecar, encode_sidecar
 from tieringd.model.segment import NO_TIMESTAMP, BrokerIndexes
-from tieringd.policies import spillover as policy
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.rebuild import GAP_REASON, UNDECIDED, Rebuild, RebuildOptions
 from tieringd.spark.jobs.rebuild_report import rebuild_report
@@ -167,7 +167,7 @@ def test_readable_manifest_is_left_alone(shelf, life):
 
 
 def test_what_is_committed_while_the_bucket_is_listed_is_not_left_out(shelf, life):
-    """A manifest that is written over was looked at before the objects were."""
+    """A manifest that is written over was read before the objects were."""
 
     class Slow(Rebuild):
         async def _partition_state(self, partition):
@@ -206,8 +206,7 @@ def test_damaged_manifests_are_kept_and_replaced(shelf, life):
 
 def test_broken_spillover_is_a_fault_until_it_is_replaced(shelf, monkeypatch):
     """A live manifest whose older part is lost can be read, and tells no more than its own part."""
-    monkeypatch.setattr(policy, "ROWS_MIN", 1)
-    monkeypatch.setattr(policy, "SEGMENTS_REMEMBERED", 1)
+    make_parts_small(monkeypatch)
     writer = shelf.fill(segments=6)
     values = shelf.values(writer)
     for _ in range(4):
@@ -227,8 +226,7 @@ def test_broken_spillover_is_a_fault_until_it_is_replaced(shelf, monkeypatch):
 
 def test_long_history_spills(shelf, monkeypatch):
     """The live manifest is as small as it should be, and the whole archive is read through its parts."""
-    monkeypatch.setattr(policy, "ROWS_MIN", 8)
-    monkeypatch.setattr(policy, "SEGMENTS_REMEMBERED", 4)
+    make_parts_small(monkeypatch, rows=8, remembered=4)
     writer = shelf.fill(segments=300)
     values = shelf.values(writer)
     lose_manifests(shelf)
@@ -499,8 +497,7 @@ def die_at_write(patched, store, dies_at: int, *, after_effect: bool) -> None:
 @pytest.mark.parametrize("after_effect", [False, True])
 def test_crash_at_any_write_is_made_good_by_the_next_run(shelf, life, monkeypatch, after_effect):
     """Whatever was stored before it, the second run ends where an undisturbed one does."""
-    monkeypatch.setattr(policy, "ROWS_MIN", 8)
-    monkeypatch.setattr(policy, "SEGMENTS_REMEMBERED", 4)
+    make_parts_small(monkeypatch, rows=8, remembered=4)
     shelf.fill("long", segments=90)
     values = {name: shelf.values(one) for name, one in shelf.writers.items()}
     keys = shelf.data_keys(life)

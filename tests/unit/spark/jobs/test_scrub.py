@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 import xxhash
 
+from tests.fakes.spilling import make_parts_small
 from tests.unit.spark.jobs.shelf import spread
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import index_key, manifest_key, owner_of
 from tieringd.model.manifest_parts import Retired
-from tieringd.policies import spillover as policy
 from tieringd.spark.jobs.scrub import inspect_segments, scrubbed
 from tieringd.spark.jobs.segment_tasks import plan_segment_tasks
 
@@ -39,8 +39,7 @@ DAMAGES = {
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     """Make each segment that may spill a part of its own."""
-    monkeypatch.setattr(policy, "ROWS_MIN", 1)
-    monkeypatch.setattr(policy, "SEGMENTS_REMEMBERED", 1)
+    make_parts_small(monkeypatch)
 
 
 def scrub(shelf, *topics, with_orphans=True, cores=2):
@@ -172,7 +171,7 @@ def test_orphan_is_listed_and_is_no_fault(shelf):
     assert scrub(shelf)[1]["tables"]["orphans"] == []
 
 
-def test_orphans_need_not_be_looked_for(shelf):
+def test_orphans_need_not_be_searched(shelf):
     """Without the listing the segments are read all the same."""
     writer = shelf.fill()
     left_behind(shelf, writer, age_ms=2 * shelf.config.archive_orphan_grace_ms)
@@ -206,7 +205,7 @@ def test_tasks_are_small_and_find_the_same(spilled):
         assert len(data) < 2000
 
 
-def test_partition_that_leaves_under_the_look_has_no_fault(spilled):
+def test_partition_that_leaves_during_the_scrub_has_no_fault(spilled):
     """Its topic says that it is being purged before any object goes."""
     writer = spilled.writers["other-1"]
 

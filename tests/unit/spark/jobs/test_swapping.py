@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from tests.fakes.archive import archive_in
-from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases
 from tests.fakes.store import store_unavailable
 from tests.unit.archive.test_segment_swap import PLENTY, prepared
@@ -15,21 +14,10 @@ from tests.unit.housekeeping.test_merging import filled
 from tieringd.errors import StorageUnavailable
 from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, outcome_reported, swap
 from tieringd.storage.archive_clock import ArchiveClock
-from tieringd.storage.memory import MemoryStore
 
 
 def unanswered():
     return store_unavailable("put", True)
-
-
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
-@pytest.fixture
-def writer(tmp_path):
-    return LogWriter(tmp_path / "logs")
 
 
 async def swapped(store, writer, tmp_path, *failures) -> Outcome:

@@ -8,13 +8,13 @@ from datetime import UTC, date, datetime
 
 import pytest
 
+from tests.fakes.spilling import make_parts_small
 from tests.unit.spark.jobs.shelf import DAY_MS
 from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import manifest_key
 from tieringd.model.manifest_parts import Retired
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import spillover_expired
-from tieringd.policies import spillover as policy
 from tieringd.spark.jobs.prices import Prices
 from tieringd.spark.jobs.usage import usage_report
 from tieringd.spark.jobs.usage_rows import SCHEMA, PartitionDay, count_partitions
@@ -97,8 +97,7 @@ def test_retired_segments_count_apart(shelf):
 
 def test_spilled_segments_count(shelf, monkeypatch):
     """Held ones as all others; expired ones that are not deleted yet as retired."""
-    monkeypatch.setattr(policy, "ROWS_MIN", 1)
-    monkeypatch.setattr(policy, "SEGMENTS_REMEMBERED", 1)
+    make_parts_small(monkeypatch)
     writer = shelf.fill(segments=6)
     whole = shelf.manifest(writer)
     for _ in range(4):

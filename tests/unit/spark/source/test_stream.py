@@ -20,7 +20,7 @@ class Query:
     """A query with its checkpoint; `restart` is what is left after the process was killed."""
 
     def __init__(self, archive, **options):
-        # Looks are as fresh as they can be: time does not pass in a test.
+        # Reads are as fresh as they can be: time does not pass in a test.
         given = {"path": archive.url, "startingOffsets": "earliest", "refreshInterval": "1ms"}
         topics = {} if "subscribePattern" in options else {"subscribe": "orders"}
         self._source = TieringdDataSource(given | topics | options)
@@ -88,7 +88,7 @@ def written(*writers, from_offset=0):
 
 
 def test_stream_reads_what_is_archived_and_what_is_archived_next(archive):
-    """Every record once, in as many batches as there were looks with something new."""
+    """Every record once, in as many batches as there were reads with something new."""
     writer = archive.filled()
     query = Query(archive)
     assert query.steps() == [36]
