@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +21,11 @@ pytest_plugins = [
 ]
 
 load_profile()
+
+# A shell that starts the tests in the background makes them, and every process that they start, ignore
+# SIGINT. Tests interrupt processes by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

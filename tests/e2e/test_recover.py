@@ -419,10 +419,11 @@ async def ids_to_come(kafka):
         given.append(producer._txn_manager.producer_id)
         await producer.stop()
     # A broker takes a block of a thousand when it starts, and when it has given out its last one. On a busy
-    # machine it asks for one more than once, and gives none of the first; how often has no bound.
+    # machine it asks for one more than once: it may give none of the first, how often has no bound, or keep
+    # the next one in reserve, which then lies below blocks of other brokers.
     block = 1_000
-    first = (max(given) // block + 1) * block
-    begins = [*given, *range(first, first + 60 * block, block)]
+    last = max(given) // block + 60
+    begins = [*given, *range(0, last * block, block)]
     return {begin + number for begin in begins for number in range(40)}
 
 
