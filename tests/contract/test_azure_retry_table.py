@@ -1,5 +1,7 @@
 """The retry table of the Azure store, in front of Microsoft's own emulator: Azurite."""
 
+# Long: every fault of the table goes over a real connection, and some are timeouts and closed connections.
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,7 @@
 """The contract, kept by the S3 store with a second server, moto: another reading of the same API."""
 
+# Long: the whole contract of stores against one more server.
+
 from __future__ import annotations
 
 import uuid

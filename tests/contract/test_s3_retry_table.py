@@ -1,5 +1,7 @@
 """The retry table of the S3 store, in front of a real server: SeaweedFS; and moto, for roles."""
 
+# Long: every fault of the table goes over a real connection, and some are timeouts and closed connections.
+
 from __future__ import annotations
 
 import re

@@ -1,5 +1,7 @@
 """The contract, kept by the S3 store with a real server: SeaweedFS."""
 
+# Long: the whole contract of stores against a real server.
+
 from __future__ import annotations
 
 import uuid

@@ -39,6 +39,7 @@ def in_a_directory(config: Path, root: Path) -> Path:
     return moved
 
 
+# Long: several passes of a move beside a producer and two daemons.
 async def test_archive_moves_under_a_producer(kafka, write_kafka_config, objects, topic, tmp_path):
     """What is read afterwards is what was written, record by record; the old bucket takes nothing more."""
     old = write_kafka_config(topics={topic: {"redpanda.remote.write": True}})

@@ -4,6 +4,8 @@ A bucket without its broker: clients that are not ours read the whole archive, a
 The broker is only there to fill the bucket, and to say what is right.
 """
 
+# Long: endpoints start and stop, and several clients read whole archives.
+
 from __future__ import annotations
 
 import asyncio

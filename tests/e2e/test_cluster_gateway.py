@@ -1,5 +1,7 @@
 """Three brokers with a gateway each: readers follow the leaders from gateway to gateway, and miss nothing."""
 
+# Long: three brokers, leaders that move, and a broker that restarts.
+
 from __future__ import annotations
 
 import asyncio
@@ -49,6 +51,7 @@ async def tiered(tmp_path, seaweedfs, prefix, topic):
         await cluster.kill()
 
 
+# Long: leaders move, a broker restarts, a daemon is killed.
 async def test_readers_follow_the_leader_through_the_gateways(tiered, topic):
     """Moves, a broker that restarts and a daemon that is killed: each offset comes once and in order."""
     cluster, daemons, bootstrap = tiered

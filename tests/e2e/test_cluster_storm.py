@@ -1,5 +1,7 @@
 """On three brokers, with producers running throughout: trouble of every kind, and each record once."""
 
+# Long: three brokers, and a minute of producing under faults of every kind.
+
 from __future__ import annotations
 
 import asyncio
@@ -165,6 +167,7 @@ def lost(writer: Writer, found: list[tuple[int, bytes]]) -> list[tuple[int, int]
     ]
 
 
+# Long: a minute of producing under faults of every kind, then all is read.
 @pytest.mark.timeout(900)
 async def test_every_acknowledged_record_is_read_once_after_a_storm(
     brokers, seaweedfs, daemons_of, objects, topic

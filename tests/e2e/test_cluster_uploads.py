@@ -1,5 +1,7 @@
 """On three brokers: what is uploaded when no segment closes, and what an open transaction holds back."""
 
+# Long: three brokers, and a daemon beside each.
+
 from __future__ import annotations
 
 from aiokafka.admin import RecordsToDelete

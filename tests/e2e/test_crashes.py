@@ -81,6 +81,7 @@ def moment_of(event) -> datetime:
     return datetime.fromisoformat(event["timestamp"])
 
 
+# Long: twenty processes are killed.
 @pytest.mark.timeout(900)
 def test_twenty_kills_during_uploads_lose_and_double_nothing(tmp_path):
     """Whenever the process is killed, the archive is a sound prefix; the next runs complete it."""

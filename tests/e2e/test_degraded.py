@@ -1,5 +1,7 @@
 """Degraded mode on two real brokers: the disk of one of them fills up, and has room again."""
 
+# Long: two brokers with disks of their own, which are filled and emptied.
+
 from __future__ import annotations
 
 import asyncio
@@ -157,6 +159,7 @@ async def until_throttled(pair, daemons):
     await until_quotas(pair, LOWERED)
 
 
+# Long: a disk fills, and producers wait for quotas.
 @pytest.mark.usefixtures("operators_quotas")
 async def test_full_disk_of_one_broker_holds_producers_of_both_back_until_it_has_room(
     pair, disk, daemons, objects, topic
@@ -213,6 +216,7 @@ async def test_daemons_that_were_killed_while_producers_were_held_back_let_them_
     assert await throttle_ms_of(pair.broker, topic, _BURST) == 0
 
 
+# Long: a disk fills, and producers wait for quotas.
 @pytest.mark.usefixtures("operators_quotas")
 async def test_quota_that_an_operator_sets_while_producers_are_held_back_stays(pair, disk, daemons):
     """Only what still is as the daemon made it is put back."""

@@ -1,5 +1,7 @@
 """Unmodified clients through the daemon's gateway: one log from the archive's first offset to the tail."""
 
+# Long: many clients read through daemons that start, stop and lose their store.
+
 from __future__ import annotations
 
 import asyncio
@@ -356,6 +358,7 @@ def _reads_data(exchange):
     return exchange.method == "GET" and ".log" in exchange.path
 
 
+# Long: the store stays away for longer than a client's requests last.
 async def test_store_that_is_away_costs_a_client_no_record(behind, config_of, topic, seaweedfs):
     """While nothing of the archive can be read nobody is told that it is gone; then reading goes on."""
     await behind.cluster.create_topic(topic, configs=SEGMENTS)

@@ -1,5 +1,7 @@
 """The store or the broker goes away under a running daemon, and comes back."""
 
+# Long: a store and a broker go away, and come back.
+
 from __future__ import annotations
 
 import signal
@@ -35,6 +37,7 @@ def store_config(seaweedfs, prefix, tmp_path):
     )
 
 
+# Long: the store stays away for longer than its requests' retries.
 def test_store_outage_is_said_and_caught_up(store_config, seaweedfs, objects, topic, tmp_path):
     """Without its store the daemon lives and says so; with the store back it uploads what has waited."""
     directory = write_partition(tmp_path / "logs", f"{topic}-0", segments=1)

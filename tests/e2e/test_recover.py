@@ -1,5 +1,7 @@
 """Recovery of topics into a fresh broker: the same records at the same offsets, and a log that goes on."""
 
+# Long: each restore needs brokers that stop and start.
+
 from __future__ import annotations
 
 import asyncio
@@ -238,6 +240,7 @@ def copied(samples, sample_objects, seaweedfs, tmp_path):
     return write_config(tmp_path / "copied.yaml", config)
 
 
+# Long: a broker stops and starts around a restore, and daemons beside it.
 async def test_shallow_restore_leaves_the_history_in_the_archive(kafka, behind, seaweedfs, copied, tmp_path):
     """Clients of the gateway and `tieringd read` see one log, from the old archive on to the new tail."""
     cluster = behind.cluster
@@ -291,6 +294,7 @@ async def test_shallow_restore_leaves_the_history_in_the_archive(kafka, behind, 
             assert [one.value for one in whole[-len(_VALUES) :]] == _VALUES
 
 
+# Long: brokers restart, and leaders change between reads.
 async def test_position_in_the_history_outlives_the_next_leader(behind, aged, tmp_path):
     """Old records come under an epoch that the new cluster knows, though 37 leaders came before it."""
     cluster = behind.cluster
@@ -454,6 +458,7 @@ class NewProducers:
         self.offsets[value] = told.offset
 
 
+# Long: brokers are killed, and replicas move three times.
 async def test_new_producers_with_the_ids_of_old_ones_lose_nothing_on_any_replica(brokers, tmp_path, topic):
     """
     The new cluster gives out ids anew: a first batch is no repetition of one of an old producer's.

@@ -1,5 +1,7 @@
 """A real broker on a disk of its own that is a third of what is written to it."""
 
+# Long: a broker fills a real disk several times.
+
 from __future__ import annotations
 
 import asyncio
@@ -59,6 +61,7 @@ def values(count: int) -> list[bytes]:
     return [number.to_bytes(8, "big") * (_VALUE_BYTES // 8) for number in range(count)]
 
 
+# Long: three times a disk is written.
 async def test_broker_whose_disk_is_too_small_never_fills_it(cluster, config, topic):
     """Three times the disk is written; nothing is lost, and the disk is never full."""
     await cluster.create_topic(topic, configs=SMALL_SEGMENTS)
@@ -89,6 +92,7 @@ async def test_broker_whose_disk_is_too_small_never_fills_it(cluster, config, to
     assert seen == written
 
 
+# Long: readers fill a cache, and producers a disk.
 async def test_cache_gives_way_to_the_log(seaweedfs, prefix, tmp_path, topic):
     """Readers fill the cache beside the log; when producers need the disk it goes first, and both go on."""
     with small_disk_at(tmp_path / "disk", _DISK_BYTES) as root:

@@ -1,5 +1,7 @@
 """A history beyond its manifest, on a real broker and S3: read, restored, expired and deleted from."""
 
+# Long: one history goes through a broker, S3, the gateway, a restore and deletions.
+
 from __future__ import annotations
 
 import pytest
@@ -87,6 +89,7 @@ def until_deleted(daemon, objects, topic):
     )
 
 
+# Long: one history goes through a broker, S3, the gateway, a restore and deletions.
 async def test_history_beyond_its_manifest(behind, fresh, config_of, objects, topic):
     """Clients, `read`, the gateway and `recover` find what is spilled; what is let go of is really gone."""
     cluster, through = behind.cluster, Through(behind.bootstrap)

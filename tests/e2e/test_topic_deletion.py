@@ -1,5 +1,7 @@
 """A topic that is deleted takes its archive with it, and one that is created again begins anew."""
 
+# Long: a broker is formatted again, and grace periods run out.
+
 from __future__ import annotations
 
 import json
@@ -34,6 +36,7 @@ def remote_delete_of(objects, topic) -> bool | None:
     return json.loads(objects.read(keys[0]))["remote_delete"] if keys else None
 
 
+# Long: a grace period runs out.
 async def test_archive_of_a_deleted_topic_is_purged(kafka, write_kafka_config, objects, topic):
     """Nothing of it is left after the grace but a mark; one of the same name is whole, and so are others."""
     stays = f"{topic}-stays"
@@ -70,6 +73,7 @@ async def test_archive_of_a_deleted_topic_is_purged(kafka, write_kafka_config, o
     assert_whole(path)
 
 
+# Long: a broker is formatted again.
 async def test_cluster_that_was_lost_is_not_purged(seaweedfs, prefix, topic, tmp_path):
     """Formatted again under its old id, it deletes only what it deletes itself; the rest can be restored."""
     old, lost = f"{topic}-old", f"{topic}-lost"

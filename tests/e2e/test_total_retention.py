@@ -1,5 +1,7 @@
 """Total retention beside a real broker: Amazon MSK's example with seconds for days, and by size."""
 
+# Long: retention runs by real time on a real broker.
+
 from __future__ import annotations
 
 import time
@@ -35,6 +37,7 @@ def seconds_since(time_ms: int) -> float:
     return time.time() - time_ms / 1000
 
 
+# Long: retention runs by real time on a real broker.
 async def test_msk_example_from_t0_to_t3(kafka, write_kafka_config, objects, topic):
     """Copied once closed; off the disk after local retention, out of the archive after retention."""
     managed = {"remote.storage.enable": True, "tieringd.managed.retention": True}

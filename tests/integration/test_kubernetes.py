@@ -277,6 +277,7 @@ def pod(tmp_path):
         pod.server.wait(60)
 
 
+# Long: the container's process is started several times.
 def test_container_waits_for_the_broker_s_log_directory_and_archives_it(pod, tmp_path):
     """It starts before the broker; what ends in it is started again, and a stop ends all of it well."""
     assert pod.starts() == []

@@ -1,5 +1,7 @@
 """Alert rules on a real Prometheus that scrapes a real daemon, while the fault is made."""
 
+# Long: Prometheus evaluates the rules by real time.
+
 from __future__ import annotations
 
 import shutil

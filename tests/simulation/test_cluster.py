@@ -1,5 +1,7 @@
 """Seeded histories of a cluster with a daemon beside each broker, with every promise checked throughout."""
 
+# Long: dozens of whole histories of a cluster.
+
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,7 @@
 """Seeded histories of a cluster in rougher weather, with every promise checked throughout."""
 
+# Long: dozens of whole histories of a cluster.
+
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,7 @@
 """Seeded histories of one broker and its daemons, with every promise checked throughout."""
 
+# Long: dozens of whole histories of a broker.
+
 from __future__ import annotations
 
 import pytest

@@ -39,6 +39,7 @@ async def cleaned(cluster, topic, directory):
             await asyncio.sleep(0.1)
 
 
+# Long: the broker's cleaner has to run twice, and an erasure runs on Spark.
 async def test_log_is_trimmed_though_the_cleaner_has_joined_its_files(  # noqa: PLR0917 - fixtures
     cleaning, seaweedfs, topic, objects, prefix, tmp_path, spark
 ):

@@ -1,5 +1,7 @@
 """Compaction on Spark of what a real broker wrote: the latest of each key, and nothing lost on the way."""
 
+# Long: a broker compacts, Spark runs several jobs, and one of them is killed in a process of its own.
+
 from __future__ import annotations
 
 import os
@@ -116,6 +118,7 @@ async def test_daemon_goes_on_beside_the_job(keyed, write_kafka_config, spark, t
     assert_sound(path)
 
 
+# Long: a JVM of its own is killed, and another one does the work again.
 async def test_job_that_is_killed_leaves_the_archive_as_it_was(keyed, write_kafka_config, spark, tmp_path):
     """In the middle of its writing: what it had stored is named by nothing, and another run does it all."""
     await keyed.create()

@@ -1,5 +1,7 @@
 """Executors in processes of their own, with credentials that are not the driver's."""
 
+# Long: a standalone cluster of Spark starts.
+
 from __future__ import annotations
 
 import json
@@ -42,6 +44,7 @@ def read_on_cluster(tmp_path):
     return read
 
 
+# Long: a standalone cluster of Spark starts.
 @pytest.mark.timeout(900)  # The first test of Spark waits for all that it needs.
 def test_executor_uses_its_own_credentials(read_on_cluster, seaweedfs, samples, sample_objects):
     """What the driver's environment holds stays there; nothing had to be registered, or sent by hand."""

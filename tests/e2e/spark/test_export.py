@@ -1,5 +1,7 @@
 """Exports of a real archive, by Spark: what is in the target is what Kafka's consumer reads, once."""
 
+# Long: each export is a job on Spark, and several run in processes that are killed.
+
 from __future__ import annotations
 
 import os
@@ -204,6 +206,7 @@ async def test_second_run_adds_only_what_is_new(  # noqa: PLR0917 - fixtures
         assert [row[2] for row in end.tables[0].rows] == [row[3] for row in begin.tables[0].rows]
 
 
+# Long: a JVM is killed at each of several files.
 @pytest.mark.timeout(900)
 async def test_killed_process_leaves_nothing_twice_and_the_next_run_nothing_out(  # noqa: PLR0917 - fixtures
     spark, kafka, growing, topic, objects, tmp_path
@@ -283,6 +286,7 @@ def wait_for_end(pid):
         time.sleep(0.1)
 
 
+# Long: two exports run round by round, for each kind of target.
 @pytest.mark.timeout(900)
 async def test_exports_at_once_count_each_record_once(spark, kafka, growing, topic, objects, tmp_path):  # noqa: PLR0917 - fixtures
     """Two runs of each kind, round by round against each other."""

@@ -1,5 +1,7 @@
 """Source and jobs on the stores of Google and Azure: executors reach them by the same configuration."""
 
+# Long: every job runs on Spark, once for each cloud.
+
 from __future__ import annotations
 
 import asyncio
@@ -110,6 +112,7 @@ def archive(request, tmp_path):
         yield path, target
 
 
+# Long: every job runs on Spark, one after the other.
 @pytest.mark.timeout(900)
 def test_archive_is_read_and_rewritten(spark, archive):
     """Every job, one after the other; after each of them the records are what they should be."""

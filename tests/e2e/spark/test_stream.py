@@ -1,5 +1,7 @@
 """Streaming queries over an archive: limits, restarts, crashes, new partitions, a reader that is too slow."""
 
+# Long: each streaming query starts, runs several triggers, stops and starts again.
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,7 @@
 """The commands of the jobs that write: what they print, how they end, what is in the bucket."""
 
+# Long: each command is a job on Spark.
+
 from __future__ import annotations
 
 import asyncio

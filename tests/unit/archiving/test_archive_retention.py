@@ -500,6 +500,7 @@ async def test_next_leader_goes_on_with_what_is_to_be_deleted(writer, archive, s
     assert objects(store, writer) == []
 
 
+# Long: retention runs by real time on a real broker.
 async def test_msk_example_from_t0_to_t3(writer, archiver, broker, store, clock):
     """Retention five days, local retention two: on disk, then on both, then archived, then nowhere."""
     topic = {

@@ -1,5 +1,7 @@
 """Spilling, retention and elections with a crash after every step of each, and readers beside them."""
 
+# Long: a crash at each step of each history, none left out.
+
 from __future__ import annotations
 
 from dataclasses import replace

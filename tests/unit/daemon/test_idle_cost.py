@@ -6,6 +6,8 @@ number below is a constant of the design, and its reason is beside it. A change 
 why, or is a loss.
 """
 
+# Long: a virtual hour of a thousand partitions.
+
 from __future__ import annotations
 
 import asyncio
@@ -168,6 +170,7 @@ def counted_tasks():
         loop.set_task_factory(None)
 
 
+# Long: a virtual hour of a thousand partitions.
 @virtually
 async def test_idle_hour_of_a_thousand_partitions(tmp_path):
     """What an hour without any change costs: scans of the files, polls for edits, and listings of topics."""
