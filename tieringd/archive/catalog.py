@@ -6,11 +6,13 @@ Topic manifests lie under one prefix and lead to partition manifests. The catalo
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from tieringd.archive.manifest_store import ManifestStore
-from tieringd.errors import ObjectNotFound
+from tieringd.errors import STORE_FAULTS, ObjectNotFound, RetryableError, TieringError
 from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, TopicKey, parse_topic_manifest_key
 from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.model.manifest import PartitionManifest
@@ -30,6 +32,26 @@ class ArchivedTopic:
     partitions: tuple[PartitionManifest, ...]
 
 
+OnFault: TypeAlias = Callable[[TopicKey, TieringError], None]
+"""Takes a topic that cannot be read, and why."""
+
+
+def raised(_: TopicKey, error: TieringError) -> None:
+    """Raise *error*: the `OnFault` of a caller that needs every topic."""
+    raise error
+
+
+@contextmanager
+def _faults_go_to(on_fault: OnFault, key: TopicKey) -> Iterator[None]:
+    """Give a fault of this one topic to *on_fault*; what the whole store suffers from is raised."""
+    try:
+        yield
+    except (RetryableError, *STORE_FAULTS):
+        raise
+    except TieringError as error:
+        on_fault(key, error)
+
+
 class Catalog:
     """List and find what a bucket holds. Keeps no state."""
 
@@ -37,24 +59,55 @@ class Catalog:
         self._store = store
         self._manifests = manifests
 
-    async def topics(self, accepts: Callable[[str], bool] = lambda _: True) -> AsyncIterator[TopicManifest]:
+    async def topics(
+        self, accepts: Callable[[TopicKey], bool] = lambda _: True, *, on_fault: OnFault = raised
+    ) -> AsyncIterator[TopicManifest]:
         """
         Yield every topic of every cluster with at least one archived partition, by cluster and name.
 
-        Only the manifests of topics whose names *accepts* takes are loaded.
+        Only the manifests of topics that *accepts* takes are loaded. A topic whose manifest cannot be read
+        is given to *on_fault*, and the others go on.
+
+        Raises:
+            TieringError: A manifest cannot be read, and there is no *on_fault*.
+            RetryableError: The store is away. So do the `STORE_FAULTS` end the walk.
         """
-        async for manifest in self.every_topic(accepts):
+        async for manifest in self.every_topic(accepts, on_fault=on_fault):
             if manifest.partition_count:
                 yield manifest
 
     async def every_topic(
-        self, accepts: Callable[[str], bool] = lambda _: True
+        self, accepts: Callable[[TopicKey], bool] = lambda _: True, *, on_fault: OnFault = raised
     ) -> AsyncIterator[TopicManifest]:
-        """Yield every topic that has a manifest, even with no archived partition, by cluster and name."""
+        """Yield every topic that has a manifest, as `topics` does, even with no archived partition."""
         async for key in self._topic_keys():
-            manifest = await self._manifests.load_topic(key) if accepts(key.topic) else None
+            manifest = None
+            with _faults_go_to(on_fault, key):
+                manifest = await self._manifests.load_topic(key) if accepts(key) else None
             if manifest is not None:
                 yield manifest
+
+    async def archived_topics(
+        self,
+        accepts: Callable[[TopicKey], bool] = lambda _: True,
+        *,
+        with_history: bool = False,
+        on_fault: OnFault = raised,
+    ) -> AsyncIterator[ArchivedTopic]:
+        """
+        Yield the topics that `topics` yields, with their partitions.
+
+        *with_history* adds the spilled segments. A topic with a partition whose manifest cannot be read is
+        given to *on_fault* as well.
+        """
+        async for topic in self.topics(accepts, on_fault=on_fault):
+            found = None
+            with _faults_go_to(on_fault, topic.key):
+                found = await self.with_partitions(topic)
+                if with_history:
+                    found = await self.with_history(found)
+            if found is not None:
+                yield found
 
     async def readable(
         self, accepts: Callable[[str], bool], *, cluster: str | None = None

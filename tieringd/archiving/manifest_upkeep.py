@@ -20,8 +20,10 @@ import structlog
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archiving.observer import BrokerSnapshot
 from tieringd.errors import STORE_FAULTS, CorruptDataError, TieringError
+from tieringd.formats.object_keys import TopicKey
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
+from tieringd.topics.each_topic import TopicFaults, each_topic
 from tieringd.topics.retention_manager import RetentionManager
 from tieringd.topics.topic_defaults import TopicDefaultsRecorder
 from tieringd.topics.topic_registry import TopicRegistry
@@ -152,7 +154,11 @@ class ManifestUpkeep:
 
         async def ensure() -> None:
             nonlocal is_changed
-            is_changed |= await self._registry.ensure([one.partition for one in snapshot.wanted])
+            try:
+                is_changed |= await self._registry.ensure([one.partition for one in snapshot.wanted])
+            except TopicFaults as error:
+                is_changed |= error.done > 0
+                raise
 
         await self._try("topic manifests cannot be read", refresh())
         if self._registry.is_known:
@@ -178,10 +184,13 @@ class ManifestUpkeep:
             await self._defaults_recorder.step(snapshot.unrecorded_topics, snapshot.defaults)
 
     async def _record_remote_delete(self, snapshot: BrokerSnapshot) -> None:
-        for key, is_set in snapshot.remote_delete.items():
+        async def record(key: TopicKey) -> None:
+            is_set = snapshot.remote_delete[key]
             known = self._registry.manifest(key)
             if known is not None and known.partition_count and known.remote_delete is not is_set:
                 await self._registry.record_remote_delete(key, is_set=is_set)
+
+        await each_topic(snapshot.remote_delete, record)
 
     async def _refresh(self, cluster: str) -> bool:
         """Look for changed topic manifests, if that is due; return whether there were any."""
@@ -199,9 +208,11 @@ class ManifestUpkeep:
         try:
             await chore
         except TieringError as error:
-            if what not in self._faults:
+            fault = f"{what}: {error}"
+            # Another topic that fails is news; another text of a store that is away is not.
+            if what not in self._faults or (isinstance(error, TopicFaults) and self._faults[what] != fault):
                 log.warning(what, error=str(error))
-            self._faults[what] = f"{what}: {error}"
+            self._faults[what] = fault
             self._store_faults.pop(what, None)
             if isinstance(error, STORE_FAULTS):
                 self._store_faults[what] = self._faults[what]

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tieringd.archive.catalog import OnFault
 from tieringd.archive.scrub.segment_inspection import PartitionReport
 from tieringd.cli.archive_scrub import quarantine_app, scrub
 from tieringd.cli.daemon_status import waiting
@@ -30,12 +31,13 @@ from tieringd.cli.options import (
     print_rows,
     print_table,
     run_async,
+    unreadable_topics_reported,
 )
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.file_archive import init_file_root
 from tieringd.errors import ObjectNotFound
-from tieringd.formats.object_keys import data_key
+from tieringd.formats.object_keys import TopicKey, data_key
 from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.topic_lifecycle import ordered_to_go, taken_back
@@ -125,7 +127,6 @@ Partition = Annotated[int, typer.Argument(help="The partition's number.", min=0)
 @archive_app.command()
 def topics(config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
     """List the topics in the bucket."""
-    rows = run_async(_topics(loaded(config)))
     columns = (
         "cluster",
         "topic",
@@ -136,7 +137,8 @@ def topics(config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
         "lifecycle",
         "remark",
     )
-    print_listing(columns, rows, output)
+    with unreadable_topics_reported() as on_fault:
+        print_listing(columns, run_async(_topics(loaded(config), on_fault)), output)
 
 
 @archive_app.command()
@@ -190,21 +192,22 @@ def verify(
     output: Format = OutputFormat.TEXT,
 ) -> None:
     """Compare the manifests with the objects; exit 1 when anything is wrong."""
-    reports = run_async(_verify(loaded(config), topic, deep=deep))
-    rows = [_report_row(report) for report in reports]
-    faults = sum(len(report.faults) for report in reports)
-    if output is OutputFormat.JSON:
-        print_json({"deep": deep, "faults": faults, "partitions": rows})
-    else:
-        columns = ("topic", "partition", "segments", "size_bytes", "records", "gap_offsets", "faults")
-        print_table(
-            columns, [[*(row[column] for column in columns[:-1]), len(row["faults"])] for row in rows]
-        )
-        for row in rows:
-            for fault in row["faults"]:
-                typer.echo(f"fault: {row['topic']}-{row['partition']}: {fault}")
-    if faults:
-        raise typer.Exit(1)
+    with unreadable_topics_reported() as on_fault:
+        reports = run_async(_verify(loaded(config), topic, on_fault, deep=deep))
+        rows = [_report_row(report) for report in reports]
+        faults = sum(len(report.faults) for report in reports)
+        if output is OutputFormat.JSON:
+            print_json({"deep": deep, "faults": faults, "partitions": rows})
+        else:
+            columns = ("topic", "partition", "segments", "size_bytes", "records", "gap_offsets", "faults")
+            print_table(
+                columns, [[*(row[column] for column in columns[:-1]), len(row["faults"])] for row in rows]
+            )
+            for row in rows:
+                for fault in row["faults"]:
+                    typer.echo(f"fault: {row['topic']}-{row['partition']}: {fault}")
+        if faults:
+            raise typer.Exit(1)
 
 
 @archive_app.command()
@@ -213,24 +216,21 @@ def cat(topic: Topic, partition: Partition, config: ConfigFile) -> None:
     run_async(_cat(loaded(config), topic, partition))
 
 
-async def _topics(config: Config) -> list[dict[str, Any]]:
+async def _topics(config: Config, on_fault: OnFault) -> list[dict[str, Any]]:
     async with opened_archive(config) as archive:
-        rows = []
-        async for topic in archive.catalog.topics():
-            partitions = (await archive.catalog.with_partitions(topic)).partitions
-            rows.append(
-                {
-                    "cluster": topic.key.cluster,
-                    "topic": topic.key.topic,
-                    "topic_id": topic.key.topic_id,
-                    "partitions": topic.partition_count,
-                    "segments": sum(one.segment_count for one in partitions),
-                    "size_bytes": sum(one.size_bytes for one in partitions),
-                    "lifecycle": topic.lifecycle.value,
-                    "remark": lifecycle_remark(topic),
-                }
-            )
-        return rows
+        return [
+            {
+                "cluster": found.topic.key.cluster,
+                "topic": found.topic.key.topic,
+                "topic_id": found.topic.key.topic_id,
+                "partitions": found.topic.partition_count,
+                "segments": sum(one.segment_count for one in found.partitions),
+                "size_bytes": sum(one.size_bytes for one in found.partitions),
+                "lifecycle": found.topic.lifecycle.value,
+                "remark": lifecycle_remark(found.topic),
+            }
+            async for found in archive.catalog.archived_topics(on_fault=on_fault)
+        ]
 
 
 async def _describe(config: Config, topic: str) -> list[dict[str, Any]]:
@@ -260,13 +260,17 @@ async def _manifest(config: Config, topic: str, partition: int) -> PartitionMani
         return await archive.manifests.spillovers.with_history(manifest)
 
 
-async def _verify(config: Config, topic: str | None, *, deep: bool) -> list[PartitionReport]:
+async def _verify(
+    config: Config, topic: str | None, on_fault: OnFault, *, deep: bool
+) -> list[PartitionReport]:
+    def is_chosen(key: TopicKey) -> bool:
+        return topic in {None, key.topic}
+
     async with opened_archive(config) as archive:
-        reports = []
-        async for one in archive.catalog.topics():
-            if topic is None or one.key.topic == topic:
-                for found in (await archive.catalog.with_partitions(one)).partitions:
-                    reports.append(await archive.verifier.verify(found, deep=deep))  # noqa: PERF401 awaits
+        chosen = [one async for one in archive.catalog.archived_topics(is_chosen, on_fault=on_fault)]
+        reports = [
+            await archive.verifier.verify(found, deep=deep) for one in chosen for found in one.partitions
+        ]
         if topic is not None and not reports:
             raise ObjectNotFound(f"the bucket holds no topic named {topic}")
         return reports

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from tieringd.archive.catalog import OnFault
 from tieringd.cli.human import human_size
 from tieringd.cli.options import (
     ConfigFile,
@@ -24,6 +25,7 @@ from tieringd.cli.options import (
     print_json,
     print_table,
     run_async,
+    unreadable_topics_reported,
 )
 from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
@@ -91,20 +93,24 @@ def describe(
     listed without a broker. If kafka_enable_describe_log_dirs_remote_storage is false, only data on the
     brokers' disks is listed.
     """
-    rows = run_async(_rows(loaded(config)))
-    wanted = frozenset(name for names in topics or () for name in names.split(",") if name)
-    rows = aggregated(selected(rows, broker=broker, topics=wanted), aggregate_into)
-    if sort_by_size:
-        rows.sort(key=lambda row: row.size)
-    columns = _COLUMNS[aggregate_into]
-    if output is OutputFormat.JSON:
-        print_json([{name: _field(row, name) for name in columns} for row in rows])
-        return
-    shown = [
-        [human_size(row.size) if name == "size" and human_readable else _field(row, name) for name in columns]
-        for row in rows
-    ]
-    print_table([name.upper() for name in columns], shown)
+    with unreadable_topics_reported() as on_fault:
+        rows = run_async(_rows(loaded(config), on_fault))
+        wanted = frozenset(name for names in topics or () for name in names.split(",") if name)
+        rows = aggregated(selected(rows, broker=broker, topics=wanted), aggregate_into)
+        if sort_by_size:
+            rows.sort(key=lambda row: row.size)
+        columns = _COLUMNS[aggregate_into]
+        if output is OutputFormat.JSON:
+            print_json([{name: _field(row, name) for name in columns} for row in rows])
+            return
+        shown = [
+            [
+                human_size(row.size) if name == "size" and human_readable else _field(row, name)
+                for name in columns
+            ]
+            for row in rows
+        ]
+        print_table([name.upper() for name in columns], shown)
 
 
 def selected(rows: Iterable[Row], *, broker: int | None, topics: frozenset[str]) -> list[Row]:
@@ -137,7 +143,7 @@ def aggregated(rows: Sequence[Row], into: Aggregate | None) -> list[Row]:
     return [replace(key, size=sum(row.size for row in same)) for key, same in groupby(rows, key=group)]
 
 
-async def _rows(config: Config) -> list[Row]:
+async def _rows(config: Config, on_fault: OnFault) -> list[Row]:
     if not config.kafka_enable_describe_log_dirs_remote_storage:
         async with opened_broker(config) as broker:
             directories = await broker.log_dir_sizes()
@@ -148,11 +154,12 @@ async def _rows(config: Config) -> list[Row]:
         stored: dict[TopicPartition, int] = {}
         former: list[Row] = []
         bucket = f"remote://{bucket_name(config)}"
-        manifests = [one async for one in archive.catalog.topics() if one.key.cluster == cluster]
-        latest = _latest(manifests)
+        of_cluster = archive.catalog.archived_topics(lambda key: key.cluster == cluster, on_fault=on_fault)
+        archived = [one async for one in of_cluster]
+        latest = _latest(one.topic for one in archived)
         held = {each.topic_partition for one in directories for each in one.replicas}
-        for topic in manifests:
-            for manifest in (await archive.catalog.with_partitions(topic)).partitions:
+        for topic, partitions in ((one.topic, one.partitions) for one in archived):
+            for manifest in partitions:
                 name, size_bytes = manifest.partition.topic_partition, manifest.size_bytes
                 if latest[topic.key.topic] is topic and name in held:
                     stored[name] = size_bytes

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tieringd.archive.catalog import OnFault
 from tieringd.cli.human import human_size
 from tieringd.cli.options import (
     ConfigFile,
@@ -20,6 +21,7 @@ from tieringd.cli.options import (
     print_json,
     print_rows,
     run_async,
+    unreadable_topics_reported,
 )
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
@@ -79,10 +81,16 @@ def copy(
 
     Called again, it brings the copy up to date.
     """
-    outcome = run_async(
-        _run(loaded(config), loaded(to, needs_broker=False), topics or [], verify=verify, deep=deep)
-    )
-    _print(outcome, output)
+    with unreadable_topics_reported() as on_fault:
+        work = _run(
+            loaded(config),
+            loaded(to, needs_broker=False),
+            topics or [],
+            on_fault,
+            verify=verify,
+            deep=deep,
+        )
+        _print(run_async(work), output)
 
 
 def move(
@@ -101,24 +109,25 @@ def move(
     a configuration that names the other bucket: restart them with it. Called again after it was interrupted,
     it goes on.
     """
-    outcome = run_async(
-        _run(
+    with unreadable_topics_reported() as on_fault:
+        work = _run(
             loaded(config),
             loaded(to, needs_broker=False),
             topics or [],
+            on_fault,
             verify=verify or delete_source,
             deep=deep,
             is_move=True,
             deletes_source=delete_source,
         )
-    )
-    _print(outcome, output)
+        _print(run_async(work), output)
 
 
 async def _run(
     source_config: Config,
     target_config: Config,
     names: Sequence[str],
+    on_fault: OnFault,
     *,
     verify: bool,
     deep: bool,
@@ -126,7 +135,7 @@ async def _run(
     deletes_source: bool = False,
 ) -> dict[str, Any]:
     writer_id = f"{COPY_WRITER}{secrets.token_hex(8)}"
-    async with _opened(source_config, target_config, writer_id) as (source, mover):
+    async with _opened(source_config, target_config, writer_id, on_fault) as (source, mover):
         half_purged = await mover.half_purged(names) if deletes_source else []
         topics = await mover.topics(names, half_purged=half_purged)
         moved = await (mover.move(topics) if is_move else mover.copy(topics))
@@ -147,7 +156,7 @@ async def _run(
 
 @asynccontextmanager
 async def _opened(
-    source_config: Config, target_config: Config, writer_id: str
+    source_config: Config, target_config: Config, writer_id: str, on_fault: OnFault
 ) -> AsyncIterator[tuple[Archive, ArchiveMover]]:
     place, target_place = place_of(source_config), place_of(target_config)
     if place == target_place:
@@ -164,7 +173,13 @@ async def _opened(
         partitions = PartitionMover(
             source.manifests, target.manifests, source_store=source.store, copier=copier
         )
-        mover = ArchiveMover(_site(source, place), _site(target, target_place), partitions, on_progress=_tell)
+        mover = ArchiveMover(
+            _site(source, place),
+            _site(target, target_place),
+            partitions,
+            on_progress=_tell,
+            on_fault=on_fault,
+        )
         yield source, mover
 
 

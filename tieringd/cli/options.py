@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -16,6 +17,8 @@ from rich.table import Table
 
 from tieringd.config import Config, load_config
 from tieringd.config.units import Quantity, parse_quantity
+from tieringd.errors import TieringError
+from tieringd.formats.object_keys import TopicKey
 
 T = TypeVar("T")
 
@@ -53,6 +56,31 @@ def amount(quantity: Quantity) -> Callable[[str], int]:
 def loaded(path: Path, *, needs_broker: bool = True) -> Config:
     """Return the configuration in *path*; ${NAME} is replaced from the environment."""
     return load_config(path, environ=os.environ, needs_broker=needs_broker)
+
+
+@contextmanager
+def unreadable_topics_reported() -> Iterator[Callable[[TopicKey, TieringError], None]]:
+    """
+    Yield what to call for an archived topic that cannot be read.
+
+    Each one is reported on standard error, and the command goes on with the others. It then ends with exit
+    code 1.
+    """
+    left_out: set[TopicKey] = set()
+
+    def report(key: TopicKey, error: TieringError) -> None:
+        if key not in left_out:
+            typer.echo(f"topic {key.topic} of cluster {key.cluster} is left out: {error}", err=True)
+        left_out.add(key)
+
+    yield report
+    if left_out:
+        typer.echo(
+            f"{len(left_out)} topics are left out. `tieringd archive scrub --fix` mends what it can; "
+            "`tieringd spark rebuild` makes manifests anew from the objects",
+            err=True,
+        )
+        raise typer.Exit(1)
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:

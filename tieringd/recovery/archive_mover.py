@@ -10,12 +10,12 @@ why. Nothing is deleted in the source. Every step leaves a state from which the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from crc32c import crc32c
 
-from tieringd.archive.catalog import Catalog
+from tieringd.archive.catalog import Catalog, OnFault, raised
 from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.scrub.segment_inspection import Verifier
 from tieringd.errors import ConfigError, ObjectNotFound, TieringError
@@ -68,13 +68,26 @@ class ArchiveMover:
         partitions: PartitionMover,
         *,
         on_progress: Callable[[str, PartitionCopy], None] = lambda *_: None,
+        on_fault: OnFault = raised,
     ) -> None:
-        """Keep the arguments. *on_progress* is called after each partition with the name of the pass."""
+        """
+        Keep the arguments.
+
+        *on_progress* is called after each partition with the name of the pass, *on_fault* with a topic that
+        no caller named and that cannot be read.
+        """
         self._source = source
         self._target = target
         self._partitions = partitions
         self._on_progress = on_progress
+        self._on_fault = on_fault
         self._totals: dict[TopicIdPartition, PartitionCopy] = {}
+
+    def _every_topic(self, names: Collection[str]) -> AsyncIterator[TopicManifest]:
+        """Yield the source's topics of these names, or all that can be read."""
+        if names:
+            return self._source.catalog.every_topic(lambda key: key.topic in names)
+        return self._source.catalog.every_topic(on_fault=self._on_fault)
 
     async def half_purged(self, names: Collection[str]) -> list[TopicManifest]:
         """
@@ -84,10 +97,8 @@ class ArchiveMover:
         """
         return [
             one
-            async for one in self._source.catalog.every_topic()
-            if one.lifecycle is Lifecycle.PURGING
-            and one.moved_to == self._target.place
-            and (not names or one.key.topic in names)
+            async for one in self._every_topic(names)
+            if one.lifecycle is Lifecycle.PURGING and one.moved_to == self._target.place
         ]
 
     async def topics(
@@ -103,28 +114,29 @@ class ArchiveMover:
             ObjectNotFound: The source has no topic of some name.
             ConfigError: One of the named topics was moved somewhere else before.
         """
-        found = [one async for one in self._source.catalog.every_topic() if one.lifecycle in _MOVED]
-        by_key = {one.key: one for one in found}
+        found = [one async for one in self._every_topic(names) if one.lifecycle in _MOVED]
         unknown = set(names) - {one.key.topic for one in (*found, *half_purged)}
         if unknown:
             raise ObjectNotFound(
                 f"the source holds no topic named {', '.join(sorted(unknown))}",
                 hint="`tieringd archive topics` lists what it holds",
             )
-        wanted = [one for one in found if not names or one.key.topic in names]
-        elsewhere = [one for one in wanted if one.moved_to not in {"", self._target.place}]
+        elsewhere = [one for one in found if one.moved_to not in {"", self._target.place}]
         if names and elsewhere:
             raise ConfigError(
                 f"topic {elsewhere[0].key.topic} was moved to {elsewhere[0].moved_to}",
                 hint="Copy it from there",
             )
-        wanted = [one for one in wanted if one not in elsewhere]
-        for topic in wanted:
-            link = await self._source.history.link_of(topic.key)
-            earlier = by_key.get(link.history) if link is not None else None
-            if earlier is not None and earlier not in wanted:
-                wanted.append(earlier)
-        return wanted
+        wanted = {one.key: one for one in found if one not in elsewhere}
+        ahead = list(wanted)
+        while ahead:
+            link = await self._source.history.link_of(ahead.pop())
+            if link is not None and link.history not in wanted:
+                earlier = await self._source.manifests.load_topic(link.history)
+                if earlier is not None and earlier.lifecycle in _MOVED:
+                    wanted[link.history] = earlier
+                    ahead.append(link.history)
+        return list(wanted.values())
 
     async def copy(self, topics: Sequence[TopicManifest]) -> list[MovedPartition]:
         """Bring the target up to date once. A partition that cannot be copied has a fault in the report."""

@@ -22,6 +22,7 @@ from tieringd.errors import BrokerDenied
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import OriginalRetention, TopicManifest
 from tieringd.policies.local_retention import UNLIMITED
+from tieringd.topics.each_topic import each_topic
 from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
@@ -54,14 +55,19 @@ class RetentionManager:
         Raises:
             BrokerUnavailable: Try again in the next round.
             StorageUnavailable: Try again in the next round.
+            TopicFaults: The retention of these topics is not managed; all others are seen to.
         """
         self._denied &= managed.keys()
-        for key, config in managed.items():
+
+        async def manage(key: TopicKey) -> None:
+            config = managed[key]
             has_limit = config.broker_retention_ms is not None or config.broker_retention_bytes is not None
             known = self._registry.manifest(key)
             is_released = known is not None and known.retention_released
             if has_limit and not is_released and key not in self._denied:
                 await self._take_over(key, config)
+
+        await each_topic(managed, manage)
 
     async def _take_over(self, key: TopicKey, config: TopicConfig) -> None:
         found = await self._broker.topic_overrides(key.topic)

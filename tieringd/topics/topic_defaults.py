@@ -17,6 +17,7 @@ from tieringd.config import TopicConfig
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import TieringDefaults
 from tieringd.policies.local_retention import UNLIMITED, RequestedRetention, initial_retention
+from tieringd.topics.each_topic import TopicFaults, each_topic
 from tieringd.topics.topic_registry import TopicRegistry
 
 
@@ -31,6 +32,8 @@ class TopicDefaultsRecorder:
         Whether a topic without a record is new. False while a cluster's topics are recorded for the first
         time; None before the first step.
         """
+        self._existed_before: set[TopicKey] = set()
+        """Topics that could not be recorded at that first time. They are not new either."""
 
     async def step(
         self, unrecorded_topics: Mapping[TopicKey, TopicConfig], defaults: TieringDefaults
@@ -41,14 +44,26 @@ class TopicDefaultsRecorder:
         Raises:
             BrokerUnavailable: Try again in the next round.
             StorageUnavailable: Try again in the next round.
+            TopicFaults: These topics could not be recorded; all others are.
         """
         if self._are_new is None:
             self._are_new = self._registry.has_records
-        for key, config in unrecorded_topics.items():
+        are_new = self._are_new
+
+        async def record(key: TopicKey) -> None:
             begins_with = defaults
-            if self._are_new and config.remote_write:
+            if are_new and unrecorded_topics[key].remote_write and key not in self._existed_before:
                 begins_with = _with_local_target(defaults, await self._broker.topic_overrides(key.topic))
             await self._registry.record_defaults(key, begins_with)
+
+        self._existed_before &= unrecorded_topics.keys()
+        try:
+            await each_topic(unrecorded_topics, record)
+        except TopicFaults as error:
+            if not are_new:
+                self._existed_before |= error.faults.keys()
+            self._are_new = True
+            raise
         self._are_new = True
 
 

@@ -21,6 +21,7 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.storage.base import ObjectStore
 from tieringd.storage.listing import list_objects
+from tieringd.topics.each_topic import each_topic
 
 log = structlog.get_logger(__name__)
 
@@ -91,20 +92,25 @@ class TopicRegistry:
 
         Raises:
             StorageUnavailable: Try again in the next round.
+            TopicFaults: These topics' manifests cannot be read or stored; all others are as they have to be.
         """
         # The tuple has a key's fields, and is cheaper to look up ten thousand times.
         counts: dict[tuple[str, str, str], int] = {}
         for one in partitions:
             identity = (one.cluster, one.topic, one.topic_id)
             counts[identity] = max(counts.get(identity, 0), one.partition + 1)
-        is_changed = False
+        lacking: dict[TopicKey, int] = {}
         for identity, count in counts.items():
             key = TopicKey(*identity)
             known = self._known.get(key)
             if known is None or known.partition_count < count:
-                self._known[key] = await self._manifests.ensure_topic(key, partition_count=count)
-                is_changed = True
-        return is_changed
+                lacking[key] = count
+
+        async def ensure(key: TopicKey) -> None:
+            self._known[key] = await self._manifests.ensure_topic(key, partition_count=lacking[key])
+
+        await each_topic(lacking, ensure)
+        return bool(lacking)
 
     async def record_defaults(self, key: TopicKey, defaults: TieringDefaults) -> None:
         """

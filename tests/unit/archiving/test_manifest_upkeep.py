@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from tests.fakes.log_writer import CLUSTER
+from tests.fakes.log_writer import CLUSTER, LogWriter
 from tests.fakes.store import store_unavailable
 from tests.fakes.topics import topic_config
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.manifest_upkeep import CLEAN_UP_INTERVAL_SECONDS, FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import BrokerSnapshot, FollowedPartition
 from tieringd.errors import ConfigError
-from tieringd.formats.object_keys import topic_key
+from tieringd.formats.object_keys import topic_key, topic_manifest_key
 from tieringd.formats.topic_manifest import TieringDefaults
 from tieringd.model.partition import Leadership
 from tieringd.topics.retention_manager import RetentionManager
@@ -230,3 +230,26 @@ async def test_nothing_is_recorded_of_a_topic_that_is_not_archived(upkeep, regis
     await registry.record_defaults(key, TieringDefaults(remote_write=False, remote_read=False))
     await upkeep.step(snapshot)
     assert registry.manifest(key).remote_delete is None
+
+
+@virtually
+async def test_topic_that_fails_keeps_no_other_from_its_manifest(upkeep, registry, store, tmp_path):
+    """The failed one is named until it is mended; another that fails later is logged as well."""
+    writers = [LogWriter(tmp_path / "logs", name) for name in ("audit", "orders", "payments")]
+    keys = [topic_key(one.identified) for one in writers]
+    snapshot = BrokerSnapshot(CLUSTER, {Leadership(one.identified, 0): None for one in writers}, (), {})
+    store.add(topic_manifest_key(keys[0]), b"{")
+    with capture_logs() as lines:
+        assert await upkeep.step(snapshot)
+        await upkeep.step(snapshot)
+    assert [registry.manifest(key) is not None for key in keys] == [False, True, True]
+    assert "topic audit: " in upkeep.fault
+    assert upkeep.store_fault == ""
+    assert [one["event"] for one in lines if one["event"] == "topic manifests cannot be kept"] == [
+        "topic manifests cannot be kept"
+    ]
+
+    store.remove(topic_manifest_key(keys[0]))
+    assert await upkeep.step(snapshot)
+    assert upkeep.fault == ""
+    assert registry.manifest(keys[0]) is not None

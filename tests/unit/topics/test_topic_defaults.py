@@ -8,8 +8,9 @@ from tests.fakes.log_writer import CLUSTER
 from tests.fakes.store import store_unavailable
 from tests.fakes.topics import topic_config
 from tieringd.errors import StorageUnavailable
-from tieringd.formats.object_keys import TopicKey
+from tieringd.formats.object_keys import TopicKey, topic_manifest_key
 from tieringd.formats.topic_manifest import TieringDefaults
+from tieringd.topics.each_topic import TopicFaults
 from tieringd.topics.topic_defaults import TopicDefaultsRecorder
 from tieringd.topics.topic_registry import TopicRegistry
 
@@ -119,3 +120,20 @@ async def test_first_recording_that_is_cut_off_takes_nothing_for_new(store, arch
     registry.is_broken = False
     await defaults_recorder.step({key("second"): ON}, DEFAULTS)
     assert target_of(registry, "second") == (None, None)
+
+
+async def test_topic_that_fails_at_the_first_recording_keeps_no_other_from_it(
+    store, archive, registry, defaults_recorder, broker
+):
+    """The others are recorded, a later one counts as new, and the failed one never does."""
+    broker.configs = {name: {"retention.ms": "5000"} for name in ("second", "third", "new")}
+    store.add(topic_manifest_key(key("second")), b"{")
+    with pytest.raises(TopicFaults) as failed:
+        await defaults_recorder.step({key(name): ON for name in ("first", "second", "third")}, DEFAULTS)
+    assert failed.value.faults.keys() == {key("second")}
+    assert target_of(registry, "third") == (None, None)
+    await archive.manifests.ensure_topic(key("new"), partition_count=1)
+    store.remove(topic_manifest_key(key("second")))
+    await defaults_recorder.step({key("second"): ON, key("new"): ON}, DEFAULTS)
+    assert target_of(registry, "second") == (None, None)
+    assert target_of(registry, "new") == (5000, None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from tieringd.archive.catalog import ArchivedTopic
+from tieringd.archive.catalog import ArchivedTopic, OnFault
 from tieringd.broker.kafka_target import TargetCluster, TargetTopic
 from tieringd.cli.recover.options import Validation
 from tieringd.cli.recover.recovery_progress import RecordProgress
@@ -99,9 +99,13 @@ class _Job:
     mark: RecoveryMark
 
 
-async def recovered_into_cluster(config: Config, asked: ClusterRecovery) -> list[dict[str, Any]]:
+async def recovered_into_cluster(
+    config: Config, asked: ClusterRecovery, *, on_fault: OnFault
+) -> list[dict[str, Any]]:
     """
     Write the topics that *asked* selects, and return the rows of the report.
+
+    A selected topic that cannot be read is given to *on_fault*, and left out.
 
     Raises:
         ConfigError: The configuration names no cluster, or a topic may not be written to its target.
@@ -115,7 +119,7 @@ async def recovered_into_cluster(config: Config, asked: ClusterRecovery) -> list
         opened_archive(config) as archive,
         TargetCluster(kafka_settings(config)) as cluster,
     ):
-        found = await matching_once(archive, asked.wanted)
+        found = await matching_once(archive, asked.wanted, on_fault=on_fault)
         findings = await validated(archive, found, asked.validate, asked.depth)
         topics = [await _checked_topic(archive, cluster, one, asked) for one in _named(found, asked.renaming)]
         jobs = [job for topic in topics for job in await _begun(cluster, topic, asked)]

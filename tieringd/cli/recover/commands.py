@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tieringd.archive.catalog import OnFault
 from tieringd.broker.stopped_broker import kept_stopped
 from tieringd.cli.options import (
     ConfigFile,
@@ -16,6 +17,7 @@ from tieringd.cli.options import (
     loaded,
     print_listing,
     run_async,
+    unreadable_topics_reported,
 )
 from tieringd.cli.read import Isolation
 from tieringd.cli.recover import cluster as into_cluster
@@ -63,7 +65,9 @@ def list_topics(
     output: Format = OutputFormat.TEXT,
 ) -> None:
     """List the topics that can be restored: topics of all clusters, their sizes and time ranges."""
-    print_listing(LISTED, run_async(_listed(loaded(config), TopicSelection(topics, from_cluster))), output)
+    wanted = TopicSelection(topics, from_cluster)
+    with unreadable_topics_reported() as on_fault:
+        print_listing(LISTED, run_async(_listed(loaded(config), wanted, on_fault)), output)
 
 
 @recover_app.command()
@@ -111,9 +115,10 @@ def directory(
         depth=validation_depth,
         is_shallow=shallow,
     )
-    with kept_stopped(log_dir):
-        rows = run_async(into_directory.restored_into_directory(loaded(config), asked))
-    print_listing(into_directory.REPORTED, rows, output)
+    with unreadable_topics_reported() as on_fault:
+        with kept_stopped(log_dir):
+            rows = run_async(into_directory.restored_into_directory(loaded(config), asked, on_fault=on_fault))
+        print_listing(into_directory.REPORTED, rows, output)
     if any(row["failure"] for row in rows):
         raise typer.Exit(1)
 
@@ -178,8 +183,9 @@ def cluster(
         validate=validate,
         depth=validation_depth,
     )
-    rows = run_async(into_cluster.recovered_into_cluster(loaded(config), asked))
-    print_listing(into_cluster.REPORTED, rows, output)
+    with unreadable_topics_reported() as on_fault:
+        rows = run_async(into_cluster.recovered_into_cluster(loaded(config), asked, on_fault=on_fault))
+        print_listing(into_cluster.REPORTED, rows, output)
 
 
 def _renamed(text: str | None) -> tuple[str | None, str]:
@@ -198,6 +204,6 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-async def _listed(config: Config, wanted: TopicSelection) -> list[dict[str, Any]]:
+async def _listed(config: Config, wanted: TopicSelection, on_fault: OnFault) -> list[dict[str, Any]]:
     async with opened_archive(config) as archive:
-        return [listing(one) for one in await matching(archive, wanted)]
+        return [listing(one) for one in await matching(archive, wanted, on_fault=on_fault)]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tieringd.archive.catalog import ArchivedTopic
+from tieringd.archive.catalog import ArchivedTopic, OnFault
 from tieringd.broker.log_dir import scan_log_dirs
 from tieringd.broker.restored_log import RestoredLog
 from tieringd.cli.recover.options import Validation
@@ -57,9 +57,13 @@ class DirectoryRecovery:
     """Leave the records in the archive. The new logs begin where the archive ends."""
 
 
-async def restored_into_directory(config: Config, asked: DirectoryRecovery) -> list[dict[str, Any]]:
+async def restored_into_directory(
+    config: Config, asked: DirectoryRecovery, *, on_fault: OnFault
+) -> list[dict[str, Any]]:
     """
     Restore the topics that *asked* selects, and return the rows of the report.
+
+    A selected topic that cannot be read is given to *on_fault*, and left out.
 
     Raises:
         ConfigError: A topic cannot be restored into this directory.
@@ -68,7 +72,7 @@ async def restored_into_directory(config: Config, asked: DirectoryRecovery) -> l
             `no_check`.
     """
     async with opened_archive(config) as archive:
-        found = await matching_once(archive, asked.wanted)
+        found = await matching_once(archive, asked.wanted, on_fault=on_fault)
         findings = await validated(archive, found, asked.validate, asked.depth)
         manifests = [manifest for topic in found for manifest in topic.partitions]
         progress = ByteProgress(sum(plan_restore(one, asked.limits).size_bytes for one in manifests))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tieringd.archive.catalog import ArchivedTopic
+from tieringd.archive.catalog import ArchivedTopic, OnFault
 from tieringd.daemon.archive import Archive
 from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey
@@ -45,31 +45,31 @@ class TopicSelection:
         )
 
 
-async def matching(archive: Archive, wanted: TopicSelection) -> list[ArchivedTopic]:
+async def matching(archive: Archive, wanted: TopicSelection, *, on_fault: OnFault) -> list[ArchivedTopic]:
     """
     Return the selected archived topics with their partitions, by cluster and name.
 
     Manifests include their spilled segments. Topics whose archive is being purged or is gone are left out.
+    A selected topic that cannot be read is given to *on_fault*. Other topics are not read.
     """
-    return [
-        await archive.catalog.with_history(await archive.catalog.with_partitions(topic))
-        async for topic in archive.catalog.topics()
-        if wanted.includes(topic.key) and topic.lifecycle not in BEYOND_RETURN
-    ]
+    selected = archive.catalog.archived_topics(wanted.includes, with_history=True, on_fault=on_fault)
+    return [one async for one in selected if one.topic.lifecycle not in BEYOND_RETURN]
 
 
-async def matching_once(archive: Archive, wanted: TopicSelection) -> list[ArchivedTopic]:
+async def matching_once(
+    archive: Archive, wanted: TopicSelection, *, on_fault: OnFault
+) -> list[ArchivedTopic]:
     """
     Return the selected topics as `matching` does, at least one, and each name only once.
 
     Raises:
-        ObjectNotFound: No archived topic is selected.
+        ObjectNotFound: No archived topic that can be read is selected.
         ConfigError: Two or more of the selected topics have the same name.
     """
-    found = await matching(archive, wanted)
+    found = await matching(archive, wanted, on_fault=on_fault)
     if not found:
         raise ObjectNotFound(
-            f"no archived topic matches {wanted.pattern!r}",
+            f"no archived topic that can be read matches {wanted.pattern!r}",
             hint="`tieringd recover list` lists the archived topics",
         )
     twice = repeated([one.topic.key.topic for one in found])

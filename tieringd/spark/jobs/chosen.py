@@ -76,7 +76,7 @@ async def chosen_partitions(bucket: Bucket, topics: Sequence[str]) -> Chosen:
     Raises:
         ObjectNotFound: The bucket holds no topic of one of these names.
     """
-    known = bucket.catalog.topics(lambda name: matches(name, topics))
+    known = bucket.catalog.topics(lambda key: matches(key.topic, topics))
     found = [topic async for topic in known if topic.lifecycle not in BEYOND_RETURN]
     missing = unmatched(topics, {topic.key.topic for topic in found})
     if missing:
