@@ -225,20 +225,28 @@ class DirectoryBroker:
             name = each.partition.topic_partition
             try:
                 with self._lock:
-                    bounds[name] = self._bounds(each)
-                    _require_epoch(each, self._epochs.read(each.partition.path), leader_epochs[name])
+                    settled = self._settled_bounds(each)
+                    bounds[name] = settled or self._walked_bounds(each)
+                    # No file is read for settled bounds, so the epochs of the log's own listing decide.
+                    if settled is None or _newest(each.epochs) != leader_epochs[name]:
+                        _require_epoch(each, self._epochs.read(each.partition.path), leader_epochs[name])
             except (CorruptDataError, LocalFileError, LeadershipChanged) as error:
                 bounds[name] = error
         return bounds
 
-    def _bounds(self, local: LocalLog) -> LogBounds:
+    def _settled_bounds(self, local: LocalLog) -> LogBounds | None:
+        """Return the bounds of a log whose files are as they were when they were last walked."""
+        earlier = self._walks.get(local.partition.topic_partition)
+        if earlier is not None and earlier.settled is not None and earlier.settled[0] == local.segments:
+            return earlier.settled[1]
+        return None
+
+    def _walked_bounds(self, local: LocalLog) -> LogBounds:
         name = local.partition.topic_partition
         first_offset = local.first_offset
         if first_offset is None:
             raise LocalFileError(f"{local.partition.path} holds no segment", path=local.partition.path)
         earlier = self._walks.get(name)
-        if earlier is not None and earlier.settled is not None and earlier.settled[0] == local.segments:
-            return earlier.settled[1]
         # Kept only when the walk ends well: after a fault the next read begins anew.
         self._walks.pop(name, None)
         now_ns = time.time_ns()

@@ -381,18 +381,30 @@ class LogDirRescan:
         self._topic_ids = SmallFiles(PARTITION_METADATA, read_topic_id)
         self._partitions: dict[str, LocalPartition] = {}
         self._listed: dict[str, _Listed] = {}
+        self._read_since_scan: set[str] = set()
+        """
+        The listed directories that were read since the last scan. Their topic ids are not looked up by the
+        next one, because `read` notices every directory in which a file was made, replaced or removed.
+        """
 
     def scan(self, paths: Sequence[str]) -> LogDirScan:
         """See `log_dir.scan_log_dirs`."""
-        scan = scan_log_dirs(paths, topic_id_of=self._topic_ids.read, known=self._partitions)
+        scan = scan_log_dirs(paths, topic_id_of=self._topic_id, known=self._partitions)
         found = self._partitions = {partition.path: partition for partition in scan.partitions}
         self._topic_ids.keep_only(found)
+        self._read_since_scan = set()
         for path in self._listed.keys() - found:
             del self._listed[path]
         return scan
 
     def read(self, partition: LocalPartition) -> LocalLog:
-        """See `log_dir.read_local_log`."""
+        """
+        See `log_dir.read_local_log`.
+
+        Raises:
+            LocalFileError: As there; or the directory is of another topic than the scan found. The next
+                scan finds the new one.
+        """
         path = partition.path
         listed = self._listed.get(path)
         if listed is not None:
@@ -400,14 +412,24 @@ class LogDirRescan:
             if log is not None:
                 if log is not listed.log:
                     self._listed[path] = replace(listed, log=log)
+                self._read_since_scan.add(path)
                 return log
             del self._listed[path]
         # Read before the listing: a change between the two makes the next call list again.
         now_ns, directory = time.time_ns(), _directory(path)
         log = read_local_log(partition)
+        found = self._partitions.get(path)
+        if found is not None and self._topic_ids.read(path) != found.topic_id:
+            raise LocalFileError(f"{path} is of another topic than when the scan began", path=path)
         if directory is not None and is_settled(directory[1], now_ns=now_ns):
             self._listed[path] = _Listed(log, directory)
+            self._read_since_scan.add(path)
         return log
+
+    def _topic_id(self, path: str) -> str:
+        if path in self._read_since_scan:
+            return self._partitions[path].topic_id
+        return self._topic_ids.read(path)
 
     def _again(self, listed: _Listed, partition: LocalPartition) -> LocalLog | None:
         """Return the current log, with the names of the last listing; None when it must be listed again."""

@@ -203,11 +203,11 @@ async def test_idle_hour_of_a_thousand_partitions(tmp_path):
     assert asked[0] <= 2 * 2 * 2 * PARTITIONS
     # All goes on in the tasks that there are.
     assert tasks[0] == 0
-    # A round asks for each topic id, each directory and each segment. A measurement of the disks asks for
+    # A round asks for each directory and each segment. A measurement of the disks asks for
     # each directory and its active segment, and twice as much where it lists the directory.
     full_scans = PARTITIONS * MEASUREMENTS // FULL_SCAN_EVERY
     measuring = MEASUREMENTS * (2 * PARTITIONS + LOG_DIR_STATS) + 2 * full_scans
-    assert calls["stat"] <= ROUNDS * (2 * PARTITIONS + segments) + measuring
+    assert calls["stat"] <= ROUNDS * (PARTITIONS + segments) + measuring
     # The log directory is listed by each round and measurement, a partition's only when it is read whole.
     assert calls["scandir"] <= ROUNDS + 2 * MEASUREMENTS + full_scans
     # A round reads meta.properties.
