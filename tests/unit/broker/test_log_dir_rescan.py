@@ -44,7 +44,7 @@ def test_unchanged_partition_is_the_same_object(log_dir):
 
 @pytest.mark.parametrize("rounds_before", [1, 2, 3])
 def test_topic_that_was_created_again_is_found_after_one_round_at_most(log_dir, rounds_before):
-    """The first round after it finds it, or says that it cannot read the partition; the second one finds it."""
+    """The first round finds it, or says that it cannot read the partition. The second one finds it."""
     layout = KafkaLayout()
     for _ in range(rounds_before):
         assert round_of(layout, log_dir)[0] == [OLD_ID]
