@@ -7,6 +7,7 @@ import base64
 import os
 import random
 from contextlib import asynccontextmanager
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from crc32c import crc32c
@@ -25,6 +26,7 @@ from tieringd.errors import (
     StorageUnavailable,
 )
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
+from tieringd.storage.listing import list_objects
 from tieringd.storage.s3.store import S3Store
 from tieringd.storage.store_settings import S3Settings
 
@@ -413,3 +415,51 @@ async def test_untrusted_certificate_names_the_setting(server_tls):
 def test_secret_key_is_not_printed():
     """The settings can be logged."""
     assert "hush" not in repr(S3Settings(bucket="b", access_key="me", secret_key="hush"))
+
+
+def listing(*keys: str, next_token: str | None = None) -> bytes:
+    """Return a page of ListObjectsV2; with *next_token* it is not the last one."""
+    entries = "".join(
+        f"<Contents><Key>{key}</Key><Size>7</Size><ETag>&quot;v&quot;</ETag>"
+        "<LastModified>2026-01-02T03:04:05.000Z</LastModified></Contents>"
+        for key in keys
+    )
+    token = "" if next_token is None else f"<NextContinuationToken>{next_token}</NextContinuationToken>"
+    is_truncated = str(next_token is not None).lower()
+    return (
+        '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<IsTruncated>{is_truncated}</IsTruncated>{token}{entries}</ListBucketResult>"
+    ).encode()
+
+
+async def test_empty_page_is_not_the_end_of_a_listing():
+    """The store says where to go on. Two empty pages, then two with objects: all objects are listed."""
+    pages = [
+        listing(next_token="one"),
+        listing(next_token="two"),
+        listing("a", "b", next_token="three"),
+        listing("c"),
+    ]
+    asked = []
+
+    async def handle(exchange: Exchange) -> None:
+        asked.append(parse_qs(urlsplit(exchange.path).query))
+        await exchange.answer("200 OK", pages[len(asked) - 1])
+
+    async with store_of(handle) as store:
+        found = [one.key async for one in list_objects(store, "")]
+    assert found == ["a", "b", "c"]
+    assert [one.get("continuation-token") for one in asked] == [None, ["one"], ["two"], None]
+    assert asked[-1]["start-after"] == ["b"]
+
+
+async def test_truncated_page_without_a_token_is_no_end():
+    """Nothing tells where the listing goes on, and what was not listed must not be taken for gone."""
+    page = listing(next_token="x").replace(b"<NextContinuationToken>x</NextContinuationToken>", b"")
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.answer("200 OK", page)
+
+    async with store_of(handle) as store:
+        with pytest.raises(StorageUnavailable, match="NextContinuationToken"):
+            await store.list_page("")

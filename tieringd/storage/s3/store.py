@@ -419,7 +419,12 @@ class S3Store:
             raise bucket_not_found(call) from error
 
     async def list_page(self, prefix: str, *, start_after: str | None = None, limit: int = 1000) -> ListPage:
-        """Return one page of ListObjectsV2."""
+        """
+        Return one page of ListObjectsV2.
+
+        A page may be empty and yet not be the last one, for example over many deleted versions. Such pages
+        are passed over.
+        """
         parameters: dict[str, Any] = {
             "Bucket": self._bucket,
             "Prefix": self._prefix + prefix,
@@ -428,8 +433,15 @@ class S3Store:
         if start_after is not None:
             parameters["StartAfter"] = self._prefix + start_after
         call = Call(f"list {prefix}*", self._bucket)
-        with self._asking(call):
-            answer = await self._client.list_objects_v2(**parameters)
+        entries: list[dict[str, Any]] = []
+        has_more = True
+        while has_more and not entries:
+            with self._asking(call):
+                answer = await self._client.list_objects_v2(**parameters)
+            entries = answer.get("Contents", [])
+            has_more = require(call, answer, "IsTruncated")
+            if has_more and not entries:
+                parameters["ContinuationToken"] = require(call, answer, "NextContinuationToken")
         objects = tuple(
             ObjectInfo(
                 entry["Key"].removeprefix(self._prefix),
@@ -438,9 +450,8 @@ class S3Store:
                 None,
                 milliseconds(entry["LastModified"]),
             )
-            for entry in answer.get("Contents", ())
+            for entry in entries
         )
-        has_more = require(call, answer, "IsTruncated") and bool(objects)
         return ListPage(objects, objects[-1].key if has_more else None)
 
     async def delete_many(self, keys: Sequence[str]) -> None:
