@@ -377,6 +377,21 @@ class ObjectStoreContract:
         assert sorted(found) == keys
         assert (found == keys) is self.lists_in_byte_order
 
+    async def test_longest_topic_name_is_a_part_of_keys(self, store, bucket: Bucket):
+        """Kafka's names have up to 249 characters, and a topic manifest's key has the topic id beside it."""
+        keys = [
+            f"meta/cluster/topics/{'t' * 248}{end}_AAAAAAAAAAAAAAAAAAAAAQ/topic_manifest.json"
+            for end in "-.9_z"
+        ]
+        for key in keys:
+            await put(store, key, key.encode())
+        found = [key for page in await listed(store, "meta/", limit=2) for key in page]
+        assert sorted(found) == sorted(keys)
+        for key in keys:
+            assert (await store.get(key))[0] == key.encode()
+        await store.delete_many(keys[1:])
+        assert [each.key for each in (await store.list_page("meta/")).objects] == keys[:1]
+
     @pytest.mark.parametrize(
         ("prefix", "expected"),
         [

@@ -6,6 +6,8 @@ Pins on disk: hard links of closed segments, in a directory of our own beside th
     {root}/{topic}-{partition}_{topic_id}/anchor                        a link to its last segment
     {root}/{topic}-{partition}_{topic_id}/{base}-{next}-{inode}.stray   a pin that is set aside
 
+A directory's name that is longer than 255 bytes is cut, and ends with `~` and a hash of the whole.
+
 The two files in the middle describe the log at the last note (`PinDirectory.note`). With them
 `policies.pinning` decides whether a pin belongs to the current log. A pin that is set aside is data without
 side files, for an operator to inspect, keep or remove.
@@ -18,6 +20,7 @@ which writes to the same file: a pinned segment is checked like any other.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -35,6 +38,9 @@ from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.segment import EpochStart, LocalSegment
 from tieringd.policies.pinning import Pin, PinnedLog
 
+_NAME_BYTES_MAX: Final = 255
+"""The longest name that Linux's file systems take. Topic names are ASCII."""
+_DIGEST_LENGTH: Final = 32
 _NAME: Final = re.compile(r"(?P<base>\d{20})-(?P<next>\d{20})(?:\.log|-\d+\.stray)")
 _STRAY: Final = ".stray"
 _ANCHOR: Final = "anchor"
@@ -205,7 +211,12 @@ class PinDirectory:
             shutil.rmtree(path)
 
     def _directory(self, partition: LocalPartition) -> str:
-        return f"{self.root}/{partition.topic_partition}_{partition.topic_id}"
+        name = f"{partition.topic_partition}_{partition.topic_id}"
+        if len(name) > _NAME_BYTES_MAX:
+            # Two topics may begin alike: the hash is of the whole name.
+            digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_LENGTH]
+            name = f"{name[: _NAME_BYTES_MAX - _DIGEST_LENGTH - 1]}~{digest}"
+        return f"{self.root}/{name}"
 
 
 def pin_root(log_dir: str, candidates: Sequence[str]) -> str:

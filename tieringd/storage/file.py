@@ -382,7 +382,7 @@ class FileStore:
                 text, key=key, hint="a file store cannot have both an object `a` and an object `a/b`"
             )
         if error.errno == errno.ENAMETOOLONG:
-            return StorageError(text, key=key, hint="names in a file store have at most 255 bytes")
+            return StorageError(text, key=key, hint="file systems take paths of 4095 bytes")
         return StorageUnavailable(text)
 
 

@@ -2,7 +2,9 @@
 Keys as paths: the file that a key names, and the files of a tree in the order of their keys.
 
 A key is used unchanged as a path below a directory, so a tree copied to or from a bucket needs no
-renaming. So `a` and `a/b` cannot both be objects of a file store.
+renaming. So `a` and `a/b` cannot both be objects of a file store. There is one exception: file systems take
+names of 255 bytes, and a topic manifest's key has a part of up to 272. A longer part becomes two directories,
+`{its first 254 bytes}~/~{the rest}`, which a walk puts together again.
 
 `copied` and `crc32c_of_file` copy the bytes of objects and compute their checksums in small pieces, in a
 thread. They take descriptors, and know neither keys nor paths.
@@ -26,6 +28,11 @@ WORK_DIRECTORY = ".tieringd-tmp"
 """Directly below the root: temporary files and lock files. No key leads here."""
 ROOT_MARKER = ".tieringd-root"
 """Directly below the root: the file with the archive's id (`storage.file_root`). It is no object."""
+
+_NAME_BYTES_MAX = 255
+"""The longest name that Linux's file systems take."""
+_CONTINUED = b"~"
+"""Ends the name of a directory, of the longest length, that a part of a key goes on in; begins the rest."""
 
 _OWN_ENTRIES = frozenset({os.fsencode(f"{WORK_DIRECTORY}/"), os.fsencode(ROOT_MARKER)})
 
@@ -88,7 +95,27 @@ def name_of(key: str, *, base: str = "") -> str:
         ValueError: The key does not name one file below the prefix.
     """
     _refuse_odd_parts(key, key.split("/"))
-    return f"{base}/{key}" if base else key
+    path = os.fsdecode(_path_of(key.encode()))
+    return f"{base}/{path}" if base else path
+
+
+def _path_of(key: bytes) -> bytes:
+    """Return the path of a key, or of a directory of keys. Only long parts make it another text."""
+    if len(key) <= _NAME_BYTES_MAX:
+        return key
+    return b"/".join(each for part in key.split(b"/") for each in _names_of(part))
+
+
+def _names_of(part: bytes) -> Iterator[bytes]:
+    while len(part) > _NAME_BYTES_MAX:
+        yield part[: _NAME_BYTES_MAX - 1] + _CONTINUED
+        part = _CONTINUED + part[_NAME_BYTES_MAX - 1 :]
+    yield part
+
+
+def _is_continued(name: bytes) -> bool:
+    """Say whether a directory's name is the beginning of a longer part, and not a part itself."""
+    return len(name) == _NAME_BYTES_MAX and name.endswith(_CONTINUED)
 
 
 def walk(root: int, base: str, prefix: str, start_after: str | None) -> Iterator[tuple[str, os.stat_result]]:
@@ -107,7 +134,7 @@ def walk(root: int, base: str, prefix: str, start_after: str | None) -> Iterator
     top = f"{base}/".encode() if base else b""
     for key in _walk(root, top, directory.encode(), prefix.encode(), (start_after or "").encode()):
         try:
-            yield key.decode(), os.stat(top + key, dir_fd=root, follow_symlinks=False)
+            yield key.decode(), os.stat(top + _path_of(key), dir_fd=root, follow_symlinks=False)
         except (FileNotFoundError, UnicodeDecodeError):
             continue  # Deleted since its directory was read, or not written by us.
 
@@ -124,26 +151,41 @@ def _walk(root: int, top: bytes, directory: bytes, prefix: bytes, start_after: b
 
 def _sorted_entries(root: int, top: bytes, directory: bytes) -> list[bytes]:
     """Return a directory's files and directories; a trailing slash sorts a directory as its keys sort."""
-    found = []
+    found = _entries(root, top + _path_of(directory), directory)
+    return sorted(each for each in found if each not in _OWN_ENTRIES)
+
+
+def _entries(root: int, path: bytes, above: bytes) -> list[bytes]:
+    """Return what is in the directory at *path*, each entry after *above*, in no order."""
+    found: list[bytes] = []
     try:
-        fd = os.open(top + directory or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+        fd = os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        return found
+    is_rest = _is_continued(path.removesuffix(b"/").rpartition(b"/")[2])
     try:
         with os.scandir(fd) as entries:
             for entry in entries:
                 # Python returns names as text when it reads a directory through a descriptor.
-                key = directory + os.fsencode(entry.name)
+                name = os.fsencode(entry.name)
+                if is_rest and not name.startswith(_CONTINUED):
+                    continue  # Not written by us.
+                key = above + name.removeprefix(_CONTINUED) if is_rest else above + name
                 if entry.is_dir(follow_symlinks=False):
-                    found.append(key + b"/")
+                    if _is_continued(name):
+                        found += _entries(root, path + name + b"/", key.removesuffix(_CONTINUED))
+                    else:
+                        found.append(key + b"/")
                 elif entry.is_file(follow_symlinks=False):
                     found.append(key)
     finally:
         os.close(fd)
-    return sorted(each for each in found if each not in _OWN_ENTRIES)
+    return found
 
 
 def _refuse_odd_parts(key: str, parts: list[str]) -> None:
     is_own = parts[0] in {WORK_DIRECTORY, ROOT_MARKER}
-    if any(part in {"", ".", ".."} for part in parts) or "\0" in key or is_own:
+    # The last of a part's names is whole, so it must not look like one that goes on.
+    is_odd = any(part in {"", ".", ".."} or _is_continued([*_names_of(part.encode())][-1]) for part in parts)
+    if is_odd or "\0" in key or is_own:
         raise ValueError(f"{key!r} cannot be a name in a file store")

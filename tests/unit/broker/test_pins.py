@@ -488,3 +488,19 @@ def test_partition_of_another_log_directory_may_have_the_same_name(tmp_path, pin
     other = PinDirectory(pin_root(str(tmp_path / "logs"), [str(tmp_path / "other-pins")]))
     assert other.found(there).pins == ()
     assert len(pinned.found(writer.partition).pins) == 2
+
+
+@pytest.mark.parametrize("length", [229, 230, 231, 249])
+def test_topics_with_the_longest_names_have_pins(log_dir, tmp_path, length):
+    """Also two that differ in their last character only."""
+    pins = PinDirectory(pin_root(str(log_dir.parent), [str(tmp_path / "pins")]))
+    writers = [LogWriter(log_dir, "t" * (length - 1) + end) for end in "ab"]
+    for writer in writers:
+        writer.closed_segment()
+        (closed,) = writer.local_log().closed_segments
+        pins.make(writer.partition, closed)
+    for writer in writers:
+        (pin,) = pins.found(writer.partition).pins
+        assert Path(pin.segment.path).read_bytes() == writer.data_of(0)
+    assert pins.others([one.partition for one in writers]) == set()
+    assert len(pins.others([writers[0].partition])) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.fakes.log_writer import LogWriter
+from tests.support.daemon import directory_config, write_config
 from tests.unit.cli.commands import TOPIC, tieringd
 
 
@@ -30,3 +32,24 @@ def test_run_once_exits_1_and_names_the_partition_that_is_left(own_site):
     assert "1 segments uploaded, 0 trimmed, 1 partitions unfinished" in done.errors
     assert f"  {TOPIC}-0: " in done.errors
     assert len(own_site.objects("*.log")) == 1
+
+
+def test_topic_with_the_longest_name_is_archived_and_read(tmp_path):
+    """Kafka takes names of 249 characters. Every command finds the topic in a file store."""
+    topic = "t._-" + "9" * 245
+    writer = LogWriter(tmp_path / "logs", topic)
+    base_offset = writer.closed_segment()
+    config = write_config(
+        tmp_path / "t.yaml", directory_config([tmp_path / "logs"], tmp_path / "archive", tmp_path / "state")
+    )
+    assert tieringd("run", "--once", "-c", config).exit_code == 0
+    assert tieringd("run", "--once", "-c", config).exit_code == 0
+    (row,) = tieringd("archive", "topics", "-c", config, "-f", "json").json()
+    assert (row["topic"], row["segments"]) == (topic, 1)
+    assert [row["topic"] for row in tieringd("recover", "list", "-c", config, "-f", "json").json()] == [topic]
+    read = tieringd("read", topic, "-p", "0", "--archive-only", "-c", config)
+    assert (read.exit_code, len(read.output.splitlines())) == (0, writer.local_log().segments[1].base_offset)
+    assert base_offset == 0
+    scrubbed = tieringd("archive", "scrub", "--deep", "-c", config, "-f", "json")
+    assert scrubbed.exit_code == 0, scrubbed.output
+    assert tieringd("topic", "pause", topic, "-c", config).exit_code == 0
