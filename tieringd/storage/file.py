@@ -23,10 +23,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from posixpath import dirname
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from crc32c import crc32c as crc32c_of
 
@@ -54,7 +53,7 @@ from tieringd.storage.base import (
     ObjectInfo,
 )
 from tieringd.storage.file_root import FileRoot, filesystem_type, make_work_directory, sync_directory
-from tieringd.storage.file_tree import WORK_DIRECTORY, copied, crc32c_of_file, name_of, walk
+from tieringd.storage.file_tree import WORK_DIRECTORY, Walk, copied, crc32c_of_file, name_of
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import finished
 
@@ -71,6 +70,30 @@ _TIME_STEPS_NS = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
 
 def _do_nothing() -> None:
     """Let a short read finish when its caller is cancelled."""
+
+
+class _PageEnd(str):
+    """
+    The last key of a page, with the walk that goes on behind it.
+
+    So a listing reads each directory once, and not once for each page. A listing that begins later has a walk
+    of its own.
+    """
+
+    __slots__ = ("_prefix", "_walk")
+    _prefix: str
+    _walk: Walk | None
+
+    def __new__(cls, key: str, prefix: str, walk: Walk) -> Self:
+        found = super().__new__(cls, key)
+        found._prefix, found._walk = prefix, walk
+        return found
+
+    def taken(self, prefix: str) -> Walk | None:
+        """Return the walk, once. Return None after that, because a page may be asked for twice."""
+        walk = self._walk if prefix == self._prefix else None
+        self._walk = None
+        return walk
 
 
 class FileStore:
@@ -301,10 +324,12 @@ class FileStore:
             return fd
 
     def _list(self, prefix: str, start_after: str | None, limit: int) -> ListPage:
+        walk = start_after.taken(prefix) if isinstance(start_after, _PageEnd) else None
         with self._opened("list", to_write=False) as root:
-            found = list(islice(walk(root, self._base, prefix, start_after), limit + 1))
-        objects = tuple(_info(key, status, None) for key, status in found[:limit])
-        return ListPage(objects, objects[-1].key if len(found) > limit else None)
+            walk = walk or Walk(self._base, prefix, start_after)
+            found, has_more = walk.take(root, limit)
+        objects = tuple(_info(key, status, None) for key, status in found)
+        return ListPage(objects, _PageEnd(objects[-1].key, prefix, walk) if has_more else None)
 
     def _delete(self, names: Sequence[tuple[str, str]], stop: threading.Event) -> None:
         with self._opened("delete", to_write=True) as root:

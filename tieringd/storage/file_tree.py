@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 
 from crc32c import crc32c as crc32c_of
 
@@ -118,35 +118,63 @@ def _is_continued(name: bytes) -> bool:
     return len(name) == _NAME_BYTES_MAX and name.endswith(_CONTINUED)
 
 
-def walk(root: int, base: str, prefix: str, start_after: str | None) -> Iterator[tuple[str, os.stat_result]]:
+class Walk:
     """
-    Yield the keys that begin with *prefix* and come after *start_after*, in UTF-8 byte order.
+    The keys that begin with *prefix* and come after *start_after*, in UTF-8 byte order, taken in portions.
 
-    Each key comes with the status of its file. *root* is a descriptor of the root, and *base* the
-    store's prefix below it. Directories that can hold no such key are not read.
-
-    Raises:
-        ValueError: The prefix leads outside *base*.
+    *base* is the store's prefix below the root. Directories that can hold no such key are not read, and each
+    directory is read once. One thread at a time takes.
     """
-    directory = prefix[: prefix.rfind("/") + 1]
-    if directory:
-        _refuse_odd_parts(prefix, directory.removesuffix("/").split("/"))
-    top = f"{base}/".encode() if base else b""
-    for key in _walk(root, top, directory.encode(), prefix.encode(), (start_after or "").encode()):
-        try:
-            yield key.decode(), os.stat(top + _path_of(key), dir_fd=root, follow_symlinks=False)
-        except (FileNotFoundError, UnicodeDecodeError):
-            continue  # Deleted since its directory was read, or not written by us.
 
+    def __init__(self, base: str, prefix: str, start_after: str | None) -> None:
+        """
+        Begin before the first key.
 
-def _walk(root: int, top: bytes, directory: bytes, prefix: bytes, start_after: bytes) -> Iterator[bytes]:
-    for key in _sorted_entries(root, top, directory):
-        if key.endswith(b"/"):
-            is_inside = key.startswith(prefix) or prefix.startswith(key)
-            if is_inside and (key > start_after or start_after.startswith(key)):
-                yield from _walk(root, top, key, prefix, start_after)
-        elif key.startswith(prefix) and key > start_after:
-            yield key
+        Raises:
+            ValueError: The prefix leads outside *base*.
+        """
+        directory = prefix[: prefix.rfind("/") + 1]
+        if directory:
+            _refuse_odd_parts(prefix, directory.removesuffix("/").split("/"))
+        self._top = f"{base}/".encode() if base else b""
+        self._prefix = prefix.encode()
+        self._start_after = (start_after or "").encode()
+        self._keys = self._below(directory.encode())
+        self._root = -1
+        self._next: tuple[str, os.stat_result] | None = None
+        """The entry that showed that there is a further portion."""
+
+    def take(self, root: int, limit: int) -> tuple[list[tuple[str, os.stat_result]], bool]:
+        """
+        Return up to *limit* further keys with the status of their files, and whether there are more.
+
+        *root* is a descriptor of the root.
+        """
+        self._root = root
+        found = [] if self._next is None else [self._next]
+        found += islice(self._existing(), limit + 1 - len(found))
+        self._next = found.pop() if len(found) > limit else None
+        return found, self._next is not None
+
+    def _existing(self) -> Iterator[tuple[str, os.stat_result]]:
+        for key in self._keys:
+            try:
+                yield (
+                    key.decode(),
+                    os.stat(self._top + _path_of(key), dir_fd=self._root, follow_symlinks=False),
+                )
+            except (FileNotFoundError, UnicodeDecodeError):
+                continue  # Deleted since its directory was read, or not written by us.
+
+    def _below(self, directory: bytes) -> Iterator[bytes]:
+        prefix, start_after = self._prefix, self._start_after
+        for key in _sorted_entries(self._root, self._top, directory):
+            if key.endswith(b"/"):
+                is_inside = key.startswith(prefix) or prefix.startswith(key)
+                if is_inside and (key > start_after or start_after.startswith(key)):
+                    yield from self._below(key)
+            elif key.startswith(prefix) and key > start_after:
+                yield key
 
 
 def _sorted_entries(root: int, top: bytes, directory: bytes) -> list[bytes]:

@@ -350,6 +350,42 @@ async def test_page_reads_only_the_directories_it_needs(store, on_audit_event):
     assert read == ["l", "b", "c"]
 
 
+async def test_page_that_is_asked_for_again_is_read_anew(store):
+    """Only the listing that a page belongs to goes on from it, and only once."""
+    for number in range(20):
+        await put(store, f"{number:02d}/object", b"x")
+    first = await store.list_page("", limit=3)
+    second = await store.list_page("", start_after=first.next_start_after, limit=3)
+    await put(store, "04/new", b"x")
+    again = await store.list_page("", start_after=first.next_start_after, limit=3)
+    other = await store.list_page("", start_after=str(first.next_start_after), limit=3)
+    assert [one.key for one in second.objects] == ["03/object", "04/object", "05/object"]
+    assert [one.key for one in again.objects] == ["03/object", "04/new", "04/object"]
+    assert again.objects == other.objects
+
+
+async def test_listing_reads_each_directory_once(store, on_audit_event):
+    """However many pages it has."""
+    for number in range(20):
+        await put(store, f"{number:02d}/object", b"x")
+    count = 0
+
+    def note(event: str, _: tuple[object, ...]) -> None:
+        nonlocal count
+        count += event == "os.scandir"
+
+    on_audit_event(note)
+    start_after, keys = None, []
+    while True:
+        page = await store.list_page("", start_after=start_after, limit=2)
+        keys += [one.key for one in page.objects]
+        start_after = page.next_start_after
+        if start_after is None:
+            break
+    assert keys == [f"{number:02d}/object" for number in range(20)]
+    assert count == 21
+
+
 async def test_foreign_names_are_not_listed(store, root):
     """A file whose name is no UTF-8, a link and a pipe are not objects."""
     await put(store, "key", b"content")
