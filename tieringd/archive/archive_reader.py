@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,38 +83,71 @@ class ArchiveReader:
         """
         position = floor_position(index, from_offset)
         return self.batches_between(
-            key, position, index.size_bytes, from_offset=from_offset, chunk_bytes=chunk_bytes
+            key,
+            position,
+            index.size_bytes,
+            from_offset=from_offset,
+            chunk_bytes=chunk_bytes,
+            boundaries=batch_boundaries(index),
         )
 
     async def batches_between(
-        self, key: str, position: int, end: int, *, from_offset: int = 0, chunk_bytes: int = CHUNK_BYTES
+        self,
+        key: str,
+        position: int,
+        end: int,
+        *,
+        from_offset: int = 0,
+        chunk_bytes: int = CHUNK_BYTES,
+        boundaries: Sequence[int] = (),
     ) -> AsyncGenerator[Batch]:
         """
         Yield the batches from byte *position* up to *end*, without those that end before *from_offset*.
+
+        *boundaries* is as for `runs`.
 
         Raises:
             ObjectNotFound: The object was deleted. Read the manifest again.
             CorruptDataError: The object is shorter than *end*, *end* lies inside a batch, or a batch is
                 damaged.
         """
-        async for view, start in self.runs(key, position, end, chunk_bytes):
+        async for view, start in self.runs(key, position, end, chunk_bytes, boundaries=boundaries):
             for batch in checked_batches(view, start, key):
                 if batch.header.last_offset >= from_offset:
                     yield batch
 
     async def runs(
-        self, key: str, position: int, end: int, chunk_bytes: int = CHUNK_BYTES
+        self,
+        key: str,
+        position: int,
+        end: int,
+        chunk_bytes: int = CHUNK_BYTES,
+        *,
+        boundaries: Sequence[int] = (),
     ) -> AsyncGenerator[tuple[memoryview, int]]:
         """
         Yield the bytes from *position* up to *end* as runs of whole batches, each with its position.
 
-        One run is fetched ahead. Only the sizes in the batch headers are read; no CRC is checked.
+        One run is fetched ahead. Only the sizes in the batch headers are read; no CRC is checked. A batch
+        whose size cannot be true is refused at once, after the batches before it: a damaged size would
+        otherwise gather the rest of the object in memory.
+
+        Args:
+            key: The data object.
+            position: Where a batch begins.
+            end: Where a batch ends.
+            chunk_bytes: Bytes of one request.
+            boundaries: Positions at which batches are known to begin, ascending (`batch_boundaries`). No
+                batch reaches over one of them.
 
         Raises:
             ObjectNotFound: The object was deleted. Read the manifest again.
-            CorruptDataError: The object is shorter than *end*, or *end* lies inside a batch.
+            CorruptDataError: The object is shorter than *end*, a batch would reach over *end* or over one of
+                *boundaries*, or *end* lies inside a batch's header.
         """
-        held = b""
+        held: list[bytes] = []
+        """The beginning of a batch that is not whole yet, in pieces."""
+        held_bytes, needed_bytes = 0, HEADER_BYTES
         ahead: asyncio.Task[bytes] | None = None
         fetched_to = position
         try:
@@ -131,16 +164,24 @@ class ArchiveReader:
                     if following
                     else None
                 )
-                held = held + chunk if held else chunk
-                whole = whole_batches_bytes(held)
+                held.append(chunk)
+                held_bytes += len(chunk)
+                if held_bytes < needed_bytes:
+                    continue
+                data = held[0] if len(held) == 1 else b"".join(held)
+                start = fetched_to - held_bytes
+                whole = whole_batches_bytes(data)
                 if whole:
-                    yield memoryview(held)[:whole], fetched_to - len(held)
-                    held = held[whole:]
-            if held:
+                    yield memoryview(data)[:whole], start
+                held, held_bytes, needed_bytes = [data[whole:]], held_bytes - whole, HEADER_BYTES
+                if held_bytes >= HEADER_BYTES:
+                    needed_bytes = _batch_bytes(data, whole)
+                    _require_possible(key, start + whole, needed_bytes, end, boundaries)
+            if held_bytes:
                 raise CorruptDataError(
-                    f"the object is cut short inside its last batch: {len(held)} bytes are left over",
+                    f"the object is cut short inside its last batch: {held_bytes} bytes are left over",
                     source=key,
-                    position=end - len(held),
+                    position=end - held_bytes,
                 )
         finally:
             if ahead is not None:
@@ -213,8 +254,29 @@ def whole_batches_bytes(data: bytes) -> int:
     """Return how many bytes at the start of *data* are whole batches."""
     at = 0
     while at + HEADER_BYTES <= len(data):
-        size_bytes = 12 + int.from_bytes(data[at + 8 : at + 12], "big")
+        size_bytes = _batch_bytes(data, at)
         if at + size_bytes > len(data):
             break
         at += size_bytes
     return at
+
+
+def batch_boundaries(index: SegmentIndex) -> list[int]:
+    """Return the positions at which the index says that batches begin, ascending."""
+    return [entry.position for entry in index.entries]
+
+
+def _batch_bytes(data: bytes, at: int) -> int:
+    return 12 + int.from_bytes(data[at + 8 : at + 12], "big")
+
+
+def _require_possible(key: str, position: int, size_bytes: int, end: int, boundaries: Sequence[int]) -> None:
+    following = bisect_right(boundaries, position)
+    limit = min(end, boundaries[following]) if following < len(boundaries) else end
+    if position + size_bytes > limit:
+        raise CorruptDataError(
+            f"a batch says that it has {size_bytes} bytes, and {limit - position} are left for it: "
+            "either its size is damaged, or the object is cut short",
+            source=key,
+            position=position,
+        )

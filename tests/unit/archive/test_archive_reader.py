@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from crc32c import crc32c
 
 from tests.fakes.archive import archive_in, archived
 from tieringd.archive.archive_reader import (
@@ -208,3 +209,73 @@ async def test_reader_needs_no_state_between_objects(writer, stored):
     store.add(key, writer.data_of(0))
 
     assert len(await batches_of(archive_in(store).reader, key, index, 0)) == 8
+
+
+def with_size(data: bytes, position: int, size_bytes: int) -> bytes:
+    """Return *data* whose batch at *position* says that it has *size_bytes*."""
+    changed = bytearray(data)
+    changed[position + 8 : position + 12] = (size_bytes - 12).to_bytes(4, "big")
+    return bytes(changed)
+
+
+class CountedRanges(MemoryStore):
+    """Counts the bytes that readers have asked for."""
+
+    asked_bytes = 0
+
+    async def get_range(self, key, *, position, size_bytes):
+        self.asked_bytes += size_bytes
+        return await super().get_range(key, position=position, size_bytes=size_bytes)
+
+
+@pytest.fixture
+async def damaged(stored, store):
+    """Give a function that damages the size of a batch, and returns a reader, its store, and the index."""
+    key, index = stored
+    data, _ = await store.get(key)
+
+    async def damage(position, size_bytes):
+        changed = CountedRanges()
+        content = with_size(data, position, size_bytes)
+        await changed.put(key, content, crc32c=crc32c(content))
+        return ArchiveReader(changed), changed, key, index
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    "size_bytes", [(1 << 31) + 11, 8 * 24_084 - 24_084 + 1], ids=["largest", "one-too-large"]
+)
+async def test_impossible_size_is_refused_at_once(damaged, size_bytes):
+    """The batches before it are given, and what follows is not gathered in memory."""
+    reader, store, key, index = await damaged(24_084, size_bytes)
+    runs = reader.runs(key, 0, index.size_bytes, 30_000)
+    data, position = await anext(runs)
+    assert (position, len(data)) == (0, 24_084)
+    with pytest.raises(CorruptDataError, match="a batch says") as failed:
+        await anext(runs)
+    assert failed.value.position == 24_084
+    assert store.asked_bytes <= 3 * 30_000
+
+
+async def test_size_that_reaches_over_an_index_entry_is_refused_at_once(damaged):
+    """The index knows where batches begin: a size that the object has room for is damaged all the same."""
+    reader, store, key, index = await damaged(0, 6 * 24_084)
+    second = index.entries[1].position
+    assert second < 6 * 24_084 < index.size_bytes
+    with pytest.raises(CorruptDataError, match=f"and {second} are left for it"):
+        [each async for each in reader.batches(key, index, from_offset=0, chunk_bytes=30_000)]
+    assert store.asked_bytes <= 2 * 30_000
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 61, 62, 1_000, 24_083, 24_084, 24_085])
+async def test_large_batch_is_gathered_from_small_chunks(stored, archive, store, chunk_bytes):
+    """Headers, batches and chunks may begin and end anywhere."""
+    key, index = stored
+    data, _ = await store.get(key)
+    end = 24_084 if chunk_bytes < 61 else index.size_bytes
+    runs = [(position, bytes(run)) async for run, position in archive.reader.runs(key, 0, end, chunk_bytes)]
+    assert b"".join(run for _, run in runs) == data[:end]
+    assert [position for position, _ in runs] == [
+        sum(len(run) for _, run in runs[:n]) for n in range(len(runs))
+    ]

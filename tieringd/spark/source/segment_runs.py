@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from tieringd.archive.archive_reader import CHUNK_BYTES, ceiling_position, floor_position
+from tieringd.archive.archive_reader import CHUNK_BYTES, batch_boundaries, ceiling_position, floor_position
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.model.segment import AbortedTransaction, SegmentIndex
@@ -120,9 +120,12 @@ async def _runs(
     key = data_key(span.partition, span.segment)
     begin, end = floor_position(index, span.from_offset), ceiling_position(index, span.next_offset)
     borders = sections(index, begin, end) if skip_corrupt else [begin, end]
+    boundaries = batch_boundaries(index)
     for section_begin, section_end in pairwise(borders):
         try:
-            async with aclosing(bucket.reader.runs(key, section_begin, section_end)) as runs:
+            async with aclosing(
+                bucket.reader.runs(key, section_begin, section_end, boundaries=boundaries)
+            ) as runs:
                 async for data, position in runs:
                     yield BatchRun(number, data, position, index.aborted)
         except CorruptDataError as error:

@@ -91,10 +91,10 @@ class Counting(ArchiveReader):
 
     asked_bytes = 0
 
-    async def runs(self, key, position, end, chunk_bytes=8192):
+    async def runs(self, key, position, end, chunk_bytes=8192, **options):
         """Yield what there is."""
         self.asked_bytes += end - position
-        async for item in super().runs(key, position, end, chunk_bytes):
+        async for item in super().runs(key, position, end, chunk_bytes, **options):
             yield item
 
 
@@ -141,9 +141,9 @@ class Interrupted(ArchiveReader):
         self._runs_left = after_runs
         self._happening = happening
 
-    async def runs(self, key, position, end, chunk_bytes=150):
+    async def runs(self, key, position, end, chunk_bytes=150, **options):
         """Yield what there is, with the happening in between."""
-        async for item in super().runs(key, position, end, chunk_bytes):
+        async for item in super().runs(key, position, end, chunk_bytes, **options):
             yield item
             self._runs_left -= 1
             if self._runs_left == 0:
