@@ -9,13 +9,17 @@ beside the files, so that two puts never get the same room.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from threading import Lock
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from tieringd.formats.cache_names import CacheFileKind, parse_cache_name
 from tieringd.policies.cache_trim import CachedFile, CacheUse
+
+T = TypeVar("T")
 
 Identity: TypeAlias = tuple[int, int, int, int]
 """A value that changes when a file's bytes may have changed: inode, size, times of write and of change."""
@@ -38,6 +42,17 @@ class _Account:
     """The file's identity when its batches were checked; None if this process has not checked them."""
 
 
+_FILES_AT_ONCE = 200
+_PAUSE_SECONDS = 0.000_05
+
+
+def batched(items: Iterable[T], count: int) -> Iterator[list[T]]:
+    """Yield *items* in lists of up to *count*."""
+    rest = iter(items)
+    while some := list(islice(rest, count)):
+        yield some
+
+
 class Accounts:
     """Counts files by name. Only names that parse are counted."""
 
@@ -57,25 +72,27 @@ class Accounts:
 
     def files(self) -> tuple[CachedFile, ...]:
         """Return every file."""
-        with self._lock:
-            return tuple(
-                CachedFile(name, one.size_bytes, one.accessed_ms, one.kind, one.segment)
-                for name, one in self._files.items()
-            )
+        return tuple(
+            CachedFile(name, one.size_bytes, one.accessed_ms, one.kind, one.segment)
+            for name, one in self._items()
+        )
 
     def unchanged(self, files: Iterable[CachedFile]) -> tuple[CachedFile, ...]:
         """Return those of *files* that still exist and were not read since."""
-        with self._lock:
-            return tuple(
-                file
-                for file in files
-                if (one := self._files.get(file.name)) is not None and one.accessed_ms == file.accessed_ms
-            )
+        return tuple(
+            file
+            for file in files
+            if (one := self._files.get(file.name)) is not None and one.accessed_ms == file.accessed_ms
+        )
 
     def access_times(self) -> dict[str, int]:
         """Return when each file was last read."""
+        return {name: one.accessed_ms for name, one in self._items()}
+
+    def _items(self) -> list[tuple[str, _Account]]:
+        """Return the files at one moment. The lock is held for the copy only, of a few milliseconds."""
         with self._lock:
-            return {name: one.accessed_ms for name, one in self._files.items()}
+            return list(self._files.items())
 
     def holds(self, name: str) -> bool:
         """Say whether a file of this name is known."""
@@ -134,15 +151,22 @@ class Accounts:
 
         *times* are saved access times, for files that are not counted yet.
         """
-        with self._lock:
-            for name, size_bytes, written_ms in found:
-                one = self._files.get(name)
-                if one is None or (one.size_bytes != size_bytes and one.seen < round_number):
-                    self._add(name, size_bytes, times.get(name, written_ms), None)
-                else:
-                    one.seen = self._round
-            for name in [name for name, one in self._files.items() if one.seen < round_number]:
-                self._remove(name)
+        for some in batched(found, _FILES_AT_ONCE):
+            # The event loop takes the lock for every chunk that it serves, so it is never held for long.
+            with self._lock:
+                for name, size_bytes, written_ms in some:
+                    one = self._files.get(name)
+                    if one is None or (one.size_bytes != size_bytes and one.seen < round_number):
+                        self._add(name, size_bytes, times.get(name, written_ms), None)
+                    else:
+                        one.seen = self._round
+            # A thread that waits gets the lock only if this one pauses.
+            time.sleep(_PAUSE_SECONDS)
+        for name in [name for name, one in self._items() if one.seen < round_number]:
+            with self._lock:
+                # A file that was written meanwhile is there again, under the same name.
+                if name in self._files and self._files[name].seen < round_number:
+                    self._remove(name)
 
     def _add(self, name: str, size_bytes: int, accessed_ms: int, checked: Identity | None) -> None:
         said = parse_cache_name(name, buckets=self._buckets)
