@@ -46,6 +46,7 @@ from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.segment import SegmentSlice
 from tieringd.policies.epoch_history import clipped, completed
+from tieringd.policies.lineage import OperatorReason
 from tieringd.policies.upload_plan import (
     MissingRange,
     UploadLimits,
@@ -194,8 +195,10 @@ class StepResult:
     """Why the first segment that is not eligible waits."""
     waits_for_lineage: bool = field(default=False, compare=False)
     """The step did nothing, because the archive's tail is not known to be on the leader's lineage."""
+    operator_reason: OperatorReason | None = field(default=None, compare=False)
+    """Why only an operator can end the wait for the lineage; None where it may end by itself."""
     needs_another_scan: bool = False
-    """Offsets are missing on disk; the next observation decides whether they are a gap."""
+    """The next observation decides: whether missing offsets are a gap, or how a tail is replaced."""
 
     @property
     def made_progress(self) -> bool:
@@ -267,7 +270,12 @@ class Archiver(LeadershipLogger):
         self._claim = Claim(leadership, manifests, metrics=metrics, known=known)
         self._changes = ChangeQueue(self._claim)
         self._lineage = LineageKeeper(
-            leadership, self._claim, layout=layout, spillovers=manifests.spillovers, now_ms=clock
+            leadership,
+            self._claim,
+            remote_log=remote_log,
+            layout=layout,
+            spillovers=manifests.spillovers,
+            now_ms=clock,
         )
         self._holes = HoleWatch()
         self._uploader = Uploader(leadership, remote_log)
@@ -412,7 +420,8 @@ class Archiver(LeadershipLogger):
                 pending_segments=left.pending_segments,
                 waits_because=waits_because,
                 waits_for_lineage=True,
-                needs_another_scan=bool(self._holes.new),
+                operator_reason=self._lineage.operator_reason,
+                needs_another_scan=bool(self._holes.new) or self._lineage.needs_another_scan,
             )
         stored = await self._spiller.take_back(stored, seen)
         stored = await self._upload_times.keep(stored, seen)

@@ -415,6 +415,15 @@ def test_a_replacement_that_drops_no_good_record_has_nothing_to_salvage(entries,
     assert (found.missing, found.only_archived) == (missing, None)
 
 
+def test_good_segments_after_a_gap_are_only_archived():
+    """The first entry to go is a gap, but a segment between it and the divergence holds good records."""
+    manifest = archive((0, 99, "gap"), (100, 199), (200, 299))
+    log = replace(local_log((205, 400)), epochs=((5, 0), (NEW, 210)))
+    bounds = LogBounds(205, 400, 400)
+    found = plan_replacement(manifest, log, bounds, leader_epoch=NEW, undecided_from=50).replacement
+    assert (found.base_offset, found.only_archived) == (0, MissingRange(100, 204))
+
+
 @pytest.mark.parametrize(
     ("manifest", "epochs", "expected"),
     [
