@@ -26,6 +26,7 @@ import structlog
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archiving.archive_retention import ArchiveRetention, UploadTimes
 from tieringd.archiving.claim import ChangeQueue, Claim, ManifestChange
+from tieringd.archiving.good_part import OperatorWait
 from tieringd.archiving.lineage_keeper import LineageKeeper, Spiller
 from tieringd.archiving.observer import Observation
 from tieringd.archiving.partition_logger import LeadershipLogger, PartitionLogger
@@ -46,7 +47,6 @@ from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.segment import SegmentSlice
 from tieringd.policies.epoch_history import clipped, completed
-from tieringd.policies.lineage import OperatorReason
 from tieringd.policies.upload_plan import (
     MissingRange,
     UploadLimits,
@@ -195,8 +195,6 @@ class StepResult:
     """Why the first segment that is not eligible waits."""
     waits_for_lineage: bool = field(default=False, compare=False)
     """The step did nothing, because the archive's tail is not known to be on the leader's lineage."""
-    operator_reason: OperatorReason | None = field(default=None, compare=False)
-    """Why only an operator can end the wait for the lineage; None where it may end by itself."""
     needs_another_scan: bool = False
     """The next observation decides: whether missing offsets are a gap, or how a tail is replaced."""
 
@@ -327,6 +325,11 @@ class Archiver(LeadershipLogger):
         return self._quarantine.fault
 
     @property
+    def operator_wait(self) -> OperatorWait | None:
+        """Return the case that only an operator can decide; None without one."""
+        return self._lineage.operator_wait
+
+    @property
     def manifest(self) -> PartitionManifest | None:
         """Return the manifest as last read or written; None while the bucket's content is not certain."""
         return self._claim.manifest
@@ -420,7 +423,6 @@ class Archiver(LeadershipLogger):
                 pending_segments=left.pending_segments,
                 waits_because=waits_because,
                 waits_for_lineage=True,
-                operator_reason=self._lineage.operator_reason,
                 needs_another_scan=bool(self._holes.new) or self._lineage.needs_another_scan,
             )
         stored = await self._spiller.take_back(stored, seen)

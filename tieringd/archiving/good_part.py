@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tieringd.archive.segment_part import PartRequest
@@ -50,6 +50,18 @@ class OperatorNeededError(TieringError):
         self.reason = reason
 
 
+@dataclass(frozen=True, slots=True)
+class OperatorWait:
+    """A case that only an operator can decide."""
+
+    reason: OperatorReason
+    since_ms: int
+    """When the case was found, in ms since the epoch."""
+    base_offset: int
+    last_offset: int
+    """The good offsets that are only in the archive are *base_offset* to *last_offset*."""
+
+
 class GoodPart(LeadershipLogger):
     """Keep the good part of one partition's tail once. Owned by its lineage keeper, used within its step."""
 
@@ -67,8 +79,8 @@ class GoodPart(LeadershipLogger):
         self._layout = layout
         self._spillovers = spillovers
         self._now_ms = now_ms
-        self.operator_reason: OperatorReason | None = None
-        """Why the partition waits for an operator; None when it does not."""
+        self.operator_wait: OperatorWait | None = None
+        """The case that only an operator can decide; None without one."""
         self.needs_another_scan = False
         """Whether the next observation may confirm what the last one showed."""
         self._seen_first: tuple[LineagePlan, int] | None = None
@@ -92,7 +104,7 @@ class GoodPart(LeadershipLogger):
         )
         if known is None or known[0] != judged:
             self._seen_first = (judged, seen.scan_number)
-            self.operator_reason = None
+            self.operator_wait = None
         if seen.bounds.last_stable_offset < divergence:
             return (
                 f"{why} and are kept once the last stable offset of the log, now "
@@ -102,7 +114,7 @@ class GoodPart(LeadershipLogger):
         if known is None or known[0] != judged or known[1] == seen.scan_number:
             self.needs_another_scan = True
             return f"{why} and are kept once another scan shows the same"
-        if self.operator_reason is not None and self._now_ms() < self._retry_at_ms:
+        if self.operator_wait is not None and self._now_ms() < self._retry_at_ms:
             return self._waits_because
         return ""
 
@@ -129,9 +141,14 @@ class GoodPart(LeadershipLogger):
     def _ask_operator(self, plan: LineagePlan, reason: OperatorReason, error: TieringError) -> str:
         self._waits_because = f"{plan.reason}; an operator has to decide: {error}"
         self._retry_at_ms = self._now_ms() + _RETRY_MS
-        if self.operator_reason is not reason:
-            self._log.error("the partition waits for an operator", reason=reason, error=str(error))
-        self.operator_reason = reason
+        replacement, known = plan.replacement, self.operator_wait
+        assert replacement is not None, "there is a part to keep"
+        assert replacement.only_archived is not None, "there is a part to keep"
+        if known is None or known.reason is not reason:
+            self._log.error("the partition waits for an operator", reason=reason.value, error=str(error))
+        good = replacement.only_archived
+        since_ms = self._now_ms() if known is None else known.since_ms
+        self.operator_wait = OperatorWait(reason, since_ms, good.base_offset, good.last_offset)
         return self._waits_because
 
     async def _kept(

@@ -24,7 +24,7 @@ from functools import partial
 from tieringd.archive.manifest_store import StoredManifest
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.archiving.claim import Claim
-from tieringd.archiving.good_part import GoodPart
+from tieringd.archiving.good_part import GoodPart, OperatorWait
 from tieringd.archiving.observer import Observation
 from tieringd.archiving.partition_logger import LeadershipLogger, PartitionLogger
 from tieringd.archiving.remote_log import RemoteLog
@@ -37,7 +37,6 @@ from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.lineage import (
     Lineage,
     LineagePlan,
-    OperatorReason,
     plan_replacement,
     why_too_early,
 )
@@ -154,9 +153,9 @@ class LineageKeeper(LeadershipLogger):
         self._now_ms = now_ms
 
     @property
-    def operator_reason(self) -> OperatorReason | None:
-        """Return why the partition waits for an operator; None when it does not."""
-        return self._good_part.operator_reason if self._good_part else None
+    def operator_wait(self) -> OperatorWait | None:
+        """Return the case that only an operator can decide; None without one."""
+        return self._good_part.operator_wait if self._good_part else None
 
     @property
     def needs_another_scan(self) -> bool:

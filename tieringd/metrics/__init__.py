@@ -250,8 +250,16 @@ class Metrics:
         self.quarantined_partitions = gauge(
             "quarantined_partitions", "Partitions that are not archived because their local data is corrupt"
         )
-        self.fenced_partitions = gauge(
-            "fenced_partitions", "Partitions that another daemon has taken over under the same leader epoch"
+        self.fenced_partitions, self.waiting_for_operator = (
+            gauge(
+                "fenced_partitions",
+                "Partitions that another daemon has taken over under the same leader epoch",
+            ),
+            gauge(
+                "partitions_waiting_for_operator",
+                "Partitions that wait because only an operator can decide about records in the archive",
+                ("topic", "reason"),
+            ),
         )
         self.unreadable_paths = gauge(
             "unreadable_paths", "Files and directories the last scan could not read"

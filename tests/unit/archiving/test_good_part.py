@@ -20,6 +20,7 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import stored_manifest
 from tests.fakes.spilling import Crash, CrashingStore
+from tieringd.archiving.good_part import OperatorWait
 from tieringd.formats.object_keys import data_key
 from tieringd.model.segment import CrossingTransaction
 from tieringd.policies.lineage import OperatorReason
@@ -255,7 +256,7 @@ async def test_lost_marker_is_for_an_operator(writer, archive, broker):
     archiver = archiver_of(writer, archive, broker, leader_epoch=1)
     for _ in range(3):
         result = await archiver.step(observed(writer))
-    assert result.operator_reason is OperatorReason.OUTCOME_LOST
+    assert archiver.operator_wait.reason is OperatorReason.OUTCOME_LOST
     assert (
         "an operator has to decide: the transaction of producer 2 that began at offset 0 ended in offsets "
         "from 1 on that the log no longer has"
@@ -280,14 +281,16 @@ async def test_unreadable_segment_is_for_an_operator_until_it_is_repaired(
     writer.closed_segment(b"another leader's")
     archiver = archiver_of(writer, archive, broker, leader_epoch=1)
     for _ in range(3):
-        result = await archiver.step(observed(writer))
-    assert result.operator_reason is OperatorReason.SEGMENT_UNREADABLE
+        await archiver.step(observed(writer))
+    assert archiver.operator_wait == OperatorWait(OperatorReason.SEGMENT_UNREADABLE, clock.now_ms, 0, 0)
     assert archiver.manifest.segments == before.segments
 
     await store.put(key, data, crc32c=crc32c(data))
-    assert (await archiver.step(observed(writer))).operator_reason is OperatorReason.SEGMENT_UNREADABLE
+    await archiver.step(observed(writer))
+    assert archiver.operator_wait is not None
     clock.now_ms += 10 * 60_000
     await expect_as_in_the_log(archive, writer, await stepped(archiver, writer))
+    assert archiver.operator_wait is None
 
 
 async def test_divergence_past_what_the_manifest_remembers_is_for_an_operator(writer, archive, broker):
@@ -302,8 +305,8 @@ async def test_divergence_past_what_the_manifest_remembers_is_for_an_operator(wr
     writer.closed_segment(b"another leader's")
     archiver = archiver_of(writer, archive, broker, leader_epoch=1)
     for _ in range(3):
-        result = await archiver.step(observed(writer))
-    assert result.operator_reason is OperatorReason.TRANSACTIONS_FORGOTTEN
+        await archiver.step(observed(writer))
+    assert archiver.operator_wait.reason is OperatorReason.TRANSACTIONS_FORGOTTEN
     assert archiver.manifest.segments == before.segments
 
 
