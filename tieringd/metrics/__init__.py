@@ -383,13 +383,14 @@ class Metrics:
             *self.reuploaded.by_topic,
         ):
             counter.remove(topic)
-        for by_error in (
+        for by_reason in (
+            self.waiting_for_operator,
             self.upload_failures,
             self.trim_failures,
             self.merged.failures,
             self.reuploaded.failures,
         ):
-            by_error.remove_by_labels({"topic": topic})
+            by_reason.remove_by_labels({"topic": topic})
 
     def record_store_request(self, operation: str, outcome: str, seconds: float, size_bytes: int) -> None:
         """Count one attempt of an object store request."""
