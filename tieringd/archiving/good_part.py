@@ -34,6 +34,7 @@ from tieringd.policies.lineage import (
     Lineage,
     LineagePlan,
     OperatorReason,
+    knows_divergence,
     remembers_transactions_at,
     voided_transactions,
 )
@@ -157,6 +158,12 @@ class GoodPart(LeadershipLogger):
         replacement, now_ms = plan.replacement, self._now_ms()
         assert replacement is not None, "there is a part to keep"
         divergence = replacement.divergence_offset
+        if not knows_divergence(manifest, seen.log):
+            raise OperatorNeededError(
+                f"the leader's history of epochs begins at offset {divergence}, under an epoch that the "
+                "archive does not have, so nothing tells whether the records before it are the same",
+                reason=OperatorReason.DIVERGENCE_UNKNOWN,
+            )
         manifest = manifest.undone(cut_offset, now_ms=now_ms)
         cut_offset = next(
             (gap.base_offset for gap in manifest.gaps if gap.base_offset < cut_offset < gap.next_offset),

@@ -56,6 +56,8 @@ class Lineage(Enum):
 class OperatorReason(StrEnum):
     """Why only an operator can say what becomes of records that are only in the archive."""
 
+    DIVERGENCE_UNKNOWN = "divergence_unknown"
+    """The histories of archive and leader have no epoch in common, so nothing tells where the logs part."""
     OUTCOME_LOST = "transaction_outcome_lost"
     """The leader's log no longer has the offsets where a transaction's marker may have been."""
     TRANSACTIONS_FORGOTTEN = "transactions_forgotten"
@@ -265,6 +267,18 @@ def voided_transactions(
         for one in manifest.crossing
         if one.first_offset < divergence <= one.marker_offset and (has_wrong_tail or _lacks_marker(log, one))
     )
+
+
+def knows_divergence(manifest: PartitionManifest, log: LocalLog) -> bool:
+    """
+    Say whether the histories of *manifest* and *log* tell where the two part.
+
+    Without an epoch in common the log begins under an epoch that the archive never saw. The two part there
+    at the latest, but they may have parted before. Only what came before epoch 1 is known: it is of epoch 0.
+    """
+    if newest_shared_epoch(manifest.epochs, log.epochs) is not None:
+        return True
+    return [epoch for epoch, _ in (*manifest.epochs, *log.epochs[:1])] == [0, 1]
 
 
 def remembers_transactions_at(manifest: PartitionManifest, offset: int) -> bool:

@@ -389,3 +389,24 @@ async def test_crash_at_any_change_loses_nothing(tmp_path, takes_effect):
         if not world.crashes:
             assert crash_at > CHANGES
             return
+
+
+async def test_divergence_that_no_history_tells_is_for_an_operator(tmp_path, writer, archive):
+    """The leader's history begins under an epoch that the archive never saw: they may part before it."""
+    writer.append(b"good")
+    writer.append(b"lost")
+    writer.roll()
+    before = await archived(writer, archive)
+
+    other = LogWriter(tmp_path / "other")
+    other.append(b"good or not")
+    other.roll()
+    other.epochs = []
+    other.begin_epoch(2)
+    other.closed_segment(b"another leader's")
+    other.drop_head()
+    archiver = archiver_of(other, archive, FakeBroker(other))
+    for _ in range(3):
+        await archiver.step(observed(other))
+    assert archiver.operator_wait.reason is OperatorReason.DIVERGENCE_UNKNOWN
+    assert archiver.manifest.segments == before.segments

@@ -17,6 +17,7 @@ from tieringd.policies.lineage import (
     LineagePlan,
     archived_end,
     divergence_offset,
+    knows_divergence,
     plan_replacement,
 )
 from tieringd.policies.upload_plan import MissingRange
@@ -413,6 +414,22 @@ def test_a_replacement_that_drops_no_good_record_has_nothing_to_salvage(entries,
     """What precedes the divergence in a gap was never stored, so nothing is lost with it."""
     found = plan(archive(*entries), bases=(160,), epochs=epochs).replacement
     assert (found.missing, found.only_archived) == (missing, None)
+
+
+@pytest.mark.parametrize(
+    ("archived", "local", "is_known"),
+    [
+        pytest.param(((5, 0), (6, 9)), ((5, 0), (8, 7)), True, id="an epoch in common"),
+        pytest.param(((5, 0), (6, 9)), ((8, 7),), False, id="none in common"),
+        pytest.param(((0, 0),), ((1, 7),), True, id="only epoch 0 came before"),
+        pytest.param(((0, 0),), ((2, 7),), False, id="epoch 1 may have come before"),
+        pytest.param(((0, 0), (1, 3)), ((2, 7),), False, id="either epoch may have come before"),
+    ],
+)
+def test_divergence_is_known_by_an_epoch_in_common(archived, local, is_known):
+    """Each epoch has one leader, so logs that both have it agree up to where the first of them ends it."""
+    log = replace(local_log((7,)), epochs=local)
+    assert knows_divergence(archive((0, 9), epochs=archived), log) is is_known
 
 
 def test_good_segments_after_a_gap_are_only_archived():
