@@ -117,7 +117,9 @@ class ClusterPromises:
             assert len(manifest.replacements) - count in {0, 1}, f"{name}: several cuts at once"
             for cut in manifest.replacements[count:]:
                 self._check_cut(partition, earlier, manifest, cut.base_offset)
-                known = [one for one in known if one.base_offset < cut.base_offset]
+                # Of a segment in which the archive begins, only what follows the start counts.
+                start_offset = manifest.start_offset
+                known = [one for one in known if max(one.base_offset, start_offset) < cut.base_offset]
                 gaps = tuple(one for one in gaps if one.base_offset < cut.base_offset)
             end = min(
                 (one.base_offset for one in manifest.replacements[count:]), default=manifest.next_offset

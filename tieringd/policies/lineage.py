@@ -204,6 +204,9 @@ def plan_replacement(
     )
     newest = manifest.epochs[-1][0]
     reopened = _first_reopened(manifest, log)
+    if last is None:
+        # An older tieringd left transactions in the list of an archive that an election had emptied.
+        reopened = None
     if divergence == tail_end:
         if reopened is None:
             return LineagePlan(Lineage.HOLDS, _why_holds(manifest, log), manifest.next_offset)

@@ -641,6 +641,21 @@ def test_archive_that_retention_emptied_is_still_compared(epochs, log_end_offset
     assert plan(again, epochs=epochs, log_end_offset=log_end_offset).lineage is Lineage.HOLDS
 
 
+def test_emptied_archive_has_no_transaction_that_reopens():
+    """None of its records is left, so there is nothing to cut off and archive again."""
+    manifest = replace(EMPTIED, crossing=(CrossingTransaction(7, 250, 320, OLD),))
+    found = plan(manifest, epochs=(*ARCHIVED, (NEW, 300)))
+    assert (found.lineage, found.replacement) == (Lineage.HOLDS, None)
+
+
+@pytest.mark.parametrize(("next_offset", "left"), [(100, 1), (60, 0)], ids=["one segment", "none"])
+def test_cut_that_leaves_no_segment_leaves_no_transaction(next_offset, left):
+    """Where users deleted up to the middle of a segment, the archive begins inside it."""
+    manifest = replace(crossed((50, 320, OLD), entries=((0, 99), (100, 199))), start_offset=60)
+    cut = manifest.cut_back(next_offset, leader_epoch=NEW, now_ms=2)
+    assert (len(cut.segments), len(cut.crossing)) == (left, left)
+
+
 def test_emptied_archive_holds_for_the_leader_that_filled_it():
     """The log goes on as far as the archive did, under the same epoch."""
     same = replace(EMPTIED, leader_epoch=OLD)
