@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -19,9 +20,9 @@ from tests.fakes.archive import (
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import stored_manifest
-from tests.fakes.spilling import Crash, CrashingStore
+from tests.fakes.spilling import Crash, CrashingStore, make_parts_small, observe
 from tieringd.archiving.good_part import OperatorWait
-from tieringd.formats.object_keys import data_key
+from tieringd.formats.object_keys import data_key, index_key, parse_rewriting_key
 from tieringd.model.segment import CrossingTransaction
 from tieringd.policies.lineage import OperatorReason
 
@@ -410,3 +411,62 @@ async def test_divergence_that_no_history_tells_is_for_an_operator(tmp_path, wri
         await archiver.step(observed(other))
     assert archiver.operator_wait.reason is OperatorReason.DIVERGENCE_UNKNOWN
     assert archiver.manifest.segments == before.segments
+
+
+async def test_part_of_a_rewritten_segment_is_marked_as_rewritten(writer, archive, broker, store):
+    """It lacks the records that a job removed, and a record tells a rebuild that it is stored whole."""
+    writer.append(b"good")
+    divergence = writer.append(b"lost")
+    writer.roll()
+    before = await archived(writer, archive)
+    (old,) = before.segments
+    rewritten = replace(old, writer_id="rewritten-1")
+    for key_of in (data_key, index_key):
+        data, _ = await store.get(key_of(writer.identified, old))
+        await store.put(key_of(writer.identified, rewritten), data, crc32c=crc32c(data))
+    stored = await archive.manifests.load(writer.identified)
+    manifest = replace(before, segments=before.segments.replaced(0, 1, rewritten))
+    await archive.manifests.commit(stored, manifest, leader_epoch=0)
+
+    leads_from(writer, divergence)
+    writer.closed_segment(b"another leader's")
+    manifest = await stepped(archiver_of(writer, archive, broker, leader_epoch=1), writer)
+    assert [one.is_rewritten for one in manifest.segments] == [True, False]
+    records = [key for key in store.objects if parse_rewriting_key(writer.identified, key)]
+    assert len(records) == 1
+    await expect_as_in_the_log(archive, writer, manifest)
+
+
+async def test_spilled_segment_is_split_as_well(tmp_path, writer, archive, broker, monkeypatch):
+    """The parts before it stay spilled, or are taken back; nothing is lost on the way."""
+    make_parts_small(monkeypatch)
+    writer.closed_segment(b"first")
+    writer.append(b"good")
+    divergence = writer.append(b"lost")
+    writer.roll()
+    for number in range(3):
+        writer.closed_segment(b"%d" % number)
+    archiver = archiver_of(writer, archive, broker)
+    while (await archiver.step(observe(writer))).uploaded:
+        pass
+    for _ in range(4):
+        writer.drop_head()
+    await archiver.step(observe(writer))
+    assert archiver.manifest.live_offset > divergence
+
+    other = LogWriter(tmp_path / "other")
+    other.closed_segment(b"first")
+    other.append(b"good")
+    other.roll()
+    other.begin_epoch(1)
+    other.closed_segment(b"another leader's")
+    other.drop_head()
+    other.drop_head()
+    archiver = archiver_of(other, archive, FakeBroker(other))
+    for _ in range(6):
+        await archiver.step(observe(other))
+    manifest = archiver.manifest
+    assert manifest.faults() == ()
+    whole = await archive.manifests.spillovers.with_history(manifest)
+    assert bounds_of(whole) == [(0, 0, 0), (1, 1, 1), (2, 2, 1)]
+    await expect_as_in_the_log(archive, other, manifest)
