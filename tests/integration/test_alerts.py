@@ -190,6 +190,14 @@ CASES = [
         f"2 partitions on {HOST} hold corrupt local data and are not archived",
     ),
     Case(
+        "TieringdWaitsForOperator",
+        {"tieringd_partitions_waiting_for_operator": "2"},
+        {"tieringd_partitions_waiting_for_operator": "0"},
+        "0m",
+        f"2 partitions of orders on {HOST} wait for an operator: segment_unreadable",
+        {"topic": "orders", "reason": "segment_unreadable"},
+    ),
+    Case(
         "TieringdFenced",
         {"tieringd_fenced_partitions": "3x5"},
         {"tieringd_fenced_partitions": "0 0 3x5"},

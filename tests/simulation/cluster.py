@@ -344,9 +344,11 @@ class Cluster:
                 waiting.pop()
 
     def _waits_for_operator(self, partition: Replication) -> bool:
-        """Say whether the archive's tail cannot be replaced without losing good records; a daemon says so."""
+        """Say whether a daemon says that nothing tells which records of the archive's tail are right."""
         faults = self.nodes[partition.leader].faults
-        return any(str(partition.name) in name and "only in the" in why for name, why in faults.items())
+        return any(
+            str(partition.name) in name and "an operator has to decide" in why for name, why in faults.items()
+        )
 
     async def _expect_pause_to_hold(self) -> None:
         """While a topic is paused nothing is uploaded; afterwards nothing is missing."""

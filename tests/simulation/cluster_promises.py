@@ -117,8 +117,14 @@ class ClusterPromises:
             assert len(manifest.replacements) - count in {0, 1}, f"{name}: several cuts at once"
             for cut in manifest.replacements[count:]:
                 self._check_cut(partition, earlier, manifest, cut.base_offset)
-                known = [one for one in known if one.base_offset < cut.base_offset]
+                # Of a segment in which the archive begins, only what follows the start counts.
+                start_offset = manifest.start_offset
+                known = [one for one in known if max(one.base_offset, start_offset) < cut.base_offset]
                 gaps = tuple(one for one in gaps if one.base_offset < cut.base_offset)
+            end = min(
+                (one.base_offset for one in manifest.replacements[count:]), default=manifest.next_offset
+            )
+            known = [self._kept_of(one, manifest, end) for one in known]
         self._note_unjudged(partition, manifest, earlier)
         gaps = tuple(one for one in gaps if one.next_offset > manifest.start_offset)
         assert manifest.gaps[: len(gaps)] == gaps, f"{name}: history changed"
@@ -129,6 +135,25 @@ class ClusterPromises:
                 assert self._data(manifest, segment) == wanted, f"{name}: {segment} is not the leader's"
         for gap in manifest.gaps[len(gaps) :]:
             self._check_gap(broker, partition, manifest, gap)
+
+    def _kept_of(self, known: RemoteSegment, manifest: PartitionManifest, end: int) -> RemoteSegment:
+        """
+        Return what stands for a *known* segment in an archive that was cut at *end*.
+
+        It is the segment itself, or its part before the cut with the same bytes, stored by the new leader.
+        """
+        found = manifest.segments.covering(known.base_offset)
+        if found is None or found == known or found.leader_epoch != manifest.leader_epoch:
+            return known
+        bounds = (known.base_offset, min(known.next_offset, end))
+        if (found.base_offset, found.next_offset) != bounds:
+            return known
+        data = self._data(manifest, known)
+        if self._data(manifest, found) != data[: found.size_bytes]:
+            return known
+        is_whole = found.size_bytes == len(data)
+        assert is_whole or parse_header(data, found.size_bytes).base_offset >= end, f"{found} is too short"
+        return found
 
     def _check_history(
         self,

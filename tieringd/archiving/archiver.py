@@ -26,6 +26,7 @@ import structlog
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archiving.archive_retention import ArchiveRetention, UploadTimes
 from tieringd.archiving.claim import ChangeQueue, Claim, ManifestChange
+from tieringd.archiving.good_part import OperatorWait
 from tieringd.archiving.lineage_keeper import LineageKeeper, Spiller
 from tieringd.archiving.observer import Observation
 from tieringd.archiving.partition_logger import LeadershipLogger, PartitionLogger
@@ -195,7 +196,7 @@ class StepResult:
     waits_for_lineage: bool = field(default=False, compare=False)
     """The step did nothing, because the archive's tail is not known to be on the leader's lineage."""
     needs_another_scan: bool = False
-    """Offsets are missing on disk; the next observation decides whether they are a gap."""
+    """The next observation decides: whether missing offsets are a gap, or how a tail is replaced."""
 
     @property
     def made_progress(self) -> bool:
@@ -267,7 +268,12 @@ class Archiver(LeadershipLogger):
         self._claim = Claim(leadership, manifests, metrics=metrics, known=known)
         self._changes = ChangeQueue(self._claim)
         self._lineage = LineageKeeper(
-            leadership, self._claim, layout=layout, spillovers=manifests.spillovers, now_ms=clock
+            leadership,
+            self._claim,
+            remote_log=remote_log,
+            layout=layout,
+            spillovers=manifests.spillovers,
+            now_ms=clock,
         )
         self._holes = HoleWatch()
         self._uploader = Uploader(leadership, remote_log)
@@ -317,6 +323,11 @@ class Archiver(LeadershipLogger):
     def quarantine_fault(self) -> str:
         """Return why the partition is quarantined; empty when it is not."""
         return self._quarantine.fault
+
+    @property
+    def operator_wait(self) -> OperatorWait | None:
+        """Return the case that only an operator can decide; None without one."""
+        return self._lineage.operator_wait
 
     @property
     def manifest(self) -> PartitionManifest | None:
@@ -412,7 +423,7 @@ class Archiver(LeadershipLogger):
                 pending_segments=left.pending_segments,
                 waits_because=waits_because,
                 waits_for_lineage=True,
-                needs_another_scan=bool(self._holes.new),
+                needs_another_scan=bool(self._holes.new) or self._lineage.needs_another_scan,
             )
         stored = await self._spiller.take_back(stored, seen)
         stored = await self._upload_times.keep(stored, seen)

@@ -3,6 +3,8 @@ The lineage keeper: ensures that an archive's tail matches the leader's log befo
 
 `policies.lineage` judges. This module reads the logs that the judgement needs, and cuts the manifest
 back. It uploads nothing and deletes no object: after a cut, no manifest names the objects that were cut off.
+Where the first segment to go also holds good records that are only in the archive, `archiving.good_part`
+keeps these.
 
 A cut may also remove winners of compactions: records that the compaction dropped are then again the
 latest of their keys. The same commit puts the held segments back. Records that are not held come back
@@ -22,15 +24,22 @@ from functools import partial
 from tieringd.archive.manifest_store import StoredManifest
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.archiving.claim import Claim
+from tieringd.archiving.good_part import GoodPart, OperatorWait
 from tieringd.archiving.observer import Observation
 from tieringd.archiving.partition_logger import LeadershipLogger, PartitionLogger
+from tieringd.archiving.remote_log import RemoteLog
 from tieringd.broker.layout import Layout, open_transactions_at
 from tieringd.errors import CorruptDataError, StorageError, StorageUnavailable, TieringError
 from tieringd.model.local_log import Hole
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.spilling import part_to_spill, spilled
-from tieringd.policies.lineage import Lineage, LineagePlan, plan_replacement, why_too_early
+from tieringd.policies.lineage import (
+    Lineage,
+    LineagePlan,
+    plan_replacement,
+    why_too_early,
+)
 from tieringd.policies.record_removal import cut_for_unsettled
 from tieringd.policies.spillover import plan_spillover
 
@@ -129,15 +138,29 @@ class LineageKeeper(LeadershipLogger):
         leadership: Leadership,
         claim: Claim,
         *,
+        remote_log: RemoteLog,
         layout: Layout,
         spillovers: SpilloverManifests,
         now_ms: Callable[[], int],
     ) -> None:
+        self._good_part: GoodPart | None = None
+        """Made where there is a good part to keep, which is rare."""
+        self._remote_log = remote_log
         self._leadership = leadership
         self._claim = claim
         self._layout = layout
         self._spillovers = spillovers
         self._now_ms = now_ms
+
+    @property
+    def operator_wait(self) -> OperatorWait | None:
+        """Return the case that only an operator can decide; None without one."""
+        return self._good_part.operator_wait if self._good_part else None
+
+    @property
+    def needs_another_scan(self) -> bool:
+        """Say whether the next observation may confirm what the last one showed."""
+        return self._good_part is not None and self._good_part.needs_another_scan
 
     async def keep(
         self, stored: StoredManifest, seen: Observation, *, new_holes: Collection[Hole] = ()
@@ -169,6 +192,8 @@ class LineageKeeper(LeadershipLogger):
             plan = await self._plan(await self._spillovers.with_history(manifest), seen)
             manifest = await self._spillovers.with_history(manifest, from_offset=plan.resume_offset - 1)
         replacement = plan.replacement
+        if replacement is None or replacement.only_archived is None:
+            self._good_part = None
         if replacement is None:
             return stored, "" if plan.lineage.may_append else plan.reason
         if new_holes:
@@ -178,13 +203,8 @@ class LineageKeeper(LeadershipLogger):
                 "replaced until the next scan finds them missing as well"
             )
         if replacement.only_archived is not None:
-            # A cut would lose offsets that were promised to be durable, so an operator decides.
-            kept = replacement.only_archived
-            return stored, (
-                f"{plan.reason}; the segment that has to be replaced holds offsets {kept.base_offset} to "
-                f"{kept.last_offset}, which are valid and exist only in the archive; an operator has to "
-                "decide"
-            )
+            # A cut of whole segments would lose offsets that were promised to be durable.
+            return await self._keep_good_part(stored, manifest, plan, seen)
         self._log.warning(
             "archive's tail is off the leader's lineage; replacing it",
             base_offset=replacement.base_offset,
@@ -204,6 +224,39 @@ class LineageKeeper(LeadershipLogger):
             same_to=replacement.divergence_offset,
         )
         return await self._claim.commit(stored, manifest), ""
+
+    async def _keep_good_part(
+        self, stored: StoredManifest, manifest: PartitionManifest, plan: LineagePlan, seen: Observation
+    ) -> tuple[StoredManifest, str]:
+        """Cut the archive back at the divergence, and keep what is good of the segment there."""
+        replacement = plan.replacement
+        assert replacement is not None, "the plan replaces something"
+        good_part = self._good_part = self._good_part or GoodPart(
+            self._leadership,
+            remote_log=self._remote_log,
+            layout=self._layout,
+            spillovers=self._spillovers,
+            now_ms=self._now_ms,
+        )
+        waits_because = good_part.why_not_yet(plan, seen)
+        if waits_because:
+            return stored, waits_because
+        cut_offset = replacement.divergence_offset
+        if plan.lineage is Lineage.DIVERGES:
+            manifest, cut_offset = await self._winners_lost(manifest, cut_offset, seen)
+        kept, waits_because = await good_part.keep(manifest, plan, seen, cut_offset=cut_offset)
+        if kept is None:
+            return stored, waits_because
+        self._log.warning(
+            "archive's tail is off the leader's lineage; its good part stays",
+            base_offset=replacement.base_offset,
+            divergence_offset=replacement.divergence_offset,
+            next_offset=kept.next_offset,
+            reason=plan.reason,
+        )
+        committed = await self._claim.commit(stored, kept)
+        self._good_part = None
+        return committed, ""
 
     async def _winners_lost(
         self, manifest: PartitionManifest, cut_offset: int, seen: Observation

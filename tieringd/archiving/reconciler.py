@@ -25,12 +25,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import structlog
 
 from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.good_part import OperatorWait
 from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import BrokerSnapshot, Observation, Observer
 from tieringd.archiving.pinner import PinFacts, Pinner
@@ -71,6 +73,8 @@ class PartitionStatus:
     """Why the first segment that is not eligible waits."""
     is_store_fault: bool = False
     """Whether the object store caused the fault, so that other partitions suffer from it as well."""
+    operator_wait: OperatorWait | None = field(default=None, compare=False)
+    """The case that only an operator can decide; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,8 @@ class Reconciler:
         """The cached result of `paths`; None after an observation has changed."""
         self.changes = ChangeFeed()
         """Feeds the partitions in which something changed to work that goes over all of them."""
+        self._waiting: frozenset[tuple[str, str]] = frozenset()
+        """The labels of the partitions that wait for an operator: topic and reason."""
         self._fenced: dict[Leadership, str] = {}
         self._stopping = False
         self._hint = asyncio.Event()
@@ -453,6 +459,7 @@ class Reconciler:
                 status.fault,
                 status.waits_because,
                 status.is_store_fault,
+                status.operator_wait,
             )
             return progressed
 
@@ -532,7 +539,10 @@ class Reconciler:
             report = log.error if isinstance(error, CorruptDataError) else log.warning
             report("archiver step failed", partition=str(leadership.partition), error=fault)
         moved = bool(uploaded or trimmed or gaps) or needs_another_scan
-        return PartitionStatus(uploaded, trimmed, pending, fault, waits_because, is_store_fault), moved
+        status = PartitionStatus(
+            uploaded, trimmed, pending, fault, waits_because, is_store_fault, archiver.operator_wait
+        )
+        return status, moved
 
     def _stop_archiver(self, leadership: Leadership) -> None:
         running = self._running[leadership]
@@ -565,10 +575,26 @@ class Reconciler:
             return
         self._hint.clear()
 
+    def _publish_operator_waits(self) -> None:
+        """Count the partitions that wait for an operator, by topic and reason."""
+        waiting: Counter[tuple[str, str]] = Counter()
+        for leadership in self._resting.awake:
+            running = self._running.get(leadership)
+            wait = running.archiver.operator_wait if running is not None else None
+            if wait is not None:
+                waiting[leadership.partition.topic, wait.reason.value] += 1
+        gauge = self._metrics.waiting_for_operator
+        for gone in self._waiting - waiting.keys():
+            gauge.remove(*gone)
+        for labels, partitions in waiting.items():
+            gauge.labels(*labels).set(partitions)
+        self._waiting = frozenset(waiting)
+
     def _publish(self, seconds: float) -> None:
-        # An archiver of a quarantined partition does not rest, so the awake ones are enough to check.
+        # An archiver of a quarantined or waiting partition does not rest, so the awake ones are enough.
         awake = (self._running.get(leadership) for leadership in self._resting.awake)
         quarantined = sum(1 for one in awake if one is not None and one.archiver.quarantine_fault)
+        self._publish_operator_waits()
         self._metrics.led_partitions.set(len(self._running))
         self._metrics.quarantined_partitions.set(quarantined)
         self._metrics.fenced_partitions.set(len(self._fenced))

@@ -24,6 +24,7 @@ from pathlib import Path
 from tieringd.archive.archive_reader import ArchiveReader, SegmentIndexes
 from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.retired_objects import delete_segments
+from tieringd.archive.segment_part import PartRequest, SegmentParts
 from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.archive.segment_swap import store_rewriting
 from tieringd.archiving.segment_copier import CopiedSegment, CopyRequest, SegmentCopier
@@ -319,6 +320,23 @@ class RemoteLog:
             done = [await rewriter.rewrite(partition, (piece,), cut) for piece in pieces]
             await in_thread(local.require_end)
         return tuple(one.segment for one in done)
+
+    async def store_part(self, request: PartRequest) -> RemoteSegment:
+        """
+        Store the valid part of a segment after an election; see `SegmentParts.store`.
+
+        Raises:
+            ObjectNotFound: The data or the index was deleted.
+            CorruptDataError: The data or the index is damaged, or the part's end is inside a batch.
+            RetryableError: The store or the work directory is temporarily unavailable.
+        """
+        parts = SegmentParts(
+            self._store,
+            self._reader,
+            writer_id=self._writer_id,
+            work_directory=Path(tempfile.gettempdir()),
+        )
+        return await parts.store(request)
 
     async def record_compaction(
         self,

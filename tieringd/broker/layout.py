@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import structlog
@@ -40,11 +40,11 @@ from tieringd.broker.segment_file import (
     scan_transactions,
 )
 from tieringd.errors import CorruptDataError, LocalFileError
-from tieringd.formats.segment_scan import HeaderWalk
-from tieringd.formats.transactions import TransactionTracker
+from tieringd.formats.segment_scan import EndedBy, HeaderWalk
+from tieringd.formats.transactions import MarkerSearch, TransactionTracker
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.offset_translation import OffsetTranslation
-from tieringd.model.segment import BrokerIndexes, LocalSegment
+from tieringd.model.segment import BrokerIndexes, CrossingTransaction, LocalSegment
 
 log = structlog.get_logger()
 
@@ -285,3 +285,70 @@ def open_transactions_at(layout: Layout, log: LocalLog, offset: int) -> Mapping[
         finally:
             file.close()
     return dict(tracker.open_transactions)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionEnds:
+    """How transactions that are open at some offset end in a log."""
+
+    ended: tuple[CrossingTransaction, ...] = ()
+    """Those with a marker in the log."""
+    aborted: frozenset[int] = frozenset()
+    """The producers of those whose marker is an abort."""
+    lost: Mapping[int, int] = field(default_factory=dict)
+    """First offset by producer of those whose marker may be in offsets that the log does not have."""
+    awaited: Mapping[int, int] = field(default_factory=dict)
+    """First offset by producer of those that have no marker up to the end of the log."""
+
+
+def transaction_ends(
+    layout: Layout, log: LocalLog, offset: int, first_offsets: Mapping[int, int]
+) -> TransactionEnds:
+    """
+    Find the markers of the transactions *first_offsets*, by producer, that are open at *offset*.
+
+    The walk ends at the first hole in the log: the next marker of a producer may be in the hole. This reads
+    headers up to the last marker. Blocks.
+
+    Raises:
+        LocalFileError: A file cannot be read, or is gone.
+        CorruptDataError: A header is impossible, or *offset* is inside a batch.
+    """
+    search = MarkerSearch(TransactionTracker.with_open(first_offsets))
+    aborted: set[tuple[int, int]] = set()
+    expected = offset
+    is_lost = False
+    for segment in log.segments:
+        if not search.awaited:
+            break
+        if segment.next_offset is not None and segment.next_offset <= offset:
+            continue
+        if segment.base_offset > expected:
+            is_lost = True
+            break
+        file = layout.open(segment)
+        try:
+            is_inside = segment.base_offset < offset
+            walk = HeaderWalk(
+                file.read_at,
+                size_bytes=file.segment.size_bytes,
+                base_offset=offset if is_inside else segment.base_offset,
+                position=position_of(file.fd, file.segment, offset) if is_inside else 0,
+                source=segment.path,
+            )
+            aborted.update((one.producer_id, one.last_offset) for one in walk.follow_transactions(search))
+        finally:
+            file.close()
+        if segment.next_offset is None:
+            break
+        if walk.ended_by is not EndedBy.END_OF_FILE:
+            raise CorruptDataError(
+                f"a closed segment has a {walk.ended_by.value}", source=segment.path, position=walk.position
+            )
+        expected = segment.next_offset
+    return TransactionEnds(
+        search.found,
+        frozenset(one.producer_id for one in search.found if (one.producer_id, one.marker_offset) in aborted),
+        dict(search.awaited) if is_lost else {},
+        {} if is_lost else dict(search.awaited),
+    )

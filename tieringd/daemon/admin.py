@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 
 import structlog
 from aiohttp import web
@@ -82,6 +83,7 @@ class AdminPage:
                 "pending_segments": status.pending_segments,
                 "fault": status.fault or None,
                 "waits_because": self._held_because(leadership.partition) or status.waits_because or None,
+                "waits_for_operator": status.operator_wait and asdict(status.operator_wait),
             }
             for leadership, status in sorted(
                 reconciler.statuses().items(), key=lambda item: item[0].partition

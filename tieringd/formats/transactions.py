@@ -32,6 +32,13 @@ class TransactionTracker:
         self._open: dict[int, int] = {}
         self._ended: set[int] = set()
 
+    @classmethod
+    def with_open(cls, first_offsets: Mapping[int, int]) -> TransactionTracker:
+        """Return a tracker in which the transactions *first_offsets*, by producer, are open."""
+        tracker = cls()
+        tracker._open = dict(first_offsets)
+        return tracker
+
     def copy(self) -> TransactionTracker:
         """Return an independent tracker in the same state."""
         twin = TransactionTracker()

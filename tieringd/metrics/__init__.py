@@ -250,8 +250,16 @@ class Metrics:
         self.quarantined_partitions = gauge(
             "quarantined_partitions", "Partitions that are not archived because their local data is corrupt"
         )
-        self.fenced_partitions = gauge(
-            "fenced_partitions", "Partitions that another daemon has taken over under the same leader epoch"
+        self.fenced_partitions, self.waiting_for_operator = (
+            gauge(
+                "fenced_partitions",
+                "Partitions that another daemon has taken over under the same leader epoch",
+            ),
+            gauge(
+                "partitions_waiting_for_operator",
+                "Partitions that wait because only an operator can decide about records in the archive",
+                ("topic", "reason"),
+            ),
         )
         self.unreadable_paths = gauge(
             "unreadable_paths", "Files and directories the last scan could not read"
@@ -375,13 +383,14 @@ class Metrics:
             *self.reuploaded.by_topic,
         ):
             counter.remove(topic)
-        for by_error in (
+        for by_reason in (
+            self.waiting_for_operator,
             self.upload_failures,
             self.trim_failures,
             self.merged.failures,
             self.reuploaded.failures,
         ):
-            by_error.remove_by_labels({"topic": topic})
+            by_reason.remove_by_labels({"topic": topic})
 
     def record_store_request(self, operation: str, outcome: str, seconds: float, size_bytes: int) -> None:
         """Count one attempt of an object store request."""

@@ -25,14 +25,23 @@ def reindexed(
     """
     Return *manifest* with *new* in the place of *old*, whose objects are to be deleted later.
 
+    *new* may have another writer and leader epoch.
+
     Raises:
         ValueError: *old* is not live in the manifest, or *new* has other data, or the same index.
     """
     table = manifest.segments
     row = table.row_at_or_after(old.base_offset)
     is_same_data = (
-        replace(new, index_size_bytes=old.index_size_bytes, index_crc32c=old.index_crc32c) == old
-        and new != old
+        replace(
+            new,
+            index_size_bytes=old.index_size_bytes,
+            index_crc32c=old.index_crc32c,
+            leader_epoch=old.leader_epoch,
+            writer_id=old.writer_id,
+        )
+        == old
+        and new.index_crc32c != old.index_crc32c
     )
     if row == len(table) or table[row] != old or not is_same_data:
         raise ValueError(

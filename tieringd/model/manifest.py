@@ -236,7 +236,13 @@ class PartitionManifest:
         )
 
     def cut_back(
-        self, next_offset: int, *, leader_epoch: int, now_ms: int, same_to: int = 0
+        self,
+        next_offset: int,
+        *,
+        leader_epoch: int,
+        now_ms: int,
+        same_to: int = 0,
+        head: RemoteSegment | None = None,
     ) -> PartitionManifest:
         """
         Return a manifest that ends at *next_offset*, and records the offsets that were replaced.
@@ -249,13 +255,17 @@ class PartitionManifest:
         The leader's records before *same_to* are those of the archive, though some are cut off and archived
         anew. A user's deletion still reaches that far.
 
+        If *next_offset* is inside a segment, *head* is the part of it that stays.
+
         Raises:
             ValueError: *next_offset* is inside a segment or gap, or outside the manifest. Or all that
                 would be left is spilled, and has to be taken back first.
         """
         undone = self.undone(next_offset, now_ms=now_ms)
         if undone is not self:
-            return undone.cut_back(next_offset, leader_epoch=leader_epoch, now_ms=now_ms, same_to=same_to)
+            return undone.cut_back(
+                next_offset, leader_epoch=leader_epoch, now_ms=now_ms, same_to=same_to, head=head
+            )
         is_spilled = self.spillover is not None and self.spillover.segments > 0
         ends = {self.live_offset, *(one.next_offset for one in self.gaps)}
         table = self.segments
@@ -263,10 +273,16 @@ class PartitionManifest:
         is_end = next_offset in ends or (
             kept > 0 and table.column("last_offset")[kept - 1] == next_offset - 1
         )
+        if head is not None:
+            split = table.covering(next_offset)
+            is_end = split is not None and (split.base_offset, next_offset) == (
+                head.base_offset,
+                head.next_offset,
+            )
         if (
             not 0 <= next_offset < self.next_offset
             or (next_offset > self.live_offset and not is_end)
-            or (is_spilled and not kept)
+            or (is_spilled and not kept and head is None)
         ):
             raise ValueError(f"the manifest of {self.partition} cannot be cut back to offset {next_offset}")
         replacement = Replacement(next_offset, self.next_offset - 1, leader_epoch, now_ms)
@@ -280,11 +296,12 @@ class PartitionManifest:
                 else self.trimmed_offset
             ),
             next_offset=next_offset,
-            segments=table.head(kept),
+            segments=table.head(kept).appended([head]) if head else table.head(kept),
             gaps=tuple(gap for gap in self.gaps if gap.base_offset < next_offset),
             epochs=tuple((epoch, start) for epoch, start in self.epochs if start < next_offset),
             replacements=(*self.replacements, replacement),
-            crossing=tuple(one for one in self.crossing if one.first_offset < next_offset),
+            # Without a segment there is no record of a transaction left.
+            crossing=tuple(one for one in self.crossing if (kept or head) and one.first_offset < next_offset),
             unsettled=_cut(self.unsettled, next_offset),
             deletions=_furthest(
                 _without_replaced(one, max(next_offset, same_to), leader_epoch) for one in self.deletions

@@ -22,11 +22,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from operator import attrgetter
 
 from tieringd.model.local_log import LocalLog
-from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest import SEGMENTS_REMEMBERED, PartitionManifest
 from tieringd.model.partition import LogBounds
 from tieringd.model.segment import CrossingTransaction, EpochStart
 from tieringd.policies.epoch_history import end_offset_for, epoch_at, newest_shared_epoch
@@ -51,6 +51,19 @@ class Lineage(Enum):
     def may_append(self) -> bool:
         """Say whether segments may be appended to the archive without a replacement."""
         return self in {Lineage.HOLDS, Lineage.UNKNOWN}
+
+
+class OperatorReason(StrEnum):
+    """Why only an operator can say what becomes of records that are only in the archive."""
+
+    DIVERGENCE_UNKNOWN = "divergence_unknown"
+    """The histories of archive and leader have no epoch in common, so nothing tells where the logs part."""
+    OUTCOME_LOST = "transaction_outcome_lost"
+    """The leader's log no longer has the offsets where a transaction's marker may have been."""
+    TRANSACTIONS_FORGOTTEN = "transactions_forgotten"
+    """The divergence is so far back that the manifest no longer lists the transactions open there."""
+    SEGMENT_UNREADABLE = "segment_unreadable"
+    """A stored segment with good records is missing or damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +91,8 @@ class ArchiveTruncation:
     """Offsets from `base_offset` on that the local log no longer holds: a gap unless salvaged."""
     only_archived: MissingRange | None
     """
-    The offsets of *missing* that are below the divergence. The first replaced segment is their only copy: the
-    replacement must keep them, or data is lost that was promised to be durable.
+    The offsets of *missing* that are below the divergence and in stored segments, which are their only copy.
+    The replacement must keep them, or data is lost that was promised to be durable.
     """
 
 
@@ -191,6 +204,9 @@ def plan_replacement(
     )
     newest = manifest.epochs[-1][0]
     reopened = _first_reopened(manifest, log)
+    if last is None:
+        # An older tieringd left transactions in the list of an archive that an election had emptied.
+        reopened = None
     if divergence == tail_end:
         if reopened is None:
             return LineagePlan(Lineage.HOLDS, _why_holds(manifest, log), manifest.next_offset)
@@ -240,6 +256,40 @@ def _without_comparison(
     return None
 
 
+def voided_transactions(
+    manifest: PartitionManifest, log: LocalLog, divergence: int
+) -> tuple[CrossingTransaction, ...]:
+    """
+    Return the archived transactions that began before *divergence* and whose marker is not in *log*.
+
+    The log of the leader parts from the archive at *divergence*; all of the archive may come before it.
+    """
+    has_wrong_tail = manifest.segments.row_at_or_after(divergence) < len(manifest.segments)
+    return tuple(
+        one
+        for one in manifest.crossing
+        if one.first_offset < divergence <= one.marker_offset and (has_wrong_tail or _lacks_marker(log, one))
+    )
+
+
+def knows_divergence(manifest: PartitionManifest, log: LocalLog) -> bool:
+    """
+    Say whether the histories of *manifest* and *log* tell where the two part.
+
+    Without an epoch in common the log begins under an epoch that the archive never saw. The two part there
+    at the latest, but they may have parted before. Only what came before epoch 1 is known: it is of epoch 0.
+    """
+    if newest_shared_epoch(manifest.epochs, log.epochs) is not None:
+        return True
+    return [epoch for epoch, _ in (*manifest.epochs, *log.epochs[:1])] == [0, 1]
+
+
+def remembers_transactions_at(manifest: PartitionManifest, offset: int) -> bool:
+    """Say whether `crossing` still has all transactions that are open at *offset* and begin before it."""
+    rows_after = len(manifest.segments) - manifest.segments.row_at_or_after(offset)
+    return rows_after <= SEGMENTS_REMEMBERED
+
+
 def why_too_early(log: LocalLog, leader_epoch: int) -> str:
     """Return why *log* cannot be the log of the leader since *leader_epoch* yet; empty when it can."""
     if not log.segments:
@@ -278,10 +328,14 @@ def _first_reopened(manifest: PartitionManifest, log: LocalLog) -> CrossingTrans
         one
         for one in manifest.crossing
         # Mostly all markers are of the newest leader, and every round asks, so this check comes first.
-        if one.leader_epoch != newest
-        and epoch_at(log.epochs, one.marker_offset) not in {None, one.leader_epoch}
+        if one.leader_epoch != newest and _lacks_marker(log, one)
     )
     return min(reopened, key=attrgetter("first_offset"), default=None)
+
+
+def _lacks_marker(log: LocalLog, transaction: CrossingTransaction) -> bool:
+    epoch = epoch_at(log.epochs, transaction.marker_offset)
+    return epoch not in {None, transaction.leader_epoch}
 
 
 def _why_reopened(transaction: CrossingTransaction, leader_epoch: int) -> str:
@@ -303,7 +357,8 @@ def _replacement(
     else:
         base_offset = _entry_base(manifest, from_offset)
     good_end = min(divergence, local_first)
-    is_stored = manifest.segments.covering(base_offset) is not None
+    # The replacement may begin with a gap, and the first stored segment comes after it.
+    stored = manifest.segments.overlapping(base_offset, good_end)
     row = bisect_right([segment.base_offset for segment in log.segments], base_offset) - 1
     return ArchiveTruncation(
         base_offset=base_offset,
@@ -313,7 +368,7 @@ def _replacement(
         local_base_offset=log.segments[row].base_offset if row >= 0 else None,
         missing=MissingRange(base_offset, local_first - 1) if base_offset < local_first else None,
         only_archived=(
-            MissingRange(base_offset, good_end - 1) if is_stored and base_offset < good_end else None
+            MissingRange(max(base_offset, stored[0].base_offset), good_end - 1) if stored else None
         ),
     )
 

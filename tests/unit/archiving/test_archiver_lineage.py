@@ -137,32 +137,6 @@ async def test_transaction_beside_a_reopened_one_stays_as_it_is(writer, archive,
     await expect_as_in_the_log(archive, writer, manifest)
 
 
-async def test_reopened_transaction_that_only_the_archive_holds_waits_for_an_operator(
-    writer, archive, broker
-):
-    """A cut would lose records that were promised to be durable; so the partition says what it is about."""
-    end = archived_up_to_a_marker(writer)
-    writer.commit(2)
-    before = await archived(writer, archive)
-
-    writer.truncate(end)
-    writer.drop_head()
-    writer.begin_epoch(1)
-    writer.abort(2)
-    writer.closed_segment()
-    archiver = archiver_of(writer, archive, broker, leader_epoch=1)
-    result = await archiver.step(observed(writer))
-
-    assert result.waits_because == (
-        "the transaction of producer 2 that began at offset 0 was archived with a marker of leader epoch 0 "
-        "at offset 2; the log that leads since epoch 1 lacks that marker; the segment that has to be "
-        "replaced holds offsets 0 to 1, which are valid and exist only in the archive; an operator has to "
-        "decide"
-    )
-    assert archiver.manifest is not None
-    assert archiver.manifest.segments == before.segments
-
-
 async def test_marker_that_a_cut_put_past_the_archive_s_end_again_may_be_lost_as_well(
     writer, archive, broker
 ):

@@ -6,15 +6,17 @@ import asyncio
 import shutil
 from dataclasses import replace
 
+from crc32c import crc32c
 from structlog.testing import capture_logs
 
 from tests.fakes.archive import archive_in, archiver_of, observed
 from tests.fakes.broker import broker_unavailable
 from tests.fakes.daemons import INTERVAL_SECONDS, Daemon
+from tests.fakes.manifests import stored_manifest
 from tests.fakes.store import RefusingStore, store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import BrokerDenied
-from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, TopicKey
+from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, TopicKey, data_key
 from tieringd.model.partition import Leadership
 
 
@@ -364,3 +366,37 @@ async def test_topic_that_left_the_disks_leaves_no_series(daemon):
         await daemon.round()
         await daemon.round()
         assert daemon.value("tieringd_uploads_total", topic="orders") is None
+
+
+@virtually
+async def test_partition_that_waits_for_an_operator_shows_in_status_and_metrics(daemon):
+    """It is counted by topic and reason while it waits, and the series goes when the wait ends."""
+    writer, labels = daemon.writers[1], {"topic": "orders", "reason": "segment_unreadable"}
+    writer.append(b"good")
+    divergence = writer.append(b"lost")
+    writer.roll()
+    async with daemon.running():
+        manifest = stored_manifest(daemon.store, writer)
+        key = data_key(writer.identified, manifest.segments[1])
+        data, _ = await daemon.store.get(key)
+        await daemon.store.delete_many([key])
+        writer.truncate(divergence)
+        writer.begin_epoch(1)
+        writer.roll()
+        writer.closed_segment(b"another leader's")
+        writer.drop_head()
+        writer.drop_head()
+        daemon.broker.epochs[writer.name] = 1
+        for _ in range(4):
+            await daemon.round()
+        assert daemon.value("tieringd_partitions_waiting_for_operator", **labels) == 1
+        wait = daemon.status(writer, 1).operator_wait
+        assert (wait.base_offset, wait.last_offset) == (3, 3)
+
+        await daemon.store.put(key, data, crc32c=crc32c(data))
+        daemon.clock.now_ms += 10 * 60_000
+        for _ in range(3):
+            await daemon.round()
+        assert daemon.value("tieringd_partitions_waiting_for_operator", **labels) is None
+        assert daemon.status(writer, 1).operator_wait is None
+        assert daemon.archived()["orders-1"] == [0, 3, 4]

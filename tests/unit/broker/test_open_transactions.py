@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.log_writer import LogWriter
-from tieringd.broker.layout import KafkaLayout, open_transactions_at
+from tieringd.broker.layout import KafkaLayout, TransactionEnds, open_transactions_at, transaction_ends
+from tieringd.model.segment import CrossingTransaction
 
 
 @pytest.fixture
@@ -50,3 +51,28 @@ def test_transaction_that_began_before_the_log_is_known_by_what_is_left_of_it(wr
 def test_empty_log_has_no_open_transaction(tmp_path):
     """There is nothing to read."""
     assert open_transactions_at(KafkaLayout(), LogWriter(tmp_path).local_log(), 0) == {}
+
+
+@pytest.mark.parametrize(
+    ("offset", "first_offsets", "expected"),
+    [
+        (2, {1: 0}, TransactionEnds((CrossingTransaction(1, 0, 3, 0),))),
+        (2, {2: 1}, TransactionEnds((CrossingTransaction(2, 1, 5, 0),), frozenset({2}))),
+        (4, {2: 1}, TransactionEnds((CrossingTransaction(2, 1, 5, 0),), frozenset({2}))),
+        (4, {1: 0}, TransactionEnds(awaited={1: 0})),
+        (4, {}, TransactionEnds()),
+    ],
+    ids=["commit", "abort in the next segment", "from a segment's start", "no marker", "none open"],
+)
+def test_end_of_a_transaction_is_its_next_marker(writer, offset, first_offsets, expected):
+    """Markers before the offset belong to earlier transactions."""
+    assert transaction_ends(KafkaLayout(), writer.local_log(), offset, first_offsets) == expected
+
+
+def test_marker_that_the_log_no_longer_has_is_lost(writer):
+    """The log begins after the offset, so a marker further on may end a later transaction."""
+    writer.append(b"two anew", producer_id=2)
+    writer.commit(2)
+    writer.drop_head()
+    found = transaction_ends(KafkaLayout(), writer.local_log(), 3, {2: 1})
+    assert found == TransactionEnds(lost={2: 1})

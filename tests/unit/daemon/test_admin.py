@@ -204,6 +204,7 @@ async def test_status_tells_each_partition(client, one_round, archive, writer):
         "pending_segments": 0,
         "fault": None,
         "waits_because": "segment 3 is active",
+        "waits_for_operator": None,
     }
     assert found == {"rounds": 2, "problems": {}, "paused_topics": [], "partitions": [partition]}
 

@@ -17,6 +17,7 @@ from tieringd.policies.lineage import (
     LineagePlan,
     archived_end,
     divergence_offset,
+    knows_divergence,
     plan_replacement,
 )
 from tieringd.policies.upload_plan import MissingRange
@@ -416,6 +417,31 @@ def test_a_replacement_that_drops_no_good_record_has_nothing_to_salvage(entries,
 
 
 @pytest.mark.parametrize(
+    ("archived", "local", "is_known"),
+    [
+        pytest.param(((5, 0), (6, 9)), ((5, 0), (8, 7)), True, id="an epoch in common"),
+        pytest.param(((5, 0), (6, 9)), ((8, 7),), False, id="none in common"),
+        pytest.param(((0, 0),), ((1, 7),), True, id="only epoch 0 came before"),
+        pytest.param(((0, 0),), ((2, 7),), False, id="epoch 1 may have come before"),
+        pytest.param(((0, 0), (1, 3)), ((2, 7),), False, id="either epoch may have come before"),
+    ],
+)
+def test_divergence_is_known_by_an_epoch_in_common(archived, local, is_known):
+    """Each epoch has one leader, so logs that both have it agree up to where the first of them ends it."""
+    log = replace(local_log((7,)), epochs=local)
+    assert knows_divergence(archive((0, 9), epochs=archived), log) is is_known
+
+
+def test_good_segments_after_a_gap_are_only_archived():
+    """The first entry to go is a gap, but a segment between it and the divergence holds good records."""
+    manifest = archive((0, 99, "gap"), (100, 199), (200, 299))
+    log = replace(local_log((205, 400)), epochs=((5, 0), (NEW, 210)))
+    bounds = LogBounds(205, 400, 400)
+    found = plan_replacement(manifest, log, bounds, leader_epoch=NEW, undecided_from=50).replacement
+    assert (found.base_offset, found.only_archived) == (0, MissingRange(100, 204))
+
+
+@pytest.mark.parametrize(
     ("manifest", "epochs", "expected"),
     [
         pytest.param(None, ((5, 0),), None, id="no manifest"),
@@ -613,6 +639,21 @@ def test_archive_that_retention_emptied_is_still_compared(epochs, log_end_offset
     assert (anew.start_offset, anew.next_offset, anew.faults()) == (resume_offset, resume_offset, ())
     again = replace(anew, leader_epoch=NEW)
     assert plan(again, epochs=epochs, log_end_offset=log_end_offset).lineage is Lineage.HOLDS
+
+
+def test_emptied_archive_has_no_transaction_that_reopens():
+    """None of its records is left, so there is nothing to cut off and archive again."""
+    manifest = replace(EMPTIED, crossing=(CrossingTransaction(7, 250, 320, OLD),))
+    found = plan(manifest, epochs=(*ARCHIVED, (NEW, 300)))
+    assert (found.lineage, found.replacement) == (Lineage.HOLDS, None)
+
+
+@pytest.mark.parametrize(("next_offset", "left"), [(100, 1), (60, 0)], ids=["one segment", "none"])
+def test_cut_that_leaves_no_segment_leaves_no_transaction(next_offset, left):
+    """Where users deleted up to the middle of a segment, the archive begins inside it."""
+    manifest = replace(crossed((50, 320, OLD), entries=((0, 99), (100, 199))), start_offset=60)
+    cut = manifest.cut_back(next_offset, leader_epoch=NEW, now_ms=2)
+    assert (len(cut.segments), len(cut.crossing)) == (left, left)
 
 
 def test_emptied_archive_holds_for_the_leader_that_filled_it():

@@ -60,10 +60,12 @@ class Shelf:
         return writer
 
     def archive(
-        self, writer: LogWriter, *, leader_epoch: int | None = None, spill: bool = False
+        self, writer: LogWriter, *, leader_epoch: int | None = None, spill: bool = False, looks: int = 1
     ) -> PartitionManifest:
         """
         Archive all that is closed, under the newest epoch of the log unless told otherwise.
+
+        At least *looks* observations are made of the log.
 
         With *spill*, all that the local log does not hold is spilled.
         """
@@ -75,8 +77,9 @@ class Shelf:
             )
             archiver = archiver_of(writer, services, FakeBroker(writer), leader_epoch=leader_epoch)
             changes = {"target_manifest_bytes": 1} if spill else {}
-            while (await archiver.step(observed(writer, **changes))).uploaded:
-                pass
+            for _ in range(looks):
+                while (await archiver.step(observed(writer, **changes))).uploaded:
+                    pass
 
         asyncio.run(work())
         return self.manifest(writer)

@@ -76,6 +76,37 @@ def life(shelf) -> LogWriter:
     return writer
 
 
+def test_archive_of_which_a_part_was_kept_reads_back_as_before(shelf):
+    """The head of a split segment, and a segment with another index, are taken before the older objects."""
+    writer = shelf.writer()
+    writer.append(b"early", producer_id=1)
+    writer.append(b"plain")
+    writer.roll()
+    writer.append(b"good")
+    divergence = writer.append(b"lost")
+    writer.commit(1)
+    writer.roll()
+    shelf.archive(writer)
+    writer.truncate(divergence)
+    writer.begin_epoch(4)
+    writer.roll()
+    writer.abort(1)
+    writer.closed_segment(b"new leader's")
+    while writer.bases_on_disk[0] < divergence:
+        writer.drop_head()
+    before = shelf.archive(writer, leader_epoch=4, looks=3)
+    assert [one.leader_epoch for one in before.segments] == [4, 4, 4]
+    values = {level: shelf.values(writer, read_committed=level) for level in (False, True)}
+    assert b"early" not in values[True].values()
+    lose_manifests(shelf)
+
+    report, _ = rebuild(shelf, write=True)
+
+    assert report.faults == ()
+    assert rows(shelf.manifest(writer)) == rows(before)
+    assert {level: shelf.values(writer, read_committed=level) for level in (False, True)} == values
+
+
 def test_archive_reads_back_as_before(shelf, life):
     """Offsets, times, epochs and transactions come back from the objects alone."""
     shelf.fill("other", 2, segments=3)
