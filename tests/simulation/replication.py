@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from tieringd.formats.record_batch import parse_header
+
 if TYPE_CHECKING:
     from tests.simulation.replica import Replica
     from tieringd.model.partition import LogBounds, TopicPartition
@@ -83,9 +85,24 @@ class Replication:
             for offset in range(one.base_offset, min(one.next_offset, before_offset))
         }
         self.let_go |= gone
+        self.allow_deletion(before_offset)
         log.log_start_offset = max(log.log_start_offset, before_offset)
         log.delete_below_start(is_requested=False)
         return gone
+
+    def allow_deletion(self, before_offset: int) -> None:
+        """
+        Note that a user has asked for a deletion under the present leader epoch.
+
+        The archive may hold what the leader never had, or has no more: its log may begin later.
+        """
+        self.let_go |= {
+            (offset, one.data)
+            for replica in self.replicas
+            for one in replica.batches
+            if parse_header(one.data, 0).leader_epoch <= self.leader_epoch
+            for offset in range(one.base_offset, min(one.next_offset, before_offset))
+        }
 
     def let_go_offsets(self) -> set[int]:
         """Return the offsets at which users may have deleted what the leader's log has or had."""

@@ -92,6 +92,7 @@ class Users:
             request = _Request(self._partition, self._random)
             deleter = RecordDeleter(request, store, self._manifests(store), now_ms=self._now_ms)
             leader_epoch = self._partition.leader_epoch
+            self._partition.allow_deletion(before_offset)
             with suppress(TieringError):
                 done = await deleter.delete(
                     self._partition.name.topic,
