@@ -434,7 +434,9 @@ class Cache(BaseModel):
     cloud_storage_disable_chunk_reads: Annotated[bool, Flag(), LIVE] = False
     """Fetch whole segments, for readers that read everything."""
     cloud_storage_chunk_eviction_strategy: Annotated[StrategyName, Choice(), LIVE] = "eager"
-    """Which chunks without readers stay open: none, some of each segment, or those needed next."""
+    """
+    Which chunks without readers stay open: none, some of each segment, or those that most readers come to.
+    """
     cloud_storage_hydrated_chunks_per_segment_ratio: Annotated[float, Decimal(0, 1), LIVE] = 0.7
     """Part of a segment's chunks that may stay open, with `capped` and `predictive`."""
     cloud_storage_min_chunks_per_segment_threshold: Annotated[int, Number(0, 2**31 - 1), LIVE] = 5
