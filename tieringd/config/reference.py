@@ -85,8 +85,8 @@ For each topic every setting is looked up separately, and the first of these pla
 2. the patterns in this file that match it, the longest first, equally long ones in the order of the file;
 3. what the broker has set on the topic;
 4. the cluster's value: `cloud_storage_enable_remote_write`, `cloud_storage_enable_remote_read`,
-   `retention_local_target_ms_default`, `retention_local_target_bytes_default`, `log_retention_ms` and
-   `retention_bytes`.
+   `retention_local_target_ms_default`, `retention_local_target_bytes_default`, `retention_bytes` and,
+   without a broker, `log_retention_ms`.
 
 So a topic's own value overrides the cluster's both ways. `cloud_storage_enabled: false` turns everything off.
 
