@@ -117,7 +117,8 @@ class ClusterPromises:
             assert len(manifest.replacements) - count in {0, 1}, f"{name}: several cuts at once"
             for cut in manifest.replacements[count:]:
                 self._check_cut(partition, earlier, manifest, cut.base_offset)
-                known = [one for one in known if one.base_offset < cut.base_offset]
+                # Of a segment that the archive begins inside of, only the part from there on can stay.
+                known = [one for one in known if max(one.base_offset, earlier.start_offset) < cut.base_offset]
                 gaps = tuple(one for one in gaps if one.base_offset < cut.base_offset)
         self._note_unjudged(partition, manifest, earlier)
         gaps = tuple(one for one in gaps if one.next_offset > manifest.start_offset)

@@ -284,7 +284,10 @@ class PartitionManifest:
             gaps=tuple(gap for gap in self.gaps if gap.base_offset < next_offset),
             epochs=tuple((epoch, start) for epoch, start in self.epochs if start < next_offset),
             replacements=(*self.replacements, replacement),
-            crossing=tuple(one for one in self.crossing if one.first_offset < next_offset),
+            # Of a transaction that began before an archive of which nothing is left, nothing is archived.
+            crossing=tuple(
+                one for one in self.crossing if max(one.first_offset, self.start_offset) < next_offset
+            ),
             unsettled=_cut(self.unsettled, next_offset),
             deletions=_furthest(
                 _without_replaced(one, max(next_offset, same_to), leader_epoch) for one in self.deletions
