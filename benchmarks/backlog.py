@@ -298,6 +298,7 @@ def sink_settings(root: Path, endpoint: Endpoint, *, shares: int | None = None) 
         "state_directory": str(root / "state"),
         "cloud_storage_enabled": True,
         "cloud_storage_enable_remote_write": True,
+        "log_retention_ms": -1,
         "cloud_storage_bucket": BUCKET,
         "cloud_storage_access_key": "benchmark",
         "cloud_storage_secret_key": "benchmark-secret",

@@ -64,6 +64,7 @@ cloud_storage_bucket: {bucket}
 cloud_storage_access_key: {access_key}
 cloud_storage_secret_key: {secret_key}
 cloud_storage_single_writer: true
+log_retention_ms: -1
 cloud_storage_api_endpoint: 127.0.0.1
 cloud_storage_api_endpoint_port: {port}
 {transport}

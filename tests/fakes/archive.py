@@ -122,7 +122,7 @@ cloud_storage_file_root: /nowhere/archive
 cloud_storage_reconciliation_interval_ms: {interval_ms}
 retention_local_target_ms_default: -1
 retention_local_target_bytes_default: {target_bytes}
-log_retention_ms: {retention_ms or "null"}
+log_retention_ms: {retention_ms or -1}
 retention_bytes: {retention_bytes or "null"}
 cloud_storage_housekeeping_interval_ms: {interval_ms}
 archive_delete_delay_ms: 1s

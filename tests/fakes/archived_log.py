@@ -26,7 +26,7 @@ from tieringd.gateway.archive_answers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from tieringd.errors import TieringError
@@ -143,8 +143,17 @@ class ArchivedLogs:
         log = self._logs.get((topic, partition))
         return broker_offset if log is None else min(log.batches[0][1].base_offset, broker_offset)
 
+    async def leader_epochs(
+        self, asked: Collection[tuple[str | UUID, int]]
+    ) -> Mapping[tuple[str | UUID, int], int | TieringError]:
+        """Return the first leader epoch for each partition."""
+        self._fail()
+        return dict.fromkeys(asked, 0)
+
     async def delete_records(
-        self, before: Mapping[tuple[str | UUID, int], int]
+        self,
+        before: Mapping[tuple[str | UUID, int], int],
+        leader_epochs: Mapping[tuple[str | UUID, int], int | TieringError],
     ) -> Mapping[tuple[str | UUID, int], int | TieringError]:
         """Delete nothing, and return the first offsets of the copies."""
         self._fail()

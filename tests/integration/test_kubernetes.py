@@ -267,6 +267,7 @@ def pod(tmp_path):
         "cloud_storage_access_key": None,
         "cloud_storage_secret_key": None,
         "storage_min_free_bytes": 0,
+        "log_retention_ms": -1,
         "topics": {},
     }
     pod = Pod(tmp_path, **changes)

@@ -427,8 +427,9 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "deletion-under-the-epoch-it-had",
         "tieringd/gateway/readable_partitions.py",
-        "epoch = self._last_led.get(partition, found.manifest.leader_epoch)",
-        "epoch = found.manifest.leader_epoch",
+        "stored = await delete_archived(self._manifests, partition, deletion, now_ms=self._now_ms)",
+        "deletion = replace(deletion, leader_epoch=found.manifest.leader_epoch)\n"
+        "        stored = await delete_archived(self._manifests, partition, deletion, now_ms=self._now_ms)",
         "A deletion through a gateway that was overtaken by an election takes no records of the new leader",
         worlds=STORM,
     ),

@@ -18,6 +18,7 @@ from tieringd.broker.kafka_deletion import LedLog, TopicLeaders
 from tieringd.errors import BrokerUnavailable, TieringError
 from tieringd.formats.record_batch import parse_header
 from tieringd.gateway.readable_partitions import ReadablePartitions
+from tieringd.model.manifest_parts import RecordDeletion
 from tieringd.storage.resilient import ResilientStore
 from tieringd.topics.record_deleter import RecordDeleter
 
@@ -117,14 +118,14 @@ class Users:
                 # Other clients use this gateway all the time, so it knows who leads.
                 gateway.may_have(name.topic, name.partition)
                 known = self._known_epoch(node) if known is None else known
+                epoch = await gateway.leader_epoch(name.topic, name.partition)
                 await request.delete(node.number, before_offset)
                 await node.store_wire.sendable()
                 found = await gateway.find(name.topic, name.partition)
-                if found is None:
+                if found is None or epoch is None:
                     return
-                leader_epoch = found.manifest.leader_epoch if known is None else known
-                await gateway.record_deletion(found, before_offset)
-                request.note_recorded(leader_epoch)
+                await gateway.record_deletion(found, RecordDeletion(before_offset, epoch))
+                request.note_recorded(epoch if known is None else known)
                 return
             await asyncio.sleep(self._random.uniform(0, 5))
 

@@ -74,6 +74,8 @@ def directory_config(log_dirs: Sequence[Path], archive: Path, state: Path, **cha
         "cloud_storage_file_root": str(archive),
         "cloud_storage_reconciliation_interval_ms": 100,
         "retention_local_target_ms_default": -1,
+        # Records of the tests have any timestamps.
+        "log_retention_ms": -1,
         "admin": {"port": 0},
     } | changes
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tieringd.config.fields import UNLIMITED
 from tieringd.config.model import Config
-from tieringd.config.properties import Cache, GatewayConfig, Space, TopicProperties
+from tieringd.config.properties import Cache, GatewayConfig, Retention, Space, TopicProperties
 from tieringd.config.rule_violation import RuleViolation
 from tieringd.config.store_checks import find_store_contradictions, find_store_doubts
 from tieringd.config.yaml_source import Place
@@ -187,7 +187,8 @@ def _said_by_the_broker(config: Config, names: Sequence[tuple[str, int | None]])
     if config.broker.kind == "none":
         return
     for name, value in names:
-        if value not in {None, UNLIMITED}:
+        default = Retention.model_fields["log_retention_ms"].default if name == "log_retention_ms" else None
+        if value not in {None, UNLIMITED, default}:
             yield RuleViolation(
                 ((name,), ("broker", "kind")),
                 f"has no effect with broker.kind {config.broker.kind}, because the broker has a value for "
@@ -206,10 +207,11 @@ def _shadowed(section: Place, names: Sequence[tuple[str, int | None]]) -> Iterat
 
 
 def _cluster_ms(config: Config) -> list[tuple[str, int | None]]:
+    is_set = "log_retention_ms" in config.model_fields_set
     return [
         ("log.retention.ms", config.kafka_log_retention_ms),
-        ("log_retention_ms", config.log_retention_ms),
         ("delete_retention_ms", config.delete_retention_ms),
+        ("log_retention_ms", config.log_retention_ms if is_set else None),
     ]
 
 

@@ -269,6 +269,17 @@ class Config(
         )
 
     @property
+    def retention_without_broker_ms(self) -> int | None:
+        """
+        Return the limit by time of topics that set none themselves; None or -1 without a limit.
+
+        It applies only to log directories without a broker. A broker has a value for every topic. If a
+        broker leaves a topic out of an answer, nothing of the topic may be deleted for it.
+        """
+        has_none = self.broker.kind == "none" and self.has_broker_section
+        return self.total_ms if has_none else None
+
+    @property
     def tiering_defaults(self) -> TieringDefaults:
         """Return the settings of a topic that sets nothing itself."""
         return TieringDefaults(self.cloud_storage_enable_remote_write, self.cloud_storage_enable_remote_read)
@@ -300,7 +311,7 @@ class Config(
                     is_strict=self.retention_local_strict,
                 ),
                 is_kafka=self.broker.kind == "kafka",
-                total_ms=self.total_ms,
+                total_ms=self.retention_without_broker_ms,
                 total_bytes=self.total_bytes,
                 merging=self.merge_settings,
                 reuploads_compacted=self.cloud_storage_enable_compacted_topic_reupload,

@@ -186,14 +186,16 @@ class Retention(BaseModel):
 
     model_config = STRICT
 
-    log_retention_ms: Annotated[Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None, LIVE] = None
-    """Total time to keep records if neither topic nor broker sets it; null or -1: no limit."""
+    log_retention_ms: Annotated[Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None, LIVE] = 7 * _DAY_MS
+    """
+    With `broker.kind: none`, total time to keep records of topics without `retention.ms`; -1: no limit.
+    """
     delete_retention_ms: Annotated[Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None, LIVE] = None
-    """Another name for `log_retention_ms`."""
+    """Another name for `log_retention_ms`, which takes precedence."""
     kafka_log_retention_ms: Annotated[Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None, LIVE] = Field(
         default=None, alias="log.retention.ms"
     )
-    """Kafka's name for `log_retention_ms`."""
+    """Kafka's name for `log_retention_ms`, which takes precedence over both others."""
     retention_bytes: Annotated[Annotated[int, size(1, MAX_INT64, UNLIMITED)] | None, LIVE] = None
     """Keep this many bytes of each partition in all, where neither a topic nor its broker says."""
     kafka_log_retention_bytes: Annotated[Annotated[int, size(1, MAX_INT64, UNLIMITED)] | None, LIVE] = Field(
@@ -222,8 +224,9 @@ class Retention(BaseModel):
 
     @property
     def total_ms(self) -> int | None:
-        """Return the cluster's limit by time under whichever name it has; None where none is set."""
-        names = (self.kafka_log_retention_ms, self.log_retention_ms, self.delete_retention_ms)
+        """Return the cluster's limit by time under whichever name it has; None or -1 without a limit."""
+        # Only `log_retention_ms` has a default, so it comes last: the others are set where they are not None.
+        names = (self.kafka_log_retention_ms, self.delete_retention_ms, self.log_retention_ms)
         return next((limit for limit in names if limit is not None), None)
 
     @property
@@ -434,7 +437,9 @@ class Cache(BaseModel):
     cloud_storage_disable_chunk_reads: Annotated[bool, Flag(), LIVE] = False
     """Fetch whole segments, for readers that read everything."""
     cloud_storage_chunk_eviction_strategy: Annotated[StrategyName, Choice(), LIVE] = "eager"
-    """Which chunks without readers stay open: none, some of each segment, or those needed next."""
+    """
+    Which chunks without readers stay open: none, some of each segment, or those that most readers come to.
+    """
     cloud_storage_hydrated_chunks_per_segment_ratio: Annotated[float, Decimal(0, 1), LIVE] = 0.7
     """Part of a segment's chunks that may stay open, with `capped` and `predictive`."""
     cloud_storage_min_chunks_per_segment_threshold: Annotated[int, Number(0, 2**31 - 1), LIVE] = 5

@@ -56,6 +56,26 @@ file without faults. A property that is not listed here is a fault.
 * **Words** are `true` and `false` only; `yes`, `no`, `on` and `off` are text. Anchors, aliases and tags are
   not supported.
 """
+_CHUNKS = """\
+
+**Chunks: two bounds.** Files of the cache and open files have bounds of their own.
+
+* How many chunks are on the disk is bounded by `cloud_storage_cache_size` and its percentage,
+  `cloud_storage_cache_max_objects` and `storage_min_free_bytes`, for all segments together. The least
+  recently used go first. `tieringd_cache_objects` and `tieringd_cache_bytes` show what is there.
+* How many chunks of a segment are open is bounded by `cloud_storage_chunk_eviction_strategy` with
+  `cloud_storage_hydrated_chunks_per_segment_ratio` and `cloud_storage_min_chunks_per_segment_threshold`.
+  `tieringd_cache_open_chunks` shows how many are open. Redpanda's documentation speaks of chunks that may be
+  hydrated. In Redpanda too a chunk is hydrated while its file is open: the strategies close files, and the
+  file stays on the disk until the cache is trimmed.
+
+A bound on a segment's chunks on the disk would delete chunks from a cache that has room, and the next reader
+would download them again. With `eager`, the default, every chunk would go as soon as its reader leaves.
+
+`predictive` first closes the chunks that the fewest readers come to, then those whose readers have the most
+chunks left before them, then the least recently used. A reader comes to every chunk after the one that it
+reads.
+"""
 _TOPICS = """\
 
 `NAME` is a topic's name, or a pattern with `*`, `?` or `[...]`; put a pattern that begins with `*` in quotes.
@@ -65,8 +85,8 @@ For each topic every setting is looked up separately, and the first of these pla
 2. the patterns in this file that match it, the longest first, equally long ones in the order of the file;
 3. what the broker has set on the topic;
 4. the cluster's value: `cloud_storage_enable_remote_write`, `cloud_storage_enable_remote_read`,
-   `retention_local_target_ms_default`, `retention_local_target_bytes_default`, `log_retention_ms` and
-   `retention_bytes`.
+   `retention_local_target_ms_default`, `retention_local_target_bytes_default`, `retention_bytes` and,
+   without a broker, `log_retention_ms`.
 
 So a topic's own value overrides the cluster's both ways. `cloud_storage_enabled: false` turns everything off.
 
@@ -210,6 +230,7 @@ def render() -> str:
         + (_TOPICS if place == TOPICS else "")
         + "\n| property | type | default | reload | meaning |\n|---|---|---|---|---|\n"
         + "".join(_row(place, one) for one in properties_of(model))
+        + ("" if place else _CHUNKS)
         for place, model in SECTIONS.items()
     )
     topics = {f"topics[NAME].{name}": reason for name, reason in NOT_APPLICABLE_TO_TOPICS.items()}

@@ -31,6 +31,7 @@ from tieringd.archiving.reconciler import PassResult
 from tieringd.broker.watch import DirectoryWatch
 from tieringd.config import Config
 from tieringd.config.reload import compare_configs
+from tieringd.config.units import format_duration
 from tieringd.daemon.admin import serving
 from tieringd.daemon.assembly import DaemonParts, apply_config, assembled
 from tieringd.daemon.certificates import certificate_files
@@ -42,6 +43,8 @@ log = structlog.get_logger(__name__)
 
 _M_ARENA_MAX = -8  # From malloc.h.
 _ARENAS = 2
+
+_RETENTION_NAMES = {"log_retention_ms", "delete_retention_ms", "kafka_log_retention_ms"}
 
 _HINT_PAUSE_SECONDS = 0.2
 """Directory events come in bursts: a roll makes four files. One round handles all of them."""
@@ -283,6 +286,21 @@ def _report_start(config: Config, parts: DaemonParts) -> None:
         log_dirs=[str(path) for path in config.broker.log_dirs],
         backend=config.backend,
         writer_id=parts.writer_id,
+    )
+    if config.broker.kind == "none" and config.cloud_storage_enabled:
+        _report_retention(config)
+
+
+def _report_retention(config: Config) -> None:
+    limit_ms = config.retention_without_broker_ms
+    if _RETENTION_NAMES & config.model_fields_set or limit_ms is None:
+        log.info("no broker tells the retention; the file has it", log_retention_ms=limit_ms)
+        return
+    log.warning(
+        "no broker tells the retention, nor does the file: records older than the default of "
+        "log_retention_ms are deleted from both tiers; set it to -1 to keep everything",
+        log_retention_ms=limit_ms,
+        retention=format_duration(limit_ms),
     )
 
 

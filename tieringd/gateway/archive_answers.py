@@ -8,7 +8,7 @@ and the broker's own response goes to the client, byte for byte.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 from uuid import UUID
@@ -164,11 +164,23 @@ class ArchiveAnswers(Protocol):
     ) -> Mapping[PartitionKey, EpochEnd | TieringError]:
         """Return the ends of leader epochs, or errors; nothing where the archive does not know that end."""
 
+    async def leader_epochs(
+        self, asked: Collection[PartitionKey]
+    ) -> Mapping[PartitionKey, int | TieringError]:
+        """
+        Return for each partition a leader epoch that has begun, or an error; nothing without an archive.
+
+        A request that the broker carries out after this returns is carried out in that epoch or a later one.
+        """
+
     async def delete_records(
-        self, before: Mapping[PartitionKey, int]
+        self, before: Mapping[PartitionKey, int], leader_epochs: Mapping[PartitionKey, int | TieringError]
     ) -> Mapping[PartitionKey, int | TieringError]:
         """
         Delete archived records before these offsets, because the broker has deleted them for a user.
+
+        *leader_epochs* are those that `leader_epochs` returned before the broker got the request. Records of
+        later epochs stay.
 
         Where an error is returned, the deletion may not be recorded: the client has to try again.
 
@@ -214,9 +226,17 @@ class NoArchive:
         """Return no epochs."""
         return {}
 
+    async def leader_epochs(
+        self,
+        asked: Collection[PartitionKey],  # noqa: ARG002
+    ) -> Mapping[PartitionKey, int | TieringError]:
+        """Return no epochs."""
+        return {}
+
     async def delete_records(
         self,
         before: Mapping[PartitionKey, int],  # noqa: ARG002
+        leader_epochs: Mapping[PartitionKey, int | TieringError],  # noqa: ARG002
     ) -> Mapping[PartitionKey, int | TieringError]:
         """Return nothing: there are no records to hide."""
         return {}

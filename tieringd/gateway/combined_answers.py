@@ -60,6 +60,18 @@ def _own(question: ArchivableResponse) -> ClientResponse:
     return ClientResponse((question.response,), release_nothing, archived=False)
 
 
+def is_of_a_daemon(request: memoryview) -> bool:
+    """
+    Say whether a whole request is a daemon's own, such as a trim.
+
+    Such a request arrives at a gateway if the `broker` settings of a daemon lead there.
+
+    Raises:
+        IncompleteMessage: The request ends in its header.
+    """
+    return client_id_of(request) == CLIENT_ID.encode()
+
+
 async def answer(
     question: ArchivableResponse, archive: ArchiveAnswers, *, timeout_seconds: float, bytes_max: float
 ) -> ClientResponse:
@@ -73,9 +85,8 @@ async def answer(
     Raises:
         ProtocolViolation: The request or the broker's response cannot be read.
     """
-    if client_id_of(memoryview(question.pending.request or b"")) == CLIENT_ID.encode():
-        # A daemon's own request, such as a trim. It arrives here if the `broker` settings of a daemon lead
-        # to a gateway. A daemon needs to know what the broker has, without the archive.
+    if is_of_a_daemon(memoryview(question.pending.request or b"")):
+        # A daemon needs to know what the broker has, without the archive.
         return _own(question)
     match question.pending.head.api_key:
         case InspectedApi.FETCH:
@@ -322,7 +333,8 @@ async def _delete_records(
     }
     if not before:
         return _own(question)
-    found = await _in_time(question, before, archive.delete_records(before), timeout_seconds)
+    deleting = archive.delete_records(before, question.pending.leader_epochs)
+    found = await _in_time(question, before, deleting, timeout_seconds)
     changes = {
         key: {"error_code": TRY_AGAIN, "low_watermark": _UNKNOWN}
         if isinstance(start, Exception)

@@ -26,6 +26,7 @@ from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.gateway.ahead import PERMIT_SECONDS, FetchAhead
 from tieringd.gateway.archive_answers import ArchiveAnswers
 from tieringd.gateway.combined_answers import answer
+from tieringd.gateway.deletion_epochs import DeletionEpochs
 from tieringd.gateway.frames import ClientResponse, PendingRequest, PendingRequests
 from tieringd.gateway.requests import RequestFrames
 from tieringd.gateway.responses import SPLICED_BYTES, ArchivableResponse, ResponseFrames
@@ -245,11 +246,19 @@ class Connection:
             on_broken=self._break,
             permit_seconds=settings.permit_seconds,
         )
+        self._deletions = DeletionEpochs(
+            self._loop,
+            shared.archive,
+            timeout_seconds=settings.answer_timeout_seconds,
+            on_known=lambda: self._guarded(self._go_on),
+            on_broken=self._break,
+        )
         self._requests = RequestFrames(
             shared.scratch,
             shared.budget,
             pending,
             ahead=self._ahead,
+            deletions=self._deletions,
             forward=self._to_broker,
             may_produce=shared.archive.may_produce,
             max_request_bytes=settings.max_request_bytes,
@@ -298,6 +307,7 @@ class Connection:
         self._requests.close()
         self._responses.close()
         self._ahead.close()
+        self._deletions.close()
         self._pending.close()
         self._give_kept()
         self._on_closed(self)

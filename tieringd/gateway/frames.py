@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from tieringd.errors import BrokerUnavailable, ProtocolViolation
+from tieringd.errors import BrokerUnavailable, ProtocolViolation, TieringError
 from tieringd.formats.kafka_wire.fetch import readdressed
 from tieringd.formats.kafka_wire.pieces import Piece
 from tieringd.formats.kafka_wire.request_header import RequestHead
@@ -232,6 +232,8 @@ class PendingRequest:
     """The gateway's own answer, sent when its turn comes. The broker has not seen the request."""
     prepared: ClientResponse | None = None
     """An archived answer that was ready before the request came. The broker has not seen the request."""
+    leader_epochs: Mapping[PartitionKey, int | TieringError] = field(default_factory=dict)
+    """For DeleteRecords: leader epochs that had begun before the request was passed on."""
     is_ahead: bool = False
     """Whether the gateway itself asks, and no client. The response is not forwarded."""
 

@@ -28,7 +28,7 @@ import math
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -123,7 +123,7 @@ class ReadablePartitions:
         """The last leader epoch under which the broker was seen to lead each readable partition."""
         self._pins: dict[TopicIdPartition, tuple[Pin, ...]] = {}
         self._manifest_reads: dict[TopicIdPartition, _ManifestRead] = {}
-        self._deleted_before: dict[TopicIdPartition, int] = {}
+        self._deletions: dict[TopicIdPartition, tuple[RecordDeletion, ...]] = {}
         self._unseen_until: dict[_Name, float] = {}
         self._readable: Mapping[TopicIdPartition, None] = {}
 
@@ -151,20 +151,55 @@ class ReadablePartitions:
 
     def deleted_before(self, partition: TopicIdPartition) -> int:
         """Return the offset before which clients of the gateway deleted the records, or 0."""
-        return self._deleted_before.get(partition, 0)
+        manifest = self.last_manifest(partition)
+        if manifest is None and partition in self._manifest_reads:
+            manifest = self._manifest_reads[partition].stored.manifest
+        return self._hidden_in(manifest, partition) if manifest is not None else 0
 
-    def note_deletion(self, partition: TopicIdPartition, before_offset: int) -> None:
-        """Hide records before *before_offset* from now on, until this process ends."""
-        self._deleted_before[partition] = max(self.deleted_before(partition), before_offset)
-
-    async def record_deletion(self, found: ReadablePartition, before_offset: int) -> None:
+    def note_deletion(self, partition: TopicIdPartition, deletion: RecordDeletion) -> None:
         """
-        Record in the bucket that the broker beside this gateway has deleted the records before an offset.
+        Hide what *deletion* deletes, from now on until this process ends.
 
-        The record names the leader epoch under which this daemon last saw the broker lead, also if another
-        broker leads by now: its records at these offsets may be others, and no client has deleted those. Of
-        a partition that this daemon never saw its broker lead (the topic is paused, or not written any
-        more) the record names the epoch of the manifest.
+        Records of later leader epochs are never hidden.
+        """
+        noted = self._deletions.get(partition, ())
+        others = (
+            one
+            for one in noted
+            if one.before_offset > deletion.before_offset or one.leader_epoch > deletion.leader_epoch
+        )
+        self._deletions[partition] = (*others, deletion)
+
+    def _hidden_in(self, manifest: PartitionManifest, partition: TopicIdPartition) -> int:
+        """Return the offset before which *manifest* has deleted records: recorded ones and noted ones."""
+        for one in self._deletions.get(partition, ()):
+            manifest = manifest.with_deletion(one)
+        return manifest.deleted_before
+
+    async def leader_epoch(self, topic: str | UUID, number: int) -> int | None:
+        """
+        Return a leader epoch that has begun: the broker carries out later requests in it or in a later one.
+
+        It is the last one under which this daemon saw its broker lead. For a partition that this daemon never
+        saw its broker lead (the topic is paused, or not written any more) it is the epoch of the manifest.
+        None if the partition has no archive readable here.
+
+        Raises:
+            StorageUnavailable: It may have an archive, whose content is unknown now.
+            CorruptDataError: Its manifest is damaged.
+        """
+        partition = self.identified(topic, number)
+        if partition is not None and partition in self._last_led:
+            return self._last_led[partition]
+        found = await self.find(topic, number)
+        return None if found is None else found.manifest.leader_epoch
+
+    async def record_deletion(self, found: ReadablePartition, deletion: RecordDeletion) -> ReadablePartition:
+        """
+        Record in the bucket what the broker beside this gateway has deleted. Returns what is known then.
+
+        The deletion names what `leader_epoch` returned before the broker got the request. Brokers that have
+        led since may have other records at these offsets, and no client has deleted those.
 
         Raises:
             StorageUnavailable: The deletion is not known to be recorded. Calling again is safe.
@@ -173,16 +208,16 @@ class ReadablePartitions:
             CorruptDataError: A manifest is damaged.
         """
         partition = found.manifest.partition
-        epoch = self._last_led.get(partition, found.manifest.leader_epoch)
-        stored = await delete_archived(
-            self._manifests, partition, RecordDeletion(before_offset, epoch), now_ms=self._now_ms
-        )
+        stored = await delete_archived(self._manifests, partition, deletion, now_ms=self._now_ms)
         log.info(
             "a client has deleted records; the deletion is recorded in the bucket",
             topic=partition.topic,
             partition=partition.partition,
-            before_offset=before_offset,
+            before_offset=deletion.before_offset,
             archive_start_offset=stored.existing.start_offset,
+        )
+        return replace(
+            found, manifest=stored.existing, deleted_before=self._hidden_in(stored.existing, partition)
         )
 
     async def find(self, topic: str | UUID, number: int) -> ReadablePartition | None:
@@ -198,21 +233,21 @@ class ReadablePartitions:
         partition = self._by_name.get(name)
         if partition is None:
             return None
-        pins, deleted_before = self._pins.get(partition, ()), self.deleted_before(partition)
+        pins = self._pins.get(partition, ())
         leadership = self._leaderships.get(partition)
         if leadership is not None:
             manifest = self._reconciler.last_manifest(leadership)
             if manifest is not None:
                 self._manifest_reads.pop(partition, None)
-                deleted_before = max(deleted_before, manifest.deleted_before)
-                return ReadablePartition(manifest, snapshot.wanted[leadership].bounds, pins, deleted_before)
+                bounds = snapshot.wanted[leadership].bounds
+                return ReadablePartition(manifest, bounds, pins, self._hidden_in(manifest, partition))
         read = self._manifest_reads.get(partition)
         if read is None or self._now() - read.at > FRESH_SECONDS:
             read = await self._read_manifest(partition, read)
         manifest = read.stored.manifest
         if manifest is None:
             return None
-        return ReadablePartition(manifest, None, pins, max(deleted_before, manifest.deleted_before))
+        return ReadablePartition(manifest, None, pins, self._hidden_in(manifest, partition))
 
     async def _snapshot_with(self, name: _Name, text: str) -> BrokerSnapshot:
         """Return the last snapshot, once it includes *name*. Scans are brought forward for it."""
@@ -282,9 +317,7 @@ class ReadablePartitions:
         led = {one: leadership.leader_epoch for one, leadership in self._leaderships.items()}
         self._last_led = {one: epoch for one, epoch in (self._last_led | led).items() if one in readable}
         self._manifest_reads = {one: read for one, read in self._manifest_reads.items() if one in readable}
-        self._deleted_before = {
-            one: offset for one, offset in self._deleted_before.items() if one in readable
-        }
+        self._deletions = {one: noted for one, noted in self._deletions.items() if one in readable}
         now = self._now()
         self._unseen_until = {
             one: until for one, until in self._unseen_until.items() if until > now and one not in self._seen

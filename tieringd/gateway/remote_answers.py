@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -46,6 +46,7 @@ from tieringd.gateway.archive_answers import (
 )
 from tieringd.gateway.readable_partitions import UNKNOWN, LogStarts, ReadablePartition, ReadablePartitions
 from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import RecordDeletion
 from tieringd.policies.chunk_layout import part_holding
 from tieringd.policies.epoch_history import end_offset_for
 from tieringd.reading.history import History
@@ -70,6 +71,7 @@ _LATE_SECONDS = 5.0
 """How long to wait for partitions that were late before, once another partition has records."""
 
 T = TypeVar("T")
+A = TypeVar("A")
 _AT_ONCE = 16
 """How many partitions of one ListOffsets or epoch request may wait for the store at once."""
 _EACH_SECONDS = 20.0
@@ -350,25 +352,42 @@ class RemoteAnswers:
         end = end_offset_for(epochs, leader_epoch, log_end_offset=found.manifest.next_offset)
         return None if end is None else EpochEnd(*end)
 
-    async def delete_records(
-        self, before: Mapping[PartitionKey, int]
+    async def leader_epochs(
+        self, asked: Collection[PartitionKey]
     ) -> Mapping[PartitionKey, int | TieringError]:
         """See `ArchiveAnswers`."""
-        for key, before_offset in before.items():
-            partition = self._partitions.identified(*key)
-            if partition is not None:
-                self._partitions.note_deletion(partition, before_offset)
-        return await _side_by_side(before, self._start_after)
+        return await _side_by_side(
+            dict.fromkeys(asked, 0), lambda key, _: self._partitions.leader_epoch(*key)
+        )
 
-    async def _start_after(self, key: PartitionKey, before_offset: int) -> int | None:
+    async def delete_records(
+        self, before: Mapping[PartitionKey, int], leader_epochs: Mapping[PartitionKey, int | TieringError]
+    ) -> Mapping[PartitionKey, int | TieringError]:
+        """See `ArchiveAnswers`."""
+        deletions: dict[PartitionKey, RecordDeletion | TieringError | None] = {}
+        for key, before_offset in before.items():
+            epoch = leader_epochs.get(key)
+            deletions[key] = RecordDeletion(before_offset, epoch) if isinstance(epoch, int) else epoch
+            partition, deletion = self._partitions.identified(*key), deletions[key]
+            if partition is not None and isinstance(deletion, RecordDeletion):
+                self._partitions.note_deletion(partition, deletion)
+        return await _side_by_side(deletions, self._start_after)
+
+    async def _start_after(
+        self, key: PartitionKey, deletion: RecordDeletion | TieringError | None
+    ) -> int | None:
         found = await self._partitions.find(*key)
         if found is None:
             return None
+        if isinstance(deletion, TieringError):
+            raise deletion
+        if deletion is None:
+            raise StorageUnavailable(
+                f"{found.manifest.partition} had no archive yet when its records were deleted"
+            )
         # The partition may have been unknown before `find`.
-        self._partitions.note_deletion(found.manifest.partition, before_offset)
-        await self._partitions.record_deletion(found, before_offset)
-        hidden = max(found.deleted_before, before_offset)
-        return await self._log_starts.first_offset(replace(found, deleted_before=hidden))
+        self._partitions.note_deletion(found.manifest.partition, deletion)
+        return await self._log_starts.first_offset(await self._partitions.record_deletion(found, deletion))
 
     async def describe_log_dirs(self) -> Sequence[RemoteLogDir]:
         """See `ArchiveAnswers`."""
@@ -382,11 +401,11 @@ class RemoteAnswers:
 
 
 async def _side_by_side(
-    asked: Mapping[PartitionKey, int], work: Callable[[PartitionKey, int], Awaitable[T | None]]
+    asked: Mapping[PartitionKey, A], work: Callable[[PartitionKey, A], Awaitable[T | None]]
 ) -> dict[PartitionKey, T | TieringError]:
     """Return the result of *work*, or its error, for each partition; no entry for a result of None."""
 
-    async def one(asked_of: tuple[PartitionKey, int]) -> T | TieringError | None:
+    async def one(asked_of: tuple[PartitionKey, A]) -> T | TieringError | None:
         key, value = asked_of
         try:
             async with asyncio.timeout(_EACH_SECONDS):

@@ -1,9 +1,9 @@
 """
 From client to broker: every request is forwarded unchanged, except a few kinds.
 
-Fetch loses its session, in place. Requests whose responses are inspected are remembered whole. Produce
-is refused while the archive says that clients may not write. ApiVersions in an unknown version is
-answered by the gateway.
+Fetch loses its session, in place. DeleteRecords waits for the leader epochs of its partitions. Requests
+whose responses are inspected are remembered whole. Produce is refused while the archive says that clients
+may not write. ApiVersions in an unknown version is answered by the gateway.
 
 A client whose write is refused gets the error that Redpanda gives on a full disk.
 """
@@ -26,6 +26,7 @@ from tieringd.formats.kafka_wire.messages import encode_response, response_modul
 from tieringd.formats.kafka_wire.produce import ProduceRequestWalk, acks_of
 from tieringd.formats.kafka_wire.request_header import HEAD, InspectedApi, RequestHead
 from tieringd.gateway.ahead import FetchAhead
+from tieringd.gateway.deletion_epochs import DeletionEpochs
 from tieringd.gateway.frames import Frames, PendingRequest, PendingRequests
 from tieringd.gateway.wire import MemoryBudget
 
@@ -75,6 +76,7 @@ class RequestFrames(Frames):
         pending: PendingRequests,
         *,
         ahead: FetchAhead,
+        deletions: DeletionEpochs,
         forward: Callable[[memoryview], None],
         may_produce: Callable[[], bool],
         max_request_bytes: int,
@@ -83,6 +85,7 @@ class RequestFrames(Frames):
         super().__init__(scratch, budget, forward, held_bytes=held_bytes)
         self._pending = pending
         self._ahead = ahead
+        self._deletions = deletions
         self._may_produce = may_produce
         self._max_request_bytes = max_request_bytes
         self._refused: ProduceRequestWalk | None = None
@@ -95,7 +98,8 @@ class RequestFrames(Frames):
     @property
     def may_resume(self) -> bool:
         """Say whether reading may resume: the queue has room, and no answer is awaited."""
-        return self._is_stopped and not self._pending.is_full and not self._ahead.is_awaited
+        is_awaited = self._ahead.is_awaited or self._deletions.is_awaited
+        return self._is_stopped and not self._pending.is_full and not is_awaited
 
     def _step(self, view: memoryview) -> int:
         if self._passing:
@@ -142,20 +146,33 @@ class RequestFrames(Frames):
             return len(view) if self._hold(view, size) else self._begin_unheld(view)
         frame = view[:size]
         if head.api_key == InspectedApi.FETCH:
-            if not remove_session(frame, head):
-                return self._begin_passing(head, frame, PendingRequest(head))
-            prepared = self._ahead.claim(frame, head)
-            if self._ahead.is_awaited:
-                self._is_stopped = True
-                return 0
-            if prepared is not None:
-                self._pending.push(PendingRequest(head, bytes(frame), prepared=prepared))
-                return size
-            pending = PendingRequest(head, bytes(frame))
-            if self._pending.may_be_archived:
-                limit_bytes(frame, head, LIMITED_FETCH_BYTES)
-            return self._begin_passing(head, frame, pending)
+            return self._begin_fetch(head, frame)
+        if head.api_key == InspectedApi.DELETE_RECORDS:
+            return self._begin_deletion(head, frame)
         return self._begin_passing(head, frame, PendingRequest(head, bytes(frame)))
+
+    def _begin_fetch(self, head: RequestHead, frame: memoryview) -> int:
+        if not remove_session(frame, head):
+            return self._begin_passing(head, frame, PendingRequest(head))
+        prepared = self._ahead.claim(frame, head)
+        if self._ahead.is_awaited:
+            self._is_stopped = True
+            return 0
+        if prepared is not None:
+            self._pending.push(PendingRequest(head, bytes(frame), prepared=prepared))
+            return len(frame)
+        pending = PendingRequest(head, bytes(frame))
+        if self._pending.may_be_archived:
+            limit_bytes(frame, head, LIMITED_FETCH_BYTES)
+        return self._begin_passing(head, frame, pending)
+
+    def _begin_deletion(self, head: RequestHead, frame: memoryview) -> int:
+        leader_epochs = self._deletions.claim(frame, head)
+        if leader_epochs is None:
+            self._is_stopped = True
+            return 0
+        pending = PendingRequest(head, bytes(frame), leader_epochs=leader_epochs)
+        return self._begin_passing(head, frame, pending)
 
     def _begin_unheld(self, view: memoryview) -> int:
         head = RequestHead.read(view)

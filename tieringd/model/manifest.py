@@ -300,8 +300,12 @@ class PartitionManifest:
             gaps=tuple(gap for gap in self.gaps if gap.base_offset < next_offset),
             epochs=tuple((epoch, start) for epoch, start in self.epochs if start < next_offset),
             replacements=(*self.replacements, replacement),
-            # Without a segment there is no record of a transaction left.
-            crossing=tuple(one for one in self.crossing if (kept or head) and one.first_offset < next_offset),
+            # Without a segment, and before the archive's start, no record of a transaction is left.
+            crossing=tuple(
+                one
+                for one in self.crossing
+                if (kept or head) and max(one.first_offset, self.start_offset) < next_offset
+            ),
             unsettled=_cut(self.unsettled, next_offset),
             deletions=_furthest(
                 _without_replaced(one, max(next_offset, same_to), leader_epoch) for one in self.deletions

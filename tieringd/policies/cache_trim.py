@@ -16,9 +16,11 @@ that is evicted meanwhile keeps its disk space until it is closed. Three strateg
 
 * eager: none;
 * capped: of each segment as many as may be hydrated, the most recently used;
-* predictive: as many, and preferably those that a reader of the segment reaches next.
+* predictive: as many, and preferably those that the most readers of the segment come to.
 
-Closing concerns open files only; trimming decides which files leave the disk.
+Closing concerns open files only; trimming decides which files leave the disk. Redpanda divides the work in
+the same way: its strategies close files, and a chunk counts as hydrated while its file is open
+(`segment_chunks::trim_chunk_files`). `predictive` sorts as Redpanda does (`segment_chunk::operator<=>`).
 """
 
 from __future__ import annotations
@@ -34,7 +36,6 @@ NOBODY_READS = "the chunk has no reader"
 OVER_SHARE = "its segment has more open chunks than allowed, and the others are needed sooner"
 OVER_TOTAL = "too many chunks are open in all, and this is the least recently used"
 
-_NEVER = 1 << 62
 _ROUNDING = 1e-9  # 0.29 * 100 is 28.999999999999996, and means 29.
 
 LEAST_USED = "least recently used"
@@ -132,24 +133,31 @@ def _plan_segment(
     held = [ChunkDecision(chunk, f"the chunk is being read ({chunk.readers})") for chunk in read]
     if limits.strategy is EvictionStrategy.EAGER:
         return [ChunkDecision(chunk, NOBODY_READS) for chunk in idle], held
-    positions = [chunk.number for chunk in read] if limits.strategy is EvictionStrategy.PREDICTIVE else []
-    # Worst first: those that no reader reaches, or the last to be reached, then the least recently used.
-    idle.sort(key=lambda chunk: (-_needed_after(chunk, positions), chunk.used_at, chunk.number))
+    is_predictive = limits.strategy is EvictionStrategy.PREDICTIVE
+    # Each reader counts: several may read the same chunk.
+    positions = [chunk.number for chunk in read for _ in range(chunk.readers)] if is_predictive else []
+
+    def worth(chunk: OpenChunk) -> tuple[float, ...]:
+        distances = _distances(chunk, positions)
+        return len(distances), -sum(distances), chunk.used_at, chunk.number
+
+    # Worst first: fewer readers to come, then readers farther away, then the least recently used.
+    idle.sort(key=worth)
     most = max_hydrated(chunk_count, limits)
     over = min(len(idle), max(0, len(chunks) - most))
     held += [ChunkDecision(chunk, _why_held(chunk, positions, most)) for chunk in idle[over:]]
     return [ChunkDecision(chunk, OVER_SHARE) for chunk in idle[:over]], held
 
 
-def _needed_after(chunk: OpenChunk, positions: Sequence[int]) -> int:
-    """Return how many chunks the nearest reader is before this one; a large number without one."""
-    return min((chunk.number - position for position in positions if position < chunk.number), default=_NEVER)
+def _distances(chunk: OpenChunk, positions: Sequence[int]) -> list[int]:
+    """Return for each reader to come how many chunks it is before this one."""
+    return [chunk.number - position for position in positions if position < chunk.number]
 
 
 def _why_held(chunk: OpenChunk, positions: Sequence[int], most: int) -> str:
-    after = _needed_after(chunk, positions)
-    if after != _NEVER:
-        return f"a reader is {after} chunks before it"
+    distances = _distances(chunk, positions)
+    if distances:
+        return f"readers to come: {len(distances)}; the nearest is {min(distances)} chunks before it"
     return f"its segment may have {most} open chunks"
 
 

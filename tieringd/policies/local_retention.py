@@ -16,9 +16,6 @@ Redpanda's `retention.local.target.*`, and the cluster's defaults of that family
 space manager uses the advice when it needs room. Each limit is resolved separately. The first place that
 sets it decides, and at one place Kafka's name precedes Redpanda's. No local limit reaches past the
 topic's total: what total retention deletes is deleted locally too.
-
-`initial_retention` decides the retention of a topic that is created with tiering on. Bytes and
-milliseconds follow the same three rules, independently. A topic that existed before keeps its retention.
 """
 
 from __future__ import annotations
@@ -45,9 +42,6 @@ _REDPANDA = "retention.local.target"
 _CLUSTER = "retention_local_target"
 
 UNLIMITED = -1
-_DAY_MS = 86_400_000
-DEFAULT_LOCAL_MS = _DAY_MS
-DEFAULT_TOTAL_MS = 7 * _DAY_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,67 +292,3 @@ def _remarks(kind: Kind, place: str, kafka: int, redpanda: int | None, *, total:
     if total is not None and kafka != _AS_TOTAL and not 0 <= kafka <= total:
         found.append(f"{name}={kafka} in {place} is more than retention.{kind}={total}, which also applies")
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class RequestedRetention:
-    """The settings of the topic's creator. None is not set; -1 means no limit."""
-
-    retention_ms: int | None = None
-    retention_bytes: int | None = None
-    local_target_ms: int | None = None
-    local_target_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class InitialRetention:
-    """The retention that the topic begins with; None means no limit."""
-
-    total_ms: int | None
-    total_bytes: int | None
-    local_target: LocalRetentionTarget
-
-
-def initial_retention(requested: RequestedRetention) -> InitialRetention:
-    """
-    Return the retention of a topic that is created with tiering on.
-
-    The local target equals the total where only the total is set. Where both are set, it is the smaller
-    one in bytes and the longer one in time. Where only the local target is set, it holds. Where nothing
-    of a kind is set, bytes have no limit, and of seven days one stays local.
-    """
-    return InitialRetention(
-        total_ms=_limit(requested.retention_ms, DEFAULT_TOTAL_MS),
-        total_bytes=_limit(requested.retention_bytes, UNLIMITED),
-        local_target=LocalRetentionTarget(
-            target_ms=_local(
-                requested.retention_ms, requested.local_target_ms, choose=max, default=DEFAULT_LOCAL_MS
-            ),
-            target_bytes=_local(
-                requested.retention_bytes, requested.local_target_bytes, choose=min, default=UNLIMITED
-            ),
-        ),
-    )
-
-
-def _local(
-    total: int | None, local: int | None, *, choose: Callable[[float, float], float], default: int
-) -> int | None:
-    given = [_comparable(value) for value in (total, local) if value is not None]
-    if not given:
-        return _limit(None, default)
-    chosen = given[0] if len(given) == 1 else choose(*given)
-    return None if chosen == _ENDLESS else int(chosen)
-
-
-def _limit(value: int | None, default: int) -> int | None:
-    found = default if value is None else value
-    return None if found < 0 else found
-
-
-_ENDLESS = float("inf")
-
-
-def _comparable(value: int) -> float:
-    """Return a limit as a number in which "no limit" is the largest."""
-    return _ENDLESS if value < 0 else value

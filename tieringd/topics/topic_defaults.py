@@ -2,8 +2,9 @@
 Records the values that a topic begins with when it is first seen; they hold from then on.
 
 These are the cluster's defaults for remote write and read and, for a topic that is created with tiering
-on, the local target that follows from the retention its creator set. Topics that existed before tieringd
-keep their local properties, and so do those whose tiering is switched on later.
+on, the retention that its creator set as its local target. A creator's own local target is not recorded: the
+topic has it. Topics that existed before tieringd keep their local properties, and so do those whose tiering
+is switched on later.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tieringd.broker.base import Broker
 from tieringd.config import TopicConfig
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import TieringDefaults
-from tieringd.policies.local_retention import UNLIMITED, RequestedRetention, initial_retention
+from tieringd.policies.local_retention import UNLIMITED
 from tieringd.topics.each_topic import TopicFaults, each_topic
 from tieringd.topics.topic_registry import TopicRegistry
 
@@ -68,27 +69,22 @@ class TopicDefaultsRecorder:
 
 
 def _with_local_target(defaults: TieringDefaults, overrides: Mapping[str, str]) -> TieringDefaults:
-    requested = RequestedRetention(
-        retention_ms=_limit(overrides, "retention.ms"),
-        retention_bytes=_limit(overrides, "retention.bytes"),
-        local_target_ms=_limit(overrides, "retention.local.target.ms"),
-        local_target_bytes=_limit(overrides, "retention.local.target.bytes"),
-    )
-    target = initial_retention(requested).local_target
     return replace(
-        defaults,
-        local_target_ms=_recorded(requested.retention_ms, requested.local_target_ms, target.target_ms),
-        local_target_bytes=_recorded(
-            requested.retention_bytes, requested.local_target_bytes, target.target_bytes
-        ),
+        defaults, local_target_ms=_target(overrides, "ms"), local_target_bytes=_target(overrides, "bytes")
     )
 
 
-def _recorded(total: int | None, local: int | None, target: int | None) -> int | None:
-    """Return what to record for one kind of limit: None where the creator set none."""
-    if total is None and local is None:
+def _target(overrides: Mapping[str, str], kind: str) -> int | None:
+    """
+    Return the local target to record, of one kind: the total that the creator set.
+
+    None where the creator set no total, or a local target: the topic itself has that one.
+    """
+    local = (f"retention.local.target.{kind}", f"local.retention.{kind}")
+    if any(_limit(overrides, name) is not None for name in local):
         return None
-    return UNLIMITED if target is None else target
+    total = _limit(overrides, f"retention.{kind}")
+    return total if total is None else max(total, UNLIMITED)
 
 
 def _limit(overrides: Mapping[str, str], name: str) -> int | None:

@@ -25,6 +25,7 @@ def copied_archive(objects: Objects, directory: Path) -> tuple[Path, Path]:
         "state_directory": str(directory / "state"),
         "cloud_storage_enabled": True,
         "cloud_storage_enable_remote_read": True,
+        "log_retention_ms": -1,
         "cloud_storage_backend": "file",
         "cloud_storage_file_root": str(root),
     }

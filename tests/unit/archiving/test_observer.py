@@ -99,6 +99,7 @@ cloud_storage_enable_remote_write: true
 cloud_storage_backend: file
 cloud_storage_file_root: /nowhere/archive
 cloud_storage_reconciliation_interval_ms: {INTERVAL_SECONDS * 1000}
+log_retention_ms: -1
 topics: {topics}
 """
     return parse_config(text, source="test", environ={})

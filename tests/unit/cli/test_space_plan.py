@@ -28,6 +28,7 @@ def host(tmp_path):
         "retention_local_target_capacity_bytes": 1,
         # Else all of it is past the local target, and goes in the first phase.
         "retention_local_target_ms_default": None,
+        "log_retention_ms": -1,
         "topics": {"orders": {"remote.storage.enable": True}},
     }
     path = tmp_path / "tieringd.yaml"

@@ -398,8 +398,9 @@ def test_limit_of_total_retention_that_is_none_is_refused(name, value):
 @pytest.mark.parametrize(
     ("holds", "shadowed"),
     [
-        ("log_retention_ms", "delete_retention_ms"),
+        ("delete_retention_ms", "log_retention_ms"),
         ("log.retention.ms", "log_retention_ms"),
+        ("log.retention.ms", "delete_retention_ms"),
         ("log.retention.bytes", "retention_bytes"),
     ],
 )

@@ -97,9 +97,8 @@ CLUSTER = {
     "cloud_storage_segment_size_target": Works(None, "512MiB"),
     "cloud_storage_segment_size_min": Works(None, "64MiB"),
     "cloud_storage_target_manifest_size_bytes": Works(64 * 2**10, "128KiB"),
-    # Retention. The documents' seven days are the broker's own default, which is asked for. Where there is no
-    # broker, nobody has said that anything is to be deleted, and so nothing is.
-    "log_retention_ms": Works(None, "7d"),
+    # Retention. The seven days hold where there is no broker. A broker has a value for every topic.
+    "log_retention_ms": Works(7 * DAY_MS, "2d"),
     "retention_bytes": Works(None, "1TiB"),
     "delete_retention_ms": Works(None, "7d"),
     "log.retention.ms": Works(None, "7d"),

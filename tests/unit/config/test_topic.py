@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 
 from tests.unit.config.texts import SMALLEST, TIERED, parsed
+from tieringd.config import parse_config
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import OriginalRetention, TieringDefaults, TopicManifest
 from tieringd.policies.local_retention import LocalRetentionTarget
@@ -13,8 +14,8 @@ from tieringd.policies.total_retention import RetentionPace
 DAY_MS = 86_400_000
 
 
-STRICT = TIERED + "retention_local_strict: true\n"
-"""Both families of local settings are enforced."""
+STRICT = TIERED + "retention_local_strict: true\nlog_retention_ms: -1\n"
+"""Both families of local settings are enforced. Total retention lowers none of them."""
 
 
 def topic(broker=None, *, file="", name="orders", base=STRICT):
@@ -191,8 +192,23 @@ def test_topic_that_nobody_mentions_has_the_cluster_values():
     assert (found.remote_write, found.remote_read, found.problems) == (True, False, ())
     assert found.local_retention_target == LocalRetentionTarget(target_ms=DAY_MS, target_bytes=None)
     advised = topic(base=TIERED)
-    assert advised.local_retention_target == LocalRetentionTarget(target_ms=None, target_bytes=None)
+    assert advised.local_retention_target == LocalRetentionTarget(target_ms=7 * DAY_MS, target_bytes=None)
     assert advised.local_target.advised == found.local_retention_target
+
+
+@pytest.mark.parametrize("cluster", ["", "log_retention_ms: 7", "delete_retention_ms: 7"])
+def test_topic_that_a_broker_leaves_out_is_kept(cluster):
+    """A broker has a value for every topic. Without it nothing is deleted by age."""
+    kafka = TIERED.replace("kind: none", "kind: kafka\n  bootstrap: [h:1]")
+    assert parsed(f"{kafka}{cluster}\n").topic("orders", {}).total.limit_ms is None
+    assert parsed(f"{kafka}{cluster}\n").topic("orders", {"retention.ms": "8"}).total.limit_ms == 8
+
+
+def test_file_without_a_broker_section_deletes_nothing_by_age():
+    """Such a file is for commands and jobs on the bucket."""
+    text = TIERED.partition("state_directory")[2]
+    config = parse_config(f"state_directory{text}", source="t.yaml", environ={}, needs_broker=False)
+    assert config.topic("orders", {}).total.limit_ms is None
 
 
 @pytest.mark.parametrize(
@@ -361,7 +377,12 @@ def test_broker_values_in_other_spellings_are_read():
 @pytest.mark.parametrize(
     ("file", "broker", "cluster", "expected"),
     [
-        pytest.param("", {}, "", (None, None), id="nobody-says"),
+        pytest.param("", {}, "", (7 * DAY_MS, None), id="nobody-says"),
+        pytest.param("", {}, "log_retention_ms: null", (None, None), id="cluster-says-none"),
+        pytest.param("", {}, "delete_retention_ms: null", (7 * DAY_MS, None), id="the-alias-says-none"),
+        pytest.param(
+            "", {}, "delete_retention_ms: 5\nlog_retention_ms: 7d", (5, None), id="the-alias-and-the-default"
+        ),
         pytest.param("", {}, "log_retention_ms: 7d\nretention_bytes: 9", (7 * DAY_MS, 9), id="cluster"),
         pytest.param("", {}, "log.retention.ms: 5\nlog.retention.bytes: 9", (5, 9), id="kafka-names"),
         pytest.param("", {}, "delete_retention_ms: 5", (5, None), id="the-alias"),
@@ -388,7 +409,7 @@ def test_broker_values_in_other_spellings_are_read():
 )
 def test_total_retention_is_the_first_that_somebody_says(file, broker, cluster, expected):
     """The topic in the file, then the broker, then the cluster; each limit by itself."""
-    found = topic(broker, file=f"{cluster}\ntopics: {{orders: {{{file}}}}}\n")
+    found = topic(broker, file=f"{cluster}\ntopics: {{orders: {{{file}}}}}\n", base=TIERED)
     assert (found.total.limit_ms, found.total.limit_bytes) == expected
     assert found.total.deletes
 

@@ -83,33 +83,31 @@ async def config(tmp_path, bucket, writer):
     async with serving(bucket.handle) as url:
         host, _, port = url.removeprefix("http://").partition(":")
 
-        def make(**changes):
-            return parse_config(
-                yaml.safe_dump(
-                    {
-                        "broker": {"kind": "none", "log_dirs": [str(tmp_path / "logs")]},
-                        "state_directory": str(tmp_path / "state"),
-                        "cloud_storage_enabled": True,
-                        "cloud_storage_enable_remote_write": True,
-                        "cloud_storage_backend": "aws",
-                        "cloud_storage_bucket": "archive",
-                        "cloud_storage_region": "us-east-1",
-                        "cloud_storage_api_endpoint": host,
-                        "cloud_storage_api_endpoint_port": int(port),
-                        "cloud_storage_disable_tls": True,
-                        "cloud_storage_access_key": "key",
-                        "cloud_storage_secret_key": "secret",
-                        # It takes every object, whatever the condition.
-                        "cloud_storage_single_writer": True,
-                        "cloud_storage_segment_upload_timeout_ms": _LONG_MS,
-                        "retention_local_target_ms_default": -1,
-                        "admin": {"port": 0},
-                        **changes,
-                    }
-                ),
-                source="test",
-                environ={},
-            )
+        def make(without=(), **changes):
+            properties = {
+                "broker": {"kind": "none", "log_dirs": [str(tmp_path / "logs")]},
+                "state_directory": str(tmp_path / "state"),
+                "cloud_storage_enabled": True,
+                "cloud_storage_enable_remote_write": True,
+                "log_retention_ms": -1,
+                "cloud_storage_backend": "aws",
+                "cloud_storage_bucket": "archive",
+                "cloud_storage_region": "us-east-1",
+                "cloud_storage_api_endpoint": host,
+                "cloud_storage_api_endpoint_port": int(port),
+                "cloud_storage_disable_tls": True,
+                "cloud_storage_access_key": "key",
+                "cloud_storage_secret_key": "secret",
+                # It takes every object, whatever the condition.
+                "cloud_storage_single_writer": True,
+                "cloud_storage_segment_upload_timeout_ms": _LONG_MS,
+                "retention_local_target_ms_default": -1,
+                "admin": {"port": 0},
+                **changes,
+            }
+            for name in without:
+                del properties[name]
+            return parse_config(yaml.safe_dump(properties), source="test", environ={})
 
         yield make
         bucket.open.set()
@@ -181,6 +179,30 @@ async def test_second_signal_does_not_wait(config, bucket, log, second):
     assert any(each.startswith("stopping without finishing") for each in log.events)
     # The claim, and no other commit.
     assert len([each for each in bucket.stored if each.endswith("/manifest")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        pytest.param({}, "no broker tells the retention; the file has it", id="in-the-file"),
+        pytest.param(
+            {"without": ["log_retention_ms"]},
+            "no broker tells the retention, nor does the file: records older than the default of "
+            "log_retention_ms are deleted from both tiers; set it to -1 to keep everything",
+            id="by-default",
+        ),
+        pytest.param(
+            {"without": ["log_retention_ms"], "delete_retention_ms": "3d"},
+            "no broker tells the retention; the file has it",
+            id="by-another-name",
+        ),
+    ],
+)
+async def test_start_says_which_retention_is_in_force_without_a_broker(config, bucket, log, changes, said):
+    """An operator learns of the default before anything is deleted by it."""
+    bucket.open.set()
+    await run_once(config(**changes))
+    assert [one for one in log.events if one.startswith("no broker tells")] == [said]
 
 
 async def test_idle_daemon_stops_at_once(config, bucket, log):

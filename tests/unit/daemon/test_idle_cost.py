@@ -74,6 +74,7 @@ cloud_storage_enable_remote_read: true
 cloud_storage_backend: file
 cloud_storage_file_root: /nowhere/archive
 retention_local_strict: true
+log_retention_ms: -1
 """,
             source="test",
             environ={},

@@ -31,6 +31,7 @@ from tieringd.formats.kafka_wire.fetch import FetchResponseWalk, asked_of
 from tieringd.formats.kafka_wire.request_header import InspectedApi, RequestHead
 from tieringd.gateway.ahead import PERMIT_SECONDS, FetchAhead
 from tieringd.gateway.archive_answers import NextFetch
+from tieringd.gateway.deletion_epochs import DeletionEpochs
 from tieringd.gateway.frames import SCRATCH_BYTES, ClientResponse, PendingRequest, PendingRequests
 from tieringd.gateway.requests import RequestFrames
 from tieringd.gateway.responses import ArchivableResponse
@@ -193,6 +194,13 @@ async def test_held_back_request_does_not_keep_the_loop_busy(archive):
         budget,
         PendingRequests(budget),
         ahead=ahead,
+        deletions=DeletionEpochs(
+            asyncio.get_running_loop(),
+            archive,
+            timeout_seconds=9,
+            on_known=pytest.fail,
+            on_broken=pytest.fail,
+        ),
         forward=pytest.fail,
         may_produce=lambda: True,
         max_request_bytes=MIB,

@@ -35,6 +35,7 @@ from tests.support.tls_relay import trusting
 from tieringd.formats.kafka_wire.request_header import KNOWN_VERSIONS, InspectedApi
 from tieringd.gateway.ahead import FetchAhead
 from tieringd.gateway.archive_answers import EpochEnd, ListedOffset, NoArchive
+from tieringd.gateway.deletion_epochs import DeletionEpochs
 from tieringd.gateway.frames import MAX_REQUESTS, SCRATCH_BYTES, PendingRequests
 from tieringd.gateway.requests import RequestFrames
 from tieringd.gateway.wire import MemoryBudget
@@ -324,6 +325,13 @@ async def test_connection_that_ends_amid_a_turn_leaves_nothing_counted():
             NoArchive(),
             timeout_seconds=1,
             bytes_max=lambda: 1,
+            on_known=pytest.fail,
+            on_broken=lose,
+        ),
+        deletions=DeletionEpochs(
+            asyncio.get_running_loop(),
+            NoArchive(),
+            timeout_seconds=1,
             on_known=pytest.fail,
             on_broken=lose,
         ),

@@ -105,6 +105,13 @@ class Behind:
         found.release()
         return {number: (one.next_offset, one.last_offset) for (_, number), one in found.next_fetches.items()}
 
+    async def deleted(self, before: dict, meanwhile=None) -> dict:
+        """Delete as the gateway does. *meanwhile* runs between the request to the broker and its answer."""
+        leader_epochs = await self.answers.leader_epochs(before)
+        if meanwhile is not None:
+            await meanwhile()
+        return dict(await self.answers.delete_records(before, leader_epochs))
+
     async def listed(self, timestamp: int, number: int = 0) -> ListedOffset | None:
         asked = {("orders", number): timestamp}
         found = (await self.answers.list_offsets(asked, read_committed=False)).get(("orders", number))
@@ -337,19 +344,19 @@ async def test_what_a_client_has_deleted_is_hidden_at_once(tmp_path, store, writ
     key = ("orders", 0)
     async with serving(tmp_path, store, daemon) as behind:
         assert await behind.fetch(1) == {0: [0]}
-        assert await behind.answers.delete_records({key: 4}) == {key: 4}
+        assert await behind.deleted({key: 4}) == {key: 4}
         assert behind.answers.log_start("orders", 0, 9) == 4
         assert await behind.fetch(3) == {}
         assert await behind.fetch(4) == {0: [3]}
         assert (await behind.listed(EARLIEST)).offset == 4
         assert (await behind.listed(0)).offset == 4
-        assert await behind.answers.delete_records({key: 2}) == {key: 4}, "never back"
-        assert await behind.answers.delete_records({key: 6}) == {key: 6}
+        assert await behind.deleted({key: 2}) == {key: 4}, "never back"
+        assert await behind.deleted({key: 6}) == {key: 6}
         await daemon.round()
         assert await behind.fetch(5) == {}
         assert await behind.fetch(6) == {0: [6]}
         end = (await behind.partitions.find(*key)).manifest.next_offset
-        assert await behind.answers.delete_records({key: end}) == {}
+        assert await behind.deleted({key: end}) == {}
         assert await behind.listed(EARLIEST) is None
         assert await behind.fetch(end - 1) == {}
         assert await behind.fetch(0, 0) == {1: [0]}
@@ -365,7 +372,7 @@ async def test_what_a_client_has_deleted_stays_deleted_after_a_restart(tmp_path,
     daemon, key = Daemon(tmp_path, store, writers), ("orders", 0)
     async with serving(tmp_path, store, daemon) as behind:
         for before_offset in (3, 5, 6):
-            assert await behind.answers.delete_records({key: before_offset}) == {key: before_offset}
+            assert await behind.deleted({key: before_offset}) == {key: before_offset}
             manifest = stored_manifest(store, writer)
             assert manifest.start_offset == before_offset
             assert manifest.deletions == (RecordDeletion(before_offset, leader_epoch=0),)
@@ -388,11 +395,11 @@ async def test_deletion_that_the_bucket_does_not_have_is_an_error(tmp_path, stor
     daemon, key = Daemon(tmp_path, store, writers), ("orders", 0)
     async with serving(tmp_path, store, daemon) as behind:
         store.fail_next("put", lambda: StorageUnavailable("away"))
-        answered = await behind.answers.delete_records({key: 3})
+        answered = await behind.deleted({key: 3})
         assert isinstance(answered[key], StorageUnavailable)
         assert stored_manifest(store, writer).deletions == ()
         assert await behind.fetch(1) == {}
-        assert await behind.answers.delete_records({key: 3}) == {key: 3}
+        assert await behind.deleted({key: 3}) == {key: 3}
         assert stored_manifest(store, writer).start_offset == 3
 
 
@@ -405,29 +412,80 @@ async def test_deletion_of_a_partition_that_is_not_archived_any_more_is_recorded
     daemon, key = Daemon(tmp_path, store, writers), ("orders", 0)
     daemon.broker.configs["orders"] = {"redpanda.remote.write": "false", "redpanda.remote.read": "true"}
     async with serving(tmp_path, store, daemon) as behind:
-        assert await behind.answers.delete_records({key: 2}) == {key: 2}
+        assert await behind.deleted({key: 2}) == {key: 2}
     assert stored_manifest(store, writer).deletions == (RecordDeletion(2, leader_epoch=0),)
 
 
+async def overwrite(daemon, writer, *, leader_epoch):
+    """Let a new leader, which has other records from offset 3 on, commit to the archive."""
+    stored = await daemon.archive.manifests.load(writer.identified)
+    cut = stored.existing.cut_back(3, leader_epoch=leader_epoch, now_ms=0)
+    segment = replace(stored.existing.segments[1], leader_epoch=leader_epoch)
+    grown = cut.appended([segment], [(leader_epoch, segment.base_offset)])
+    await daemon.archive.manifests.commit(stored, grown, leader_epoch=leader_epoch)
+
+
 @virtually
-async def test_deletion_names_no_later_leader_than_the_broker_that_deleted(tmp_path, store, writers):
-    """Another broker leads by the time that the deletion is recorded: its records stay."""
+async def test_deletion_of_a_partition_never_led_names_no_later_leader_either(tmp_path, store, writers):
+    """The manifest's epoch is taken before the broker gets the request as well."""
+    writer = writers[0]
+    writer.closed_segment()
+    writer.closed_segment()
+    await archived(writer, archive_in(store))
+    daemon, key = Daemon(tmp_path, store, writers), ("orders", 0)
+    daemon.broker.configs["orders"] = {"redpanda.remote.write": "false", "redpanda.remote.read": "true"}
+    async with serving(tmp_path, store, daemon) as behind:
+
+        async def overtaken():
+            await overwrite(daemon, writer, leader_epoch=1)
+            await asyncio.sleep(2 * FRESH_SECONDS)
+
+        assert await behind.deleted({key: 5}, overtaken) == {key: 3}
+    manifest = stored_manifest(store, writer)
+    assert manifest.deletions == (RecordDeletion(5, leader_epoch=0),)
+    assert manifest.start_offset == 3
+
+
+@virtually
+async def test_deletion_without_a_known_epoch_is_not_recorded(tmp_path, store, writers):
+    """The client is told to try again, and the next request has one."""
+    writer = writers[0]
+    writer.closed_segment()
+    await archived(writer, archive_in(store))
+    daemon, key = Daemon(tmp_path, store, writers), ("orders", 0)
+    async with serving(tmp_path, store, daemon) as behind:
+        for epochs in ({}, {key: StorageUnavailable("away")}):
+            answered = await behind.answers.delete_records({key: 2}, epochs)
+            assert isinstance(answered[key], StorageUnavailable)
+        assert stored_manifest(store, writer).deletions == ()
+        assert await behind.deleted({key: 2}) == {key: 2}
+
+
+@virtually
+@pytest.mark.parametrize("leads_again", [False, True])
+async def test_deletion_names_no_later_leader_than_the_broker_that_deleted(
+    tmp_path, store, writers, leads_again
+):
+    """Another broker has led by the time that the deletion is recorded: its records stay."""
     writer = writers[0]
     writer.closed_segment()
     writer.closed_segment()
     await archived(writer, archive_in(store))
     daemon, key = Daemon(tmp_path, store, writers), ("orders", 0)
     async with serving(tmp_path, store, daemon) as behind:
+        epochs = daemon.broker.epochs
+
+        async def overtaken():
+            daemon.broker.followed[writer.name] = epochs.pop(writer.name) + 1
+            await daemon.round()
+            await overwrite(daemon, writer, leader_epoch=1)
+            if leads_again:
+                epochs[writer.name] = daemon.broker.followed.pop(writer.name) + 1
+                await daemon.round()
+                assert (await behind.partitions.find(*key)).manifest.leader_epoch == 2
+
         assert behind.answers.may_have(*key)
-        daemon.broker.followed[writer.name] = daemon.broker.epochs.pop(writer.name) + 1
-        await daemon.round()
-        # The new leader has other records from offset 3 on.
-        stored = await daemon.archive.manifests.load(writer.identified)
-        cut = stored.existing.cut_back(3, leader_epoch=1, now_ms=0)
-        segment = replace(stored.existing.segments[1], leader_epoch=1)
-        grown = cut.appended([segment], [(1, segment.base_offset)])
-        await daemon.archive.manifests.commit(stored, grown, leader_epoch=1)
-        await behind.answers.delete_records({key: 5})
+        assert await behind.deleted({key: 5}, overtaken) == {key: 3}
     manifest = stored_manifest(store, writer)
     assert manifest.deletions == (RecordDeletion(5, leader_epoch=0),)
     assert manifest.start_offset == 3

@@ -38,6 +38,7 @@ class BegunArchive(TopicArchive):
         super().__init__()
         self.start = start
         self.deleted = {}
+        self.leader_epoch = 7
         self.listed = {}
 
     def may_have(self, topic, partition):
@@ -46,8 +47,11 @@ class BegunArchive(TopicArchive):
     def log_start(self, topic, partition, broker_offset):
         return min(self.start, broker_offset) if topic in {"tiered", TIERED} else broker_offset
 
-    async def delete_records(self, before):
-        self.deleted |= before
+    async def leader_epochs(self, asked):
+        return dict.fromkeys(asked, self.leader_epoch)
+
+    async def delete_records(self, before, leader_epochs):
+        self.deleted |= {key: (offset, leader_epochs[key]) for key, offset in before.items()}
         return {key: self.start for key in before if key[0] == "tiered"}
 
     async def list_offsets(self, asked, *, read_committed):
@@ -211,7 +215,7 @@ async def test_deletion_is_told_to_the_archive_and_its_start_to_the_client(broke
         answers.write(response_frame(said, correlation_id=head.correlation_id))
         told = deleted(version, tiered=40, plain=10, new=ErrorCode.topic_authorization_failed)
         assert await client.answer(request) == told
-        assert archive.deleted == {("tiered", 0): 30}
+        assert archive.deleted == {("tiered", 0): (30, 7)}
 
 
 async def test_deletion_of_everything_ends_where_the_broker_says(broker):
@@ -223,7 +227,7 @@ async def test_deletion_of_everything_ends_where_the_broker_says(broker):
         head, _, answers = await broker.next()
         answers.write(response_frame(deleted(2, tiered=70), correlation_id=head.correlation_id))
         assert await client.answer(request) == deleted(2, tiered=70)
-        assert archive.deleted == {("tiered", 0): 70}
+        assert archive.deleted == {("tiered", 0): (70, 7)}
 
 
 async def test_trim_of_a_daemon_is_no_deletion(broker):
@@ -236,6 +240,36 @@ async def test_trim_of_a_daemon_is_no_deletion(broker):
         answers.write(frame)
         assert await client.frame() == frame
         assert archive.deleted == {}
+
+
+async def test_deletion_is_under_an_epoch_that_had_begun_before_the_broker_got_it(broker):
+    """The broker loses the partition and leads it again before its answer is handled."""
+    archive = BegunArchive()
+    async with running(broker, archive) as server, connected(server.port) as client:
+        request = deletion(2, tiered=30)
+        client.send(request)
+        head, _, answers = await broker.next()
+        archive.leader_epoch = 9
+        answers.write(response_frame(deleted(2, tiered=50), correlation_id=head.correlation_id))
+        assert await client.answer(request) == deleted(2, tiered=40)
+        assert archive.deleted == {("tiered", 0): (30, 7)}
+
+
+async def test_deletion_whose_epoch_is_not_known_reaches_the_broker_and_is_asked_for_again(broker):
+    """The archive hides the records at once, and the client's next request records the deletion."""
+    archive = BegunArchive()
+
+    async def unknown(asked):
+        raise FAULT
+
+    archive.leader_epochs = unknown
+    async with running(broker, archive) as server, connected(server.port) as client:
+        request = deletion(2, tiered=30)
+        client.send(request)
+        head, _, answers = await broker.next()
+        answers.write(response_frame(deleted(2, tiered=50), correlation_id=head.correlation_id))
+        assert await client.answer(request) == deleted(2, tiered=40)
+        assert archive.deleted == {("tiered", 0): (30, FAULT)}
 
 
 async def test_deletion_that_is_not_recorded_is_an_error_of_that_partition(broker):

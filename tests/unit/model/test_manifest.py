@@ -335,6 +335,14 @@ def test_gap_takes_the_transactions_whose_markers_are_lost_in_it():
     assert begun.crossing == (told[0], told[3])
 
 
+def test_cut_at_the_archives_start_leaves_no_transaction_that_began_before_it():
+    """Nothing of it is archived. With it, each round would find it reopened, and nothing to cut off."""
+    inside = TWO.appended((), crossing=[crossing(5, 45)]).starting_inside(TWO.segments[0], 15, now_ms=7)
+    assert inside.cut_back(20, leader_epoch=12, now_ms=8).crossing == (crossing(5, 45),)
+    cut = inside.cut_back(15, leader_epoch=12, now_ms=8)
+    assert (cut.start_offset, cut.next_offset, cut.crossing, cut.faults()) == (15, 15, (), ())
+
+
 def test_cut_back_manifest_keeps_the_transactions_that_began_before_the_cut():
     """Their markers may be cut off, and are past the archive's end then."""
     told = [crossing(12, 18), crossing(12, 28), crossing(25, 45), crossing(15, 50)]

@@ -90,10 +90,18 @@ def test_predictive_keeps_what_a_reader_gets_to_next():
     assert [one.chunk.number for one in plan.releases] == [0, 1, 9, 8, 7, 6]
     assert {one.chunk.number: one.because for one in plan.held} == {
         3: "the chunk is being read (1)",
-        4: "a reader is 1 chunks before it",
-        5: "a reader is 2 chunks before it",
+        4: "readers to come: 1; the nearest is 1 chunks before it",
+        5: "readers to come: 1; the nearest is 2 chunks before it",
     }
     assert {one.because for one in plan.releases} == {OVER_SHARE}
+
+
+def test_predictive_sorts_by_the_number_of_readers_to_come():
+    """Then by how far away they are in all; readers of one chunk count each."""
+    # One reader is at 0, three are at 4: chunk 1 is near to one reader, and 9 is far from four.
+    open_chunks = chunks({0: 1, 1: 0, 2: 0, 4: 3, 5: 0, 8: 0, 9: 0})
+    assert released(open_chunks, 10, limits(PREDICTIVE, hydrated_ratio=0.2)) == [2, 1, 9, 8, 5]
+    assert released(open_chunks, 10, limits(PREDICTIVE, hydrated_ratio=0.5)) == [2, 1]
 
 
 def test_predictive_without_readers_is_as_capped():

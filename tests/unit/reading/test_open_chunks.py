@@ -7,9 +7,15 @@ import os
 import pytest
 
 from tests.fakes.hydration import open_files
-from tests.unit.cache.cached import a_chunk, put, started
+from tests.unit.cache.cached import a_chunk, data_in, put, started
 from tieringd.metrics import Metrics
-from tieringd.policies.cache_trim import ChunkEvictionLimits, EvictionStrategy
+from tieringd.policies.cache_trim import (
+    ChunkEvictionLimits,
+    EvictionStrategy,
+    TrimLimits,
+    plan_cache_trim,
+    trim_demand,
+)
 from tieringd.reading.cache_keeper import OpenChunks
 
 CAPPED = ChunkEvictionLimits(EvictionStrategy.CAPPED, hydrated_ratio=0.5, min_chunks_threshold=0)
@@ -107,6 +113,40 @@ def test_sweep_closes_what_the_strategy_does_not_keep(opened, directory, time):
     opened.give_back(entry)
     opened.sweep()
     assert not opened.holds(names[1])
+
+
+@pytest.mark.parametrize("strategy", EvictionStrategy)
+def test_strategies_bound_open_files_and_trims_bound_files_on_the_disk(opened, directory, strategy):
+    """A chunk that is closed is read again without a download, until the cache is over its limit."""
+    names = [add(opened, directory, number) for number in range(4)]
+    opened.limits = ChunkEvictionLimits(strategy, hydrated_ratio=0.5, min_chunks_threshold=0)
+    before = open_files()
+    opened.sweep()
+    still_open = 0 if strategy is EvictionStrategy.EAGER else 2
+    assert open_files() == before - 4 + still_open
+    assert directory.accounts.use().objects == 4
+    assert [data_in(directory, name, 3) for name in names] == [b"abc"] * 4
+    demand = trim_demand(directory.accounts.use(), TrimLimits(size_bytes=100, objects=2, low_watermark=1.0))
+    plan = plan_cache_trim(directory.accounts.files(), demand, in_use=opened.in_use())
+    gone = [one.file.name for one in plan.evictions]
+    assert gone == names[:2]
+    opened.forget(gone)
+    directory.evict(gone)
+    assert [data_in(directory, name, 3) for name in names] == [None, None, b"abc", b"abc"]
+    assert directory.accounts.use().objects == 2
+
+
+def test_predictive_keeps_open_what_most_readers_come_to(opened, directory):
+    """With one reader at the segment's first chunk and two at its third, the fourth stays open."""
+    names = [add(opened, directory, number) for number in range(4)]
+    entries = [opened.take(names[number], 3) for number in (0, 2, 2)]
+    opened.limits = ChunkEvictionLimits(
+        EvictionStrategy.PREDICTIVE, hydrated_ratio=0.75, min_chunks_threshold=0
+    )
+    opened.sweep()
+    assert [opened.holds(name) for name in names] == [True, False, True, True]
+    for entry in entries:
+        opened.give_back(entry)
 
 
 def test_close_leaves_readers_their_files(opened, directory):

@@ -7,6 +7,7 @@ import pytest
 from tests.fakes.log_writer import CLUSTER
 from tests.fakes.store import store_unavailable
 from tests.fakes.topics import topic_config
+from tests.unit.config.texts import TIERED, parsed
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import TopicKey, topic_manifest_key
 from tieringd.formats.topic_manifest import TieringDefaults
@@ -14,6 +15,7 @@ from tieringd.topics.each_topic import TopicFaults
 from tieringd.topics.topic_defaults import TopicDefaultsRecorder
 from tieringd.topics.topic_registry import TopicRegistry
 
+DAY_MS = 86_400_000
 ON = topic_config()
 OFF = topic_config(remote_write=False, remote_read=False)
 DEFAULTS = TieringDefaults(remote_write=True, remote_read=True)
@@ -72,19 +74,44 @@ async def test_topics_that_were_there_before_us_begin_with_the_cluster_values(
         pytest.param({"retention.ms": "5000"}, (5000, None), id="time"),
         pytest.param({"retention.bytes": "7000"}, (None, 7000), id="size"),
         pytest.param({"retention.ms": "-1"}, (-1, None), id="no-limit"),
-        pytest.param({"retention.ms": "5000", "retention.local.target.ms": "100"}, (5000, None), id="longer"),
         pytest.param(
-            {"retention.bytes": "5000", "retention.local.target.bytes": "100"}, (None, 100), id="smaller"
+            {"retention.ms": "5000", "retention.local.target.ms": "100"}, (None, None), id="own-time"
+        ),
+        pytest.param({"retention.bytes": "5000", "local.retention.bytes": "-2"}, (None, None), id="own-size"),
+        pytest.param({"retention.local.target.ms": "100"}, (None, None), id="own-time-alone"),
+        pytest.param(
+            {"retention.ms": "5000", "retention.bytes": "7000", "retention.local.target.ms": "100"},
+            (None, 7000),
+            id="each-kind-by-itself",
         ),
     ],
 )
 async def test_new_topic_with_tiering_on_begins_with_its_retention(
     defaults_recorder, registry, broker, overrides, expected
 ):
-    """The longer time and the fewer bytes; of what its creator did not say, the cluster's value decides."""
+    """Where its creator set a local target, or no total, nothing is recorded."""
     broker.configs = {"new": overrides}
     await defaults_recorder.step({key("new"): ON}, DEFAULTS)
     assert target_of(registry, "new") == expected
+
+
+@pytest.mark.usefixtures("known_cluster")
+async def test_record_has_an_effect_while_the_topic_has_no_local_target(defaults_recorder, registry, broker):
+    """What is recorded is in force at once, and what the creator set is as well, until it is removed."""
+    strict = parsed(TIERED + "retention_local_strict: true\n")
+    broker.configs = {
+        "total": {"retention.ms": f"{9 * DAY_MS}"},
+        "both": {"retention.ms": f"{9 * DAY_MS}", "retention.local.target.ms": "100"},
+    }
+    await defaults_recorder.step({key("total"): ON, key("both"): ON}, DEFAULTS)
+
+    def target_ms(topic, without=None):
+        properties = {name: value for name, value in broker.configs[topic].items() if name != without}
+        return strict.topic(topic, properties, registry.manifest(key(topic))).local_retention_target.target_ms
+
+    assert target_ms("total") == 9 * DAY_MS
+    assert target_ms("both") == 100
+    assert target_ms("both", without="retention.local.target.ms") == DAY_MS, "the cluster's value"
 
 
 @pytest.mark.usefixtures("known_cluster")
