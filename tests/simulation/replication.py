@@ -35,6 +35,8 @@ class Replication:
         """Offset and batch of each record that users may have deleted."""
         self.deleted: set[tuple[int, bytes]] = set()
         """Those whose deletion is recorded: the user has the answer. They never come back."""
+        self._requested: list[tuple[int, int]] = []
+        """Up to which offset users have asked for deletions, and under which leader epoch."""
         self._fetched: dict[int, int] = {}
 
     @property
@@ -94,15 +96,18 @@ class Replication:
         """
         Note that a user has asked for a deletion under the present leader epoch.
 
-        The archive may hold what the leader never had, or has no more: its log may begin later.
+        The archive may hold what the leader never had, or has no more: its log may begin later, or the
+        archive has not been cut back to it yet.
         """
-        self.let_go |= {
-            (offset, one.data)
-            for replica in self.replicas
-            for one in replica.batches
-            if parse_header(one.data, 0).leader_epoch <= self.leader_epoch
-            for offset in range(one.base_offset, min(one.next_offset, before_offset))
-        }
+        self._requested.append((before_offset, self.leader_epoch))
+
+    def may_be_deleted(self, offset: int, data: bytes) -> bool:
+        """Say whether users have asked for the deletion of an archived record, in the batch *data*."""
+        leader_epoch = parse_header(data, 0).leader_epoch
+        return (offset, data) in self.let_go or any(
+            offset < before_offset and leader_epoch <= requested_under
+            for before_offset, requested_under in self._requested
+        )
 
     def let_go_offsets(self) -> set[int]:
         """Return the offsets at which users may have deleted what the leader's log has or had."""

@@ -64,7 +64,7 @@ class StormPromises(ClusterPromises):
         if earlier is not None and start_offset > earlier.start_offset:
             hidden = {*known, *manifest.segments.overlapping(0, start_offset)}
             for offset, data in self._records(manifest, hidden):
-                if offset < start_offset and (offset, data) not in partition.let_go:
+                if offset < start_offset and not partition.may_be_deleted(offset, data):
                     assert parse_header(data, 0).max_timestamp_ms < self.old_before_ms(), (
                         f"{name}: the archive begins at {start_offset}, and nothing deleted {offset}"
                     )
