@@ -37,8 +37,10 @@ from benchmarks.sink_answers import (
     served_data,
     split_google_body,
     stored,
+    wrong_checksum,
 )
 from benchmarks.tls_connection import TlsConnection
+from tieringd.storage.checked_puts import PROBE_PREFIX
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -176,6 +178,12 @@ class _Server:
         if found is not None:
             self._send_range(client, *found)
             return
+        if request.is_put and PROBE_PREFIX in request.key:
+            # A daemon asks with this object whether the store compares checksums. The stores that this sink
+            # stands in for do, so nothing is read back from them.
+            _read(client, begun, request.size_bytes)
+            client.sendall(wrong_checksum())
+            return
         client.sendall(self._answer_upload(client, request, begun))
 
     def _answer_upload(self, client: _Client, request: Request, begun: bytes) -> bytes:
@@ -219,6 +227,9 @@ class _Server:
                 raise ConnectionError
             begun += chunk
         description, content_at, after_bytes = found
+        if PROBE_PREFIX in description["name"]:
+            _read(client, begun, request.size_bytes)
+            return wrong_checksum()
         size_bytes = request.size_bytes - content_at - after_bytes
         content = begun[content_at:]
         self.received[description["name"]] = _received([self._take(client, content[:size_bytes], size_bytes)])

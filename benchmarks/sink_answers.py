@@ -178,6 +178,13 @@ def refused() -> bytes:
     return response("501 Not Implemented")
 
 
+def wrong_checksum() -> bytes:
+    """Answer as S3 does where the bytes are not those of the announced checksum."""
+    return response(
+        "400 Bad Request", "<Error><Code>BadDigest</Code><Message>wrong checksum</Message></Error>"
+    )
+
+
 def response(status: str, body: str = "") -> bytes:
     """Return a whole answer."""
     return (
