@@ -427,9 +427,8 @@ class LogDirRescan:
         return log
 
     def _topic_id(self, path: str) -> str:
-        if path in self._read_since_scan:
-            return self._partitions[path].topic_id
-        return self._topic_ids.read(path)
+        known = self._partitions.get(path) if path in self._read_since_scan else None
+        return self._topic_ids.read(path) if known is None else known.topic_id
 
     def _again(self, listed: _Listed, partition: LocalPartition) -> LocalLog | None:
         """Return the current log, with the names of the last listing; None when it must be listed again."""

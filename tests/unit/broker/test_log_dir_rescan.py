@@ -77,3 +77,19 @@ def test_topic_id_of_a_partition_that_is_not_read_any_more_is_looked_up(log_dir)
     replaced(log_dir)
     (partition,) = layout.scan([str(log_dir)]).partitions
     assert partition.topic_id == NEW_ID
+
+
+def test_partition_that_a_broker_moves_is_read_between_scans(log_dir, tmp_path):
+    """While it is in two log directories it is none of the scan's, though an earlier observation is read."""
+    other = tmp_path / "other"
+    other.mkdir()
+    layout = KafkaLayout()
+    (partition,) = layout.scan([str(log_dir), str(other)]).partitions
+    layout.read_log(partition, ())
+    shutil.copytree(log_dir / "orders-0", other / "orders-0")
+    for _ in range(2):
+        assert layout.scan([str(log_dir), str(other)]).partitions == ()
+        for _ in range(2):
+            layout.read_log(partition, ())
+    shutil.rmtree(other / "orders-0")
+    assert layout.scan([str(log_dir), str(other)]).partitions == (partition,)
