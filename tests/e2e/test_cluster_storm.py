@@ -42,6 +42,7 @@ class Storm:
         self.daemons = daemons
         self.admin = admin
         self.topic = topic
+        self.epochs_told = ""
 
     async def until_all_go_on(self) -> None:
         """Return when every partition's archive has grown once more, and all replicas are in sync."""
@@ -119,6 +120,7 @@ class Storm:
         await new_leader.wait_until_ready(len(_NODES))
         await self.admin.until_in_sync(topic)
         new_epochs = epoch_starts(self.brokers.log_dir(new_leader.node_id) / f"{topic}-0")
+        self.epochs_told = f"epochs before {old_epochs}, after {new_epochs}"
         # There may be newer ones already: a broker that comes back can bring another election.
         return min(start for epoch, start in new_epochs.items() if epoch > max(old_epochs))
 
@@ -212,9 +214,10 @@ async def test_every_acknowledged_record_is_read_once_after_a_storm(
     missing = lost(writers.writer(unsafe), found)
     survivors = [number_of(value) for offset, value in found if offset >= first_lost]
     # Only what the old leader alone had is missing: nothing below, and nothing written afterwards.
-    assert min(offset for offset, _ in missing) == first_lost
+    replaced_tails = daemons.events("archive's tail replaced: another leader's log took its place")
+    assert min(offset for offset, _ in missing) == first_lost, f"{storm.epochs_told}, {replaced_tails}"
     assert max(number for _, number in missing) < min(survivors)
-    (replaced,) = daemons.events("archive's tail replaced: another leader's log took its place")
+    (replaced,) = replaced_tails
     assert replaced["topic"] == unsafe
     assert replaced["base_offset"] <= first_lost <= replaced["last_offset"]
 
