@@ -60,7 +60,7 @@ components: ## Say what the machine lacks for the tests, before anything is inst
 
 # Two for tests with brokers and daemons, and one at a lower priority that takes the others first.
 test durations: WORKERS = 3
-test: components class-data azurite promtool ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time)
+test: components class-data azurite promtool ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time; ARGS="--shuffle 7": files in random order)
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS) $(TESTS)
 
 durations: ## Run every test and write tests/durations.json, which orders the files of later runs
