@@ -68,7 +68,7 @@ class FetchAhead:
     The next Fetch of one connection. Belongs to that connection and its loop.
 
     *on_known* is called when a held-back request may be claimed again, *on_broken* with the fault of a
-    Fetch that cannot be read.
+    Fetch that cannot be read, *on_failed* after a defect of the program.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class FetchAhead:
         bytes_max: Callable[[], float],
         on_known: Callable[[], None],
         on_broken: Callable[[str], None],
+        on_failed: Callable[[BaseException], None],
         permit_seconds: float = PERMIT_SECONDS,
     ) -> None:
         self._loop = loop
@@ -89,6 +90,7 @@ class FetchAhead:
         self._bytes_max = bytes_max
         self._on_known = on_known
         self._on_broken = on_broken
+        self._on_failed = on_failed
         self._expected: _Expected | None = None
         self._is_followed = False
         self._asked: _Expected | None = None
@@ -218,11 +220,10 @@ class FetchAhead:
         if is_current:
             self._task = None
         error = None if task.cancelled() else task.exception()
-        if error is not None and is_current:
+        if isinstance(error, ProtocolViolation) and is_current:
             self._on_broken(str(error))
-        if error is not None and not isinstance(error, ProtocolViolation):
-            # A programming error: the loop's exception handler reports it.
-            raise error
+        elif error is not None and is_current:
+            self._on_failed(error)
         if error is not None or not is_current:
             return
         if self._ready is None:

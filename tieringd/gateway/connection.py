@@ -189,6 +189,8 @@ class GatewayCounters:
     """Refused because of the limit on connections."""
     broken_connections: int = 0
     """Closed because of a protocol violation, or because the broker accepted no connection."""
+    failed_connections: int = 0
+    """Closed because of a defect of the program."""
     from_client_bytes: int = 0
     from_broker_bytes: int = 0
     archived_answers: int = 0
@@ -244,6 +246,7 @@ class Connection:
             bytes_max=self._answer_bytes,
             on_known=lambda: self._guarded(self._go_on),
             on_broken=self._break,
+            on_failed=self._fail,
             permit_seconds=settings.permit_seconds,
         )
         self._deletions = DeletionEpochs(
@@ -251,7 +254,7 @@ class Connection:
             shared.archive,
             timeout_seconds=settings.answer_timeout_seconds,
             on_known=lambda: self._guarded(self._go_on),
-            on_broken=self._break,
+            on_failed=self._fail,
         )
         self._requests = RequestFrames(
             shared.scratch,
@@ -363,6 +366,9 @@ class Connection:
         except (ProtocolViolation, RetryableError) as error:
             self._break(str(error))
             return
+        except Exception as error:  # noqa: BLE001 the boundary between connections: the others go on
+            self._fail(error)
+            return
         self._settle()
 
     def _go_on(self) -> None:
@@ -372,6 +378,12 @@ class Connection:
     def _break(self, reason: str) -> None:
         self._shared.counters.broken_connections += 1
         log.info("a gateway connection is closed", reason=reason)
+        self.abort()
+
+    def _fail(self, error: BaseException) -> None:
+        """Close the connection because of a defect of the program."""
+        self._shared.counters.failed_connections += 1
+        log.error("a gateway connection is closed because of a defect", exc_info=error)
         self.abort()
 
     def _on_unreadable(self, error: LocalFileError) -> None:
@@ -449,10 +461,8 @@ class Connection:
             self._task = None
         if task.cancelled():
             return
-        if task.exception() is not None:
-            self.abort()
-            # A programming error: the loop's exception handler reports it.
-            task.result()
+        if (error := task.exception()) is not None:
+            self._fail(error)
         self._settle()
 
     async def _connect(self) -> None:

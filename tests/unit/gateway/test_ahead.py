@@ -187,6 +187,7 @@ async def test_held_back_request_does_not_keep_the_loop_busy(archive):
         bytes_max=lambda: MIB,
         on_known=pytest.fail,
         on_broken=pytest.fail,
+        on_failed=pytest.fail,
     )
     budget = MemoryBudget(MIB)
     requests = RequestFrames(
@@ -199,7 +200,7 @@ async def test_held_back_request_does_not_keep_the_loop_busy(archive):
             archive,
             timeout_seconds=9,
             on_known=pytest.fail,
-            on_broken=pytest.fail,
+            on_failed=pytest.fail,
         ),
         forward=pytest.fail,
         may_produce=lambda: True,
@@ -543,7 +544,13 @@ async def test_archive_that_does_not_say_how_it_goes_on_is_asked_by_the_client(a
     assert archive.released == len(archive.questions) == 1
 
 
-WORKS = {"timeout_seconds": 9, "bytes_max": lambda: MIB, "on_known": pytest.fail, "on_broken": pytest.fail}
+WORKS = {
+    "timeout_seconds": 9,
+    "bytes_max": lambda: MIB,
+    "on_known": pytest.fail,
+    "on_broken": pytest.fail,
+    "on_failed": pytest.fail,
+}
 
 
 def frame_at(offset, *, version=12, partitions=(0,), **fields):
