@@ -651,6 +651,40 @@ async def test_partition_that_is_late_keeps_no_other_waiting(tmp_path, store, da
 
 
 @virtually
+async def test_read_that_takes_longer_than_the_client_waits_goes_on(tmp_path, store, daemon):
+    """The client's next Fetch has its records, and each object is downloaded once."""
+    async with serving(tmp_path, store, daemon) as behind:
+        store.latency_seconds = 2
+        loop = asyncio.get_running_loop()
+        answers = []
+        for _ in range(20):
+            began = loop.time()
+            answers.append(await behind.fetch_once(0, wait_seconds=0.5))
+            assert loop.time() - began < 0.6
+            if answers[-1] != {0: []}:
+                break
+        assert answers[0] == {0: []}
+        assert answers[-1] == {0: [0]}
+        reads = [request for request in store.requests if request[0] == "get_range"]
+        assert reads
+        assert len(reads) == len(set(reads))
+
+
+@virtually
+async def test_read_that_no_fetch_takes_over_ends(tmp_path, store, daemon):
+    """It gives back what it holds; nothing of it is left when the gateway closes."""
+    async with serving(tmp_path, store, daemon) as behind:
+        store.latency_seconds = 2
+        assert await behind.fetch_once(0, wait_seconds=0.5) == {0: []}
+        await asyncio.sleep(20)
+        assert behind.host.keeper.open_chunks.in_use()
+        await asyncio.sleep(20)
+        assert behind.host.keeper.open_chunks.in_use() == frozenset()
+        assert await behind.fetch_once(0, 0, wait_seconds=0.5) == {0: [0], 1: []}
+        await behind.answers.close()
+
+
+@virtually
 async def test_late_partitions_come_where_nothing_is_cached(tmp_path, store, daemon):
     """Each is waited for in its turn, so that none is late for ever."""
     host = Host(tmp_path / "cache", store, limits=TrimLimits(size_bytes=0, objects=10))
