@@ -432,6 +432,7 @@ class Connection:
             self._pending
             or not (broker.is_drained and self._client.is_drained)
             or not self._requests.is_between_messages
+            or self._requests.is_authenticating
             or (following := self._ahead.to_ask()) is None
         ):
             return

@@ -46,6 +46,7 @@ _WITH_REQUEST: Final = frozenset(
     }
 )
 """The responses of these requests cannot be understood without the request."""
+_AUTHENTICATION: Final = frozenset({InspectedApi.SASL_HANDSHAKE, InspectedApi.SASL_AUTHENTICATE})
 _MIN_REQUEST_BYTES: Final = HEAD.size - SIZE_BYTES
 
 
@@ -89,6 +90,17 @@ class RequestFrames(Frames):
         self._may_produce = may_produce
         self._max_request_bytes = max_request_bytes
         self._refused: ProduceRequestWalk | None = None
+        self._is_authenticating = False
+
+    @property
+    def is_authenticating(self) -> bool:
+        """
+        Say whether the client authenticates now, for the first time or again (KIP-368).
+
+        The broker then closes a connection on which any other request comes. A client sends its next other
+        request when it is authenticated.
+        """
+        return self._is_authenticating
 
     @property
     def is_between_messages(self) -> bool:
@@ -120,6 +132,7 @@ class RequestFrames(Frames):
                 f"a client sent a request of {head.size} bytes",
                 hint=f"Requests may have at most {self._max_request_bytes} bytes",
             )
+        self._is_authenticating = head.api_key in _AUTHENTICATION
         if head.api_key == InspectedApi.PRODUCE:
             return self._begin_produce(head, view)
         if head.api_key in _WITH_REQUEST and head.is_known:
