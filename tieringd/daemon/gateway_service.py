@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tieringd.archiving.reconciler import Reconciler
+from tieringd.broker.base import Broker
 from tieringd.cache.cache_directory import CacheDirectory
 from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
@@ -127,6 +128,7 @@ async def gateway_of(
     config: Config,
     archive: Archive,
     *,
+    broker: Broker,
     reconciler: Reconciler,
     cache: ReadCache | None,
     may_produce: Callable[[], bool],
@@ -138,7 +140,9 @@ async def gateway_of(
         return
 
     answers = RemoteAnswers(
-        ReadablePartitions(reconciler, archive.manifests, now=time.monotonic, now_ms=archive.clock),
+        ReadablePartitions(
+            reconciler, archive.manifests, now=time.monotonic, now_ms=archive.clock, broker=broker
+        ),
         PartitionReader(cache.hydrator, archive.manifests.spillovers),
         records=archive.records,
         history=archive.history,

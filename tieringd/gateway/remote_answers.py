@@ -17,6 +17,7 @@ nothing to this cluster's clients.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -301,6 +302,7 @@ class RemoteAnswers:
         """Cancel the look-ups and reads in the background."""
         await self._log_starts.close()
         await self._reads.close()
+        await self._partitions.close()
 
     async def fetch(self, question: FetchQuestion) -> ArchivedFetch:
         """See `ArchiveAnswers`. Partitions are served in their order, and share the client's limit."""
@@ -343,7 +345,23 @@ class RemoteAnswers:
                 # Without an error, the archive does not exist or lacks the offset: the broker's answer
                 # is right.
                 continue
-            batches = read.take(size_bytes_max=min(left_bytes, asked.max_bytes), needs_a_batch=needs_a_batch)
+            log_end_offset = read.found.bounds.log_end_offset if read.found.bounds else math.inf
+            if asked.fetch_offset >= log_end_offset:
+                # The broker's answer is right: its log ends there, whatever an archive of before has.
+                continue
+            size_bytes_max = min(left_bytes, asked.max_bytes)
+            if read.found.manifest.next_offset > log_end_offset:
+                # An election has cut the log off, and the archive is not cut back yet. At most one batch is
+                # taken, which has to end before the log does.
+                size_bytes_max = 0
+            batches = read.take(size_bytes_max=size_bytes_max, needs_a_batch=needs_a_batch)
+            if batches.size_bytes and batches.next_offset > log_end_offset:
+                batches.close()
+                answers[key] = _try_again(
+                    key,
+                    StorageUnavailable("the broker's log ends before the archive, which is not cut back yet"),
+                )
+                continue
             taken.append(batches)
             left_bytes = max(0, left_bytes - batches.size_bytes)
             needs_a_batch = needs_a_batch and not batches.size_bytes
@@ -515,11 +533,11 @@ def _replacement(
     log_start_offset: int,
     read_committed: bool,
 ) -> PartitionData:
-    archive_end, bounds = found.manifest.next_offset, found.bounds
+    bounds = found.bounds
     return PartitionData(
-        # The broker's error response has neither. Both only grow, and a client takes the next values it gets.
-        high_watermark=max(bounds.log_end_offset if bounds else 0, archive_end),
-        last_stable_offset=max(bounds.last_stable_offset if bounds else 0, archive_end),
+        # The broker's error response has neither, so the broker was asked. -1 is unknown to clients.
+        high_watermark=bounds.log_end_offset if bounds else UNKNOWN,
+        last_stable_offset=bounds.last_stable_offset if bounds else UNKNOWN,
         log_start_offset=log_start_offset,
         records=batches.pieces,
         aborted=batches.aborted_pairs(read_committed=read_committed),

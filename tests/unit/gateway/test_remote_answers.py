@@ -56,6 +56,7 @@ class Behind:
             daemon.archive.manifests,
             now=lambda: asyncio.get_running_loop().time(),
             now_ms=daemon.archive.clock,
+            broker=daemon.broker,
         )
         self.host = host
         self.answers = self.made()
@@ -523,7 +524,7 @@ async def test_topic_that_is_not_archived_any_more_is_still_read(tmp_path, store
         await daemon.round()
         assert daemon.reconciler.statuses() == {}
         found = await behind.partitions.find("orders", 0)
-        assert (found.manifest.next_offset, found.bounds) == (3, None)
+        assert (found.manifest.next_offset, found.bounds) == (3, daemon.writers[0].bounds())
         assert await behind.fetch(0, 1, 2) == {0: [0], 1: [0], 2: [0]}
         assert (await behind.listed(EARLIEST)).offset == 0
 
@@ -632,6 +633,76 @@ async def test_where_an_answer_goes_on_is_told_only_below_the_local_log(tmp_path
         assert await behind.next_fetches(0) == {0: (3, 5)}
         assert await behind.next_fetches(3) == {}
         assert await behind.next_fetches(0, max_bytes=0, needs_a_batch=False) == {0: (0, 5)}
+
+
+@virtually
+async def test_nothing_is_served_past_the_end_of_the_brokers_log(tmp_path, store, writers):
+    """An election has cut the log off, and no round has seen it: the broker's answer is right."""
+    writer = writers[0]
+    for _ in range(3):
+        writer.closed_segment()
+    daemon = Daemon(tmp_path, store, writers)
+    async with serving(tmp_path, store, daemon) as behind:
+        await daemon.round()
+        assert (await behind.partitions.find("orders", 0)).manifest.next_offset == writer.next_offset
+        writer.truncate(6)
+        writer.begin_epoch(1)
+        daemon.broker.epochs[writer.name] = 1
+        await asyncio.sleep(2)
+        assert await behind.fetch(6) == {}
+        assert await behind.fetch(9) == {}
+        # Only whole batches before the end are served.
+        assert await behind.fetch(3) == {0: [3]}
+
+
+@virtually
+async def test_batch_that_ends_past_the_end_of_the_brokers_log_is_not_served(tmp_path, store, writers):
+    """The client tries again, until the archive is cut back."""
+    writer = writers[0]
+    writer.closed_segment()
+    daemon = Daemon(tmp_path, store, writers)
+    async with serving(tmp_path, store, daemon) as behind:
+        await daemon.round()
+        writer.high_watermark = 1
+        await asyncio.sleep(2)
+        assert await behind.fetch(0) == {0: "try again"}
+
+
+@virtually
+async def test_bounds_of_an_answer_are_those_that_the_broker_tells(tmp_path, store, daemon):
+    """Also for a topic that no round reads any more. The broker is asked once a second."""
+    async with serving(tmp_path, store, daemon) as behind:
+        writer = daemon.writers[0]
+        for _ in range(3):
+            writer.append()
+        writer.high_watermark = writer.next_offset - 1
+        await asyncio.sleep(2)
+        before = daemon.broker.calls["log_bounds"]
+        for _ in range(3):
+            asked = {("orders", number): AskedPartition(0, 1 << 20) for number in range(3)}
+            found = await behind.answers.fetch(
+                FetchQuestion(asked, 1 << 20, needs_a_batch=True, read_committed=False)
+            )
+            found.release()
+        said = found.partitions["orders", 0]
+        assert (said.high_watermark, said.last_stable_offset) == (
+            writer.high_watermark,
+            writer.last_stable_offset,
+        )
+        assert daemon.broker.calls["log_bounds"] == before + 1
+
+
+@virtually
+async def test_topic_that_was_created_again_gets_no_records_of_the_old_one(tmp_path, store, daemon):
+    """Read by its name, before a round has seen the new topic. A scan is brought forward."""
+    async with serving(tmp_path, store, daemon) as behind:
+        assert await behind.fetch(0) == {0: [0]}
+        daemon.broker.created_again.add("orders")
+        await asyncio.sleep(1.1)
+        rounds = daemon.reconciler.rounds
+        assert await behind.fetch(0, 0) == {0: "try again", 1: "try again"}
+        await asyncio.sleep(0.5)
+        assert daemon.reconciler.rounds == rounds + 1
 
 
 @virtually
