@@ -178,6 +178,7 @@ def gateway_settings(config: Config) -> GatewaySettings:
         broker_tls=_broker_tls(config),
         max_connections=gateway.max_connections,
         max_request_bytes=gateway.max_request_bytes,
+        max_held_bytes=gateway.max_inspected_bytes,
         buffered_bytes=gateway.buffer_bytes,
         archive_bytes_per_second=gateway.archive_bytes_per_second,
         client_archive_bytes_per_second=gateway.client_archive_bytes_per_second,

@@ -129,20 +129,27 @@ async def _fetch(question: ArchivableResponse, archive: ArchiveAnswers, bytes_ma
         max_bytes=int(min(max(asked.max_bytes - question.records_bytes, 0), bytes_max)),
         needs_a_batch=not question.records_bytes,
         read_committed=asked.read_committed,
-        wait_seconds=_LIVE_WAIT_SECONDS if question.records_bytes else longest_wait_seconds(asked),
+        wait_seconds=_LIVE_WAIT_SECONDS
+        if question.records_bytes or question.hidden
+        else longest_wait_seconds(asked),
     )
     try:
         async with asyncio.timeout(fetch.wait_seconds + _GRACE_SECONDS):
-            archived = await archive.fetch(fetch)
+            archived = await archive.fetch(fetch) if wanted else ArchivedFetch()
     except TimeoutError:
         archived = ArchivedFetch(dict.fromkeys(wanted, NOT_READ_YET))
     except TieringError as error:
         _warn(question, error)
         archived = ArchivedFetch(dict.fromkeys(wanted, PartitionData(-1, -1, -1, error_code=TRY_AGAIN.value)))
+    replacements = {
+        **{(partition.topic, partition.index): NOT_READ_YET for partition in question.hidden},
+        **archived.partitions,
+    }
+    found = sorted((*question.out_of_range, *question.hidden), key=lambda partition: partition.begin)
     replaced = [
-        (partition, archived.partitions[partition.topic, partition.index])
-        for partition in question.out_of_range
-        if (partition.topic, partition.index) in archived.partitions
+        (partition, replacements[partition.topic, partition.index])
+        for partition in found
+        if (partition.topic, partition.index) in replacements
     ]
     if not replaced:
         archived.release()

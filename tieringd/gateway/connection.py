@@ -63,7 +63,8 @@ class GatewaySettings:
     """
     The largest message that is held until it is whole.
 
-    A larger response to Fetch passes as it comes. Any other message that must be inspected and is larger
+    A larger response to Fetch passes as it comes, and archived partitions in it wait for a later Fetch. Any
+    other message that must be inspected and is larger
     ends its connection, except DescribeLogDirs, which passes unchanged.
     """
     buffered_bytes: int = 256 << 20
@@ -197,6 +198,8 @@ class GatewayCounters:
     """Answers that differ from the broker's own."""
     delayed_answers: int = 0
     """Archived answers after which the client had to wait, because it exceeded its rate."""
+    late_partitions: int = 0
+    """Archived partitions whose answer had to wait for a later Fetch, beside records too large to hold."""
     prepared_answers: int = 0
     """Archived answers that were ready when the client asked."""
 
@@ -277,6 +280,7 @@ class Connection:
             ask=self._on_question,
             send=self._send_archived,
             take_ahead=self._ahead.is_answered,
+            on_late=self._count_late,
             held_bytes=settings.max_held_bytes,
         )
 
@@ -498,6 +502,9 @@ class Connection:
         if not self._is_closed:
             self._kept_bytes += size
             self._shared.budget.add(size)
+
+    def _count_late(self) -> None:
+        self._shared.counters.late_partitions += 1
 
     def _give_kept(self) -> None:
         self._shared.budget.give(self._kept_bytes)

@@ -40,6 +40,7 @@ class GatewayCollector(Collector):
         "from_broker_bytes": "Bytes that the broker sent",
         "archived_answers": "Responses with archived data",
         "delayed_answers": "Responses with archived data that were delayed by the limits in bytes per second",
+        "late_partitions": "Archived partitions that had to wait for a later Fetch beside large batches",
         "prepared_answers": "Responses with archived data that were ready when they were requested",
     }
 
