@@ -31,12 +31,12 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
 )
 from kio.index import load_payload_module, load_response_from_request
-from kio.serial import entity_reader, entity_writer
-from kio.serial.errors import SerialError
+from kio.serial import entity_writer
 from kio.static.constants import EntityType
 
 from tieringd.broker.base import EFFECT_WITHIN_SECONDS
 from tieringd.errors import BrokerDenied, BrokerUnavailable, ConfigError
+from tieringd.formats.kafka_wire.kio_decoding import UNREADABLE, decoded_of_broker
 
 if TYPE_CHECKING:
     from kio.static.protocol import RequestPayload
@@ -172,13 +172,13 @@ class KafkaRequest:
     def parse_response_header(self, frame: BytesIO) -> Any:
         """Read the header, and leave *frame* at the message that follows."""
         schema = load_response_from_request(self.payload).__header_schema__
-        header, size = entity_reader(schema)(frame.getvalue(), 0)
+        header, size = decoded_of_broker(schema, frame.getvalue())
         frame.seek(size)
         return header
 
     def decoded(self, answer: bytes) -> Any:
         """Return kio's response for the bytes that the connection returned."""
-        response, _ = entity_reader(load_response_from_request(self.payload))(answer, 0)
+        response, _ = decoded_of_broker(load_response_from_request(self.payload), answer)
         return response
 
     class RESPONSE_TYPE:  # noqa: N801  (the name under which aiokafka looks for it)
@@ -240,7 +240,7 @@ class KafkaConnections:
                 raise
             try:
                 return request.decoded(answer)
-            except (SerialError, ValueError, TypeError) as error:
+            except UNREADABLE as error:
                 raise BrokerUnavailable(f"a response of {host}:{port} cannot be read: {error!r}") from error
 
     async def _connection(self, address: tuple[str, int]) -> AIOKafkaConnection:

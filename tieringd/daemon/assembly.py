@@ -138,6 +138,7 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
             async with gateway_of(
                 config,
                 archive,
+                broker=broker,
                 reconciler=reconciler,
                 cache=cache,
                 may_produce=lambda: disks.degraded is None or not disks.degraded.is_refusing,
