@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import json
+
 from aiokafka.admin import RecordsToDelete
 from aiokafka.structs import TopicPartition as ClientPartition
 
@@ -18,6 +20,7 @@ from tests.e2e.archives import (
 )
 from tests.e2e.sample_topics import ISOLATIONS, SEGMENTS, consumed
 from tests.support.daemon import run_json
+from tieringd.formats.archive_owners import ARCHIVE_OWNERS_KEY, BROKER
 from tieringd.formats.object_keys import brokers_prefix
 
 _INTERVAL = {"cloud_storage_segment_max_upload_interval_sec": 2}
@@ -45,6 +48,9 @@ async def test_idle_timeout_uploads_the_stable_part_of_an_active_segment(brokers
     assert (manifest.start_offset, manifest.gaps, manifest.faults()) == (0, (), ())
     assert len(manifest.segments) >= 2
     assert read_records(daemons.config(), topic) == await consumed(brokers, topic, "read_uncommitted")
+    # The three daemons agree on whose the archive is.
+    (owner,) = json.loads(objects.read(ARCHIVE_OWNERS_KEY))["clusters"].values()
+    assert owner == BROKER
 
     # The other partition's uploads show that the interval has passed twice more.
     for count in (1, 2, 3):
