@@ -166,8 +166,8 @@ async def test_topic_that_holds_data_is_archived_from_its_earliest_offset(
         await admin.delete_records({ClientPartition(topic, 0): RecordsToDelete(first)})
     daemons[1].until(lambda: min(closed_segments(directory)) == first, "the broker has deleted the head")
     daemons[1].until_rounds(2)
-    # What daemons tell each other of their brokers is of no topic.
-    told = brokers_prefix(brokers.cluster_id)
+    # What daemons tell each other of their brokers, and whose the archive is, is of no topic.
+    told = (brokers_prefix(brokers.cluster_id), ARCHIVE_OWNERS_KEY)
     stored = [key for key in objects.keys() if not key.startswith(told)]  # noqa: SIM118 a method
     assert [key for key in stored if not key.endswith("/topic_manifest.json")] == []
 
