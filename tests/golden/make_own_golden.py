@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from tieringd.formats.archive_owners import BROKER, ArchiveOwners, encode_archive_owners
 from tieringd.formats.disk_state import (
     PublishedDiskState,
     QuotaPhase,
@@ -363,6 +364,7 @@ REWRITING = Rewriting(
         SegmentIdentity(3000, 2**63 - 2, 2**40, 7, "rewritten-fedcba9876543210"),
     ),
 )
+ARCHIVE_OWNERS = ArchiveOwners({"wZ3qkPqzR2mH1v0uYx9A_g": BROKER, "local": "00ff" * 8, "earlier": None})
 
 
 def files() -> dict[str, bytes]:
@@ -384,6 +386,7 @@ def files() -> dict[str, bytes]:
         "rewriting.v1.json": encode_rewriting(PARTITION, REWRITING),
         "history-link.v1": encode_history_link(HISTORY_LINK),
         "quota-record.v1.json": encode_quota_record(QUOTA_RECORD),
+        "archive-owners.v1.json": encode_archive_owners(ARCHIVE_OWNERS),
     }
 
 

@@ -34,6 +34,7 @@ from tieringd.model.local_log import Hole
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.spilling import part_to_spill, spilled
+from tieringd.model.spillover import SpilloverManifest, SpilloverName
 from tieringd.policies.lineage import (
     Lineage,
     LineagePlan,
@@ -107,12 +108,21 @@ class Spiller(PartitionLogger):
             target_bytes=seen.topic.target_manifest_bytes,
             local_offset=_local_offset(seen),
         )
+        parts: list[tuple[SpilloverManifest, SpilloverName]] = []
         for rows in plan:
             part = part_to_spill(manifest, rows)
-            manifest = spilled(manifest, part, await self._spillovers.put(part))
+            name = await self._spillovers.put(part)
+            parts.append((part, name))
+            manifest = spilled(manifest, part, name)
         if not plan:
             return stored
         committed = await self._claim.commit(stored, manifest)
+        for part, name in parts:
+            if await self._spillovers.keep(part, name):
+                self._log.warning(
+                    "a spilled part was put into quarantine before the manifest named it; it is stored again",
+                    base_offset=name.base_offset,
+                )
         self._log.info(
             "old segments spilled out of the manifest",
             segments=sum(plan),

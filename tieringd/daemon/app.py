@@ -33,6 +33,7 @@ from tieringd.config import Config
 from tieringd.config.reload import compare_configs
 from tieringd.config.units import format_duration
 from tieringd.daemon.admin import serving
+from tieringd.daemon.archive_owner import cluster_on_disk
 from tieringd.daemon.assembly import DaemonParts, apply_config, assembled
 from tieringd.daemon.certificates import certificate_files
 from tieringd.errors import ConfigError, StorageUnavailable
@@ -154,7 +155,7 @@ async def run_daemon(
         _report_start(config, parts)
         _measure_oldest_upload(metrics, parts)
         metrics.watch_certificates(lambda: certificate_files(config))
-        await _check_store(parts)
+        await _check_store(config, parts)
         reloader = Reloader(
             config, parts, load=load or (lambda: config), on_change=on_change, metrics=metrics
         )
@@ -175,7 +176,7 @@ async def run_once(config: Config) -> PassResult:
     async with _on_hangup(lambda: None), assembled(config, metrics) as parts:
         _report_start(config, parts)
         await parts.archive.store.list_page("meta/", limit=1)
-        await parts.archive.check_store()
+        await parts.check(await parts.broker.cluster_id())
         stop, hurry = asyncio.Event(), asyncio.Event()
         with _stopped_by_signals(stop, hurry):
             work = asyncio.create_task(parts.reconciler.run_once())
@@ -286,11 +287,16 @@ async def _follow(watch: DirectoryWatch, parts: DaemonParts) -> None:
             parts.reconciler.hint()
 
 
-async def _check_store(parts: DaemonParts) -> None:
-    """Fail at once where an operator must act; a store that is unavailable now may come back."""
+async def _check_store(config: Config, parts: DaemonParts) -> None:
+    """
+    Fail at once where an operator must act; a store that is unavailable now may come back.
+
+    Where only the broker knows the cluster's id, the archive's owner is checked in the first round.
+    """
     try:
         await parts.archive.store.list_page("meta/", limit=1)
-        await parts.archive.check_store()
+        cluster = await asyncio.to_thread(cluster_on_disk, config)
+        await (parts.archive.check_store() if cluster is None else parts.check(cluster))
     except StorageUnavailable as error:
         log.warning("object store does not answer yet", error=str(error))
 

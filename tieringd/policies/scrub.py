@@ -101,6 +101,7 @@ DATA_FAULTS: Final = frozenset(
 INDEX_FAULTS: Final = frozenset(
     {FaultKind.INDEX_MISSING, FaultKind.INDEX_SIZE, FaultKind.INDEX_CHECKSUM, FaultKind.INDEX_CONTENT}
 )
+SPILLOVER_FAULTS: Final = frozenset({FaultKind.SPILLOVER_MISSING, FaultKind.SPILLOVER_DAMAGED})
 
 _FROM_VERSIONS = "Restore the object from an older version in the bucket, or from a copy of the bucket"
 _DATA_ACTION = (
@@ -117,8 +118,11 @@ _ACTIONS: Final = {
     FaultKind.MANIFEST_MISSING: f"{_FROM_VERSIONS}. Until then, delete nothing of this partition",
     FaultKind.MANIFEST_DAMAGED: _FROM_VERSIONS,
     FaultKind.MANIFEST_RULES: "Report this: no tieringd writes such a manifest. Restore an older version",
-    FaultKind.SPILLOVER_MISSING: _FROM_VERSIONS,
-    FaultKind.SPILLOVER_DAMAGED: _FROM_VERSIONS,
+    **dict.fromkeys(
+        SPILLOVER_FAULTS,
+        "Run `tieringd archive scrub --fix`: it takes the copy in quarantine, if there is one. If there is "
+        f"none: {_FROM_VERSIONS[0].lower()}{_FROM_VERSIONS[1:]}",
+    ),
     FaultKind.SPILLOVER_DISAGREES: "Report this: no tieringd writes such a manifest",
     FaultKind.TOPIC_MANIFEST_MISSING: (
         "A daemon that archives the topic writes this manifest again. If no daemon does, restore the "

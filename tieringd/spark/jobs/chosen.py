@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tieringd.archive.manifest_store import StoredManifest
+from tieringd.archive.retired_objects import GoneSince
 from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.model.manifest import PartitionManifest
@@ -48,6 +50,8 @@ class Chosen:
     """The partitions that cannot be read, with the reason, as messages."""
     without_log: frozenset[TopicIdPartition] = frozenset()
     """The partitions of topics that are deleted in their cluster."""
+    gone_since: Mapping[TopicIdPartition, GoneSince] = field(default_factory=dict)
+    """Of each of the partitions, as its manifest was when it was chosen."""
 
     def with_log(self, *, has_broker: bool) -> frozenset[TopicIdPartition]:
         """Return the partitions of which a broker may have a log; none if *has_broker* is false."""
@@ -86,19 +90,23 @@ async def chosen_partitions(bucket: Bucket, topics: Sequence[str]) -> Chosen:
         )
     partitions: list[PartitionManifest] = []
     without_log: set[TopicIdPartition] = set()
+    gone_since: dict[TopicIdPartition, GoneSince] = {}
     faults: list[str] = []
     for topic in found:
         if topic.lifecycle is not Lifecycle.LIVE:
             without_log.update(topic.partitions())
         for partition in topic.partitions():
             try:
-                manifest = await _whole(bucket, partition)
+                stored = await bucket.manifests.load(partition)
+                manifest = await _whole(bucket, stored)
             except (CorruptDataError, ObjectNotFound) as error:
                 faults.append(f"{partition}: {error}")
                 continue
             if manifest is not None:
                 partitions.append(manifest)
-    return Chosen(tuple(found), tuple(partitions), tuple(faults), frozenset(without_log))
+                gone_since[partition] = GoneSince()
+                gone_since[partition].note(stored)
+    return Chosen(tuple(found), tuple(partitions), tuple(faults), frozenset(without_log), gone_since)
 
 
 async def loaded_again(
@@ -113,7 +121,7 @@ async def loaded_again(
     found: list[PartitionManifest] = []
     for one in partitions:
         try:
-            manifest = await _whole(bucket, one.partition)
+            manifest = await _whole(bucket, await bucket.manifests.load(one.partition))
         except (CorruptDataError, ObjectNotFound) as error:
             faults.append(f"{one.partition}: {error}")
             continue
@@ -124,15 +132,15 @@ async def loaded_again(
     return found
 
 
-async def _whole(bucket: Bucket, partition: TopicIdPartition) -> PartitionManifest | None:
+async def _whole(bucket: Bucket, stored: StoredManifest) -> PartitionManifest | None:
     """
     Return a manifest with its spilled segments; None without a manifest, or if the archive is closed.
 
     Raises:
-        CorruptDataError: The manifest or a spillover manifest is damaged.
+        CorruptDataError: A spillover manifest is damaged.
         ObjectNotFound: A spillover manifest is missing.
     """
-    manifest = (await bucket.manifests.load(partition)).manifest
+    manifest = stored.manifest
     if manifest is None or manifest.is_closed:
         return None
     return await bucket.spillovers.with_history(manifest)
