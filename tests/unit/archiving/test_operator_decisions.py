@@ -25,7 +25,7 @@ from tests.fakes.metric_values import value_of
 from tests.fakes.spilling import Crash, CrashingJoins
 from tieringd.formats.object_keys import DECISIONS_PREFIX, data_key, decision_key, decision_prefix
 from tieringd.metrics import Metrics
-from tieringd.model.operator_decision import ManifestVersion, OperatorDecision
+from tieringd.model.operator_decision import ManifestVersion, OperatorDecision, shows
 from tieringd.policies.lineage import OperatorReason
 
 PRODUCER = 2
@@ -249,6 +249,66 @@ async def test_operator_tells_where_the_logs_part(tmp_path, writer, archive, *, 
     assert not (await archive.verifier.verify(manifest, deep=True)).faults
 
 
+async def test_transaction_that_is_open_where_the_logs_part_needs_an_outcome(
+    tmp_path, writer, archive, store
+):
+    """Its marker may be in what is given up, or in the leader's log that was trimmed there."""
+    writer.closed_segment(b"first")
+    writer.append(b"a", producer_id=PRODUCER)
+    writer.append(b"b")
+    writer.commit(PRODUCER)
+    writer.append(b"c")
+    writer.append(b"d")
+    writer.roll()
+    await archived(writer, archive)
+    other = LogWriter(tmp_path / "other")
+    for _ in range(5):
+        other.append(b"x")
+    other.roll()
+    other.epochs = []
+    other.begin_epoch(2)
+    other.closed_segment(b"another leader's")
+    other.drop_head()
+    archiver = await waiting(other, archive, FakeBroker(other), OperatorReason.DIVERGENCE_UNKNOWN)
+    await decide(archive, archiver.manifest, give_up=(2, 4))
+    await steps(archiver, other, 1)
+    assert "it leaves something open: the transaction of producer 2" in archiver.operator_wait.refused
+    assert archiver.operator_wait.reason is OperatorReason.OUTCOME_LOST
+
+    await decide(archive, archiver.manifest, "d2", give_up=(2, 4), is_aborted={PRODUCER: True})
+    await steps(archiver, other, 3)
+    manifest = archiver.manifest
+    assert (manifest.faults(), outcomes(store)) == ((), {"d1": "refused", "d2": "carried_out"})
+    assert [(one.base_offset, one.last_offset) for one in manifest.gaps] == [(2, 4)]
+    found = await values_in(archive, manifest, read_committed=True)
+    assert list(found.values()) == [b"first", b"another leader's"]
+    assert not (await archive.verifier.verify(manifest, deep=True)).faults
+
+
+async def test_logs_may_part_in_an_earlier_segment(tmp_path, writer, archive):
+    """The operator knows more than the histories of epochs tell."""
+    for values in ((b"a", b"b"), (b"c", b"d")):
+        for value in values:
+            writer.append(value)
+        writer.roll()
+    await archived(writer, archive)
+    other = LogWriter(tmp_path / "other")
+    for _ in range(3):
+        other.append(b"x")
+    other.roll()
+    other.epochs = []
+    other.begin_epoch(2)
+    other.closed_segment(b"another leader's")
+    other.drop_head()
+    archiver = await waiting(other, archive, FakeBroker(other), OperatorReason.DIVERGENCE_UNKNOWN)
+    await decide(archive, archiver.manifest, give_up=(1, 2))
+    await steps(archiver, other, 3)
+    manifest = archiver.manifest
+    assert manifest.faults() == ()
+    assert await values_in(archive, manifest) == {0: b"a", 3: b"another leader's"}
+    assert [(one.base_offset, one.last_offset) for one in manifest.gaps] == [(1, 2)]
+
+
 @pytest.mark.parametrize("what", [{"keep": True}, {"give_up": (0, 0)}], ids=["kept", "given up"])
 async def test_operator_says_that_no_transaction_was_forgotten(writer, archive, broker, what):
     """Then the segment is split as usual, or given up."""
@@ -431,11 +491,18 @@ class CrashWorld:
         self.store.takes_effect = takes_effect
         self.crash_at = crash_at
         self.crashes = 0
+        self.is_reopened = False
+        """Whether only the marker of the transaction was lost, past the archive's end."""
 
     async def run(self, what) -> None:
         """Archive a tail, wait for an operator, and let processes carry the decision out."""
         writer = self.writer
-        divergence = lost_outcome(writer, before=True)
+        if self.is_reopened:
+            writer.append(b"transacted", producer_id=PRODUCER)
+            divergence = writer.roll()
+            writer.commit(PRODUCER)
+        else:
+            divergence = lost_outcome(writer, before=True)
         await archived(writer, archive_in(self.store, now_ms=self.clock))
         self.good = written_below(writer, divergence)
         then_trimmed(writer, divergence)
@@ -468,12 +535,8 @@ class CrashWorld:
         first, last = self.given_up or (0, -1)
         kept = {offset: value for offset, value in self.good.items() if not first <= offset <= last}
         assert {offset: found.get(offset) for offset in kept} == kept
-        state = outcomes(self.store).get("d1")
-        if state == "carried_out":
-            assert self.has_ended(manifest)
-
-    def has_ended(self, manifest) -> bool:
-        return bool(manifest.replacements)
+        if outcomes(self.store).get("d1") == "carried_out":
+            assert manifest.replacements or (self.is_reopened and not manifest.crossing)
 
 
 @pytest.mark.parametrize("takes_effect", [False, True], ids=["before", "after"])
@@ -498,3 +561,20 @@ async def test_crash_at_any_change_ends_with_the_decision_carried_out_once(tmp_p
         if not world.crashes:
             assert crash_at > (5 if "give_up" in what else CHANGES)
             return
+
+
+async def test_crash_behind_a_commit_that_cuts_nothing_off(tmp_path):
+    """Only the list of transactions shows it; the decision ends at the next case, or in quarantine."""
+    world = CrashWorld(tmp_path)
+    world.is_reopened = True
+    archive = archive_in(world.store, now_ms=world.clock)
+    # The record before the commit, and then the commit.
+    world.crash_at, world.store.takes_effect = 2, True
+    await world.run({"is_aborted": {PRODUCER: False}})
+    assert world.crashes == 1
+    assert outcomes(world.store) == {"d1": "committing"}
+    manifest = stored_manifest(world.store, world.writer)
+    assert (manifest.replacements, manifest.crossing) == ((), ())
+    (decision,), _ = await archive.manifests.decisions.of(world.writer.identified)
+    noted = await archive.manifests.decisions.outcome_of(decision)
+    assert shows(manifest, noted)
