@@ -41,6 +41,7 @@ from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.lineage import (
     Lineage,
     LineagePlan,
+    knows_divergence,
     plan_replacement,
     why_too_early,
 )
@@ -225,6 +226,8 @@ class LineageKeeper(LeadershipLogger):
             base_offset=replacement.base_offset,
             divergence_offset=replacement.divergence_offset,
             segments=replacement.segment_count,
+            # The log of a leader that was trimmed past this place no longer tells what it had before.
+            is_compared_below=knows_divergence(manifest, seen.log),
             reason=plan.reason,
         )
         now_ms = self._now_ms()
