@@ -203,7 +203,8 @@ class KafkaBrokerProcess:
 
 
 @asynccontextmanager
-async def _admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
+async def admin_of(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
+    """Open an admin client of one broker."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
@@ -358,7 +359,7 @@ class KafkaCluster:
         if node.process is None:
             return
         deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
-        async with _admin(node.bootstrap) as admin:
+        async with admin_of(node.bootstrap) as admin:
             while True:
                 (topic,) = await admin.describe_topics([name])
                 if [each["leader"] >= 0 for each in topic["partitions"]].count(True) == partitions:
@@ -387,7 +388,7 @@ class KafkaCluster:
     @asynccontextmanager
     async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
         """Open an admin client."""
-        async with _admin(self.bootstrap) as admin:
+        async with admin_of(self.bootstrap) as admin:
             yield admin
 
     @asynccontextmanager

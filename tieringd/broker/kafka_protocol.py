@@ -204,6 +204,14 @@ def _encoded(entity: Any) -> bytes:
     return buffer.getvalue()
 
 
+@dataclass(slots=True)
+class _Turns:
+    """The calls that want a connection to one address, one after another."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    calls: int = 0
+
+
 class KafkaConnections:
     """
     One connection per address, opened when it is needed and again after it broke.
@@ -218,7 +226,8 @@ class KafkaConnections:
         self._settings = settings
         self._tls = tls_context(settings)
         self._open: dict[tuple[str, int], AIOKafkaConnection] = {}
-        self._opening: dict[tuple[str, int], asyncio.Lock] = {}
+        self._opening: dict[tuple[str, int], _Turns] = {}
+        """Only addresses to which a connection is being opened, or looked for, at this moment."""
 
     async def send(self, address: tuple[str, int], request: KafkaRequest) -> Any:
         """
@@ -245,13 +254,25 @@ class KafkaConnections:
 
     async def _connection(self, address: tuple[str, int]) -> AIOKafkaConnection:
         # Two concurrent calls must not open two connections, one of which would be lost.
-        async with self._opening.setdefault(address, asyncio.Lock()):
-            connection = self._open.get(address)
-            if connection is None or not connection.connected():
-                connection = self._new_connection(address)
-                await connection.connect()
-                self._open[address] = connection
-            return connection
+        turns = self._opening.setdefault(address, _Turns())
+        turns.calls += 1
+        try:
+            async with turns.lock:
+                connection = self._open.get(address)
+                if connection is None or not connection.connected():
+                    connection = self._new_connection(address)
+                    await connection.connect()
+                    self._forget_broken()
+                    self._open[address] = connection
+                return connection
+        finally:
+            turns.calls -= 1
+            if not turns.calls:
+                del self._opening[address]
+
+    def _forget_broken(self) -> None:
+        """Forget connections that have ended: a broker that has left the cluster is never asked again."""
+        self._open = {address: one for address, one in self._open.items() if one.connected()}
 
     def _new_connection(self, address: tuple[str, int]) -> AIOKafkaConnection:
         settings = self._settings

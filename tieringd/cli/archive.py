@@ -3,7 +3,8 @@
 
 `init` makes a directory the archive of a file store. `claim` records this cluster as an owner of the
 archive. With `delete` an operator orders the deletion of a deleted topic's archive; `undelete` takes the
-order back. `describe` also asks the daemon, if one answers.
+order back. `describe` also asks the daemon, if one answers, and so does `resolve`, which stores an
+operator's decision.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tieringd.cli.options import (
     run_async,
     unreadable_topics_reported,
 )
+from tieringd.cli.resolve import resolve
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.archive_owner import claimant_of, owner_record
@@ -149,7 +151,7 @@ async def _change(config: Config, topic: str, topic_id: str, change: Callable[..
         await archive.manifests.change_topic(found.key, partial(change, now_ms=archive.clock()))
 
 
-for _command in (init, claim, delete, undelete, copy, move):
+for _command in (init, claim, delete, undelete, copy, move, resolve):
     archive_app.command()(_command)
 archive_app.command()(scrub)
 archive_app.add_typer(quarantine_app, name="quarantine")

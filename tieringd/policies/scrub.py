@@ -27,6 +27,7 @@ from tieringd.formats.object_keys import (
     DataKey,
     data_key,
     index_key,
+    is_decision_key,
     manifest_key,
     parse_data_key,
     parse_joined_part_key,
@@ -398,6 +399,7 @@ def _reason_to_keep(owner: Owner, one: StoredObject, *, grace_ms: int, now_ms: i
     is_its_own = (
         parse_spillover_key(owner.partition, one.key) is not None
         or parse_rewriting_key(owner.partition, one.key) is not None
+        or is_decision_key(owner.partition, one.key)
     )
     reasons = {
         Keep.FOREIGN: not is_its_own and (whole is None or whole.partition != owner.partition),
