@@ -140,11 +140,11 @@ async def _whole(bucket: Bucket, partition: TopicIdPartition) -> PartitionManife
 
 def shares(partition: TopicIdPartition, segments: SegmentTable) -> Iterator[SegmentShare]:
     """Yield the *segments* of a partition in shares. Each share but the last has at least `TASK_BYTES`."""
-    first = size_bytes = 0
+    first, size_bytes, last = 0, 0, len(segments) - 1
     for row, segment_bytes in enumerate(segments.column("size_bytes")):
         size_bytes += segment_bytes
-        if size_bytes >= TASK_BYTES or row == len(segments) - 1:
-            yield SegmentShare(partition, first, segments.head(row + 1).without_head(first))
+        if size_bytes >= TASK_BYTES or row == last:
+            yield SegmentShare(partition, first, segments.between(first, row + 1))
             first, size_bytes = row + 1, 0
 
 

@@ -13,6 +13,7 @@ from tests.unit.model.values import PARTITION, remote, stored
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey, manifest_key, topic_manifest_key
 from tieringd.model.manifest import CLOSED_EPOCH
+from tieringd.model.segment_table import BLOCK_ROWS, SegmentTable
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.spark.jobs.chosen import (
@@ -156,6 +157,22 @@ def test_shares_are_large_enough_to_be_worth_a_task(sizes, expected):
     found = list(shares(PARTITION, table))
     assert [[one.base_offset for one in share.segments] for share in found] == expected
     assert [share.first_row for share in found] == [rows[0] for rows in expected]
+
+
+def test_shares_of_a_long_history_touch_each_block_a_few_times(monkeypatch):
+    """Not all blocks for each share: a million segments took ten minutes."""
+    count = 20 * BLOCK_ROWS
+    table = stored([remote(at, at, size_bytes=TASK_BYTES) for at in range(count)]).segments
+    touched = []
+    real = SegmentTable.__init__
+
+    def counted(self, blocks, writers):
+        touched.append(len(blocks))
+        real(self, blocks, writers)
+
+    monkeypatch.setattr(SegmentTable, "__init__", counted)
+    assert sum(1 for _ in shares(PARTITION, table)) == count
+    assert sum(touched) == count
 
 
 class CountedSegments:
