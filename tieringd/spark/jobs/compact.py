@@ -37,11 +37,18 @@ from tieringd.policies.rewriting import Remainder, plan_rewrites
 from tieringd.policies.segment_merge import job_limit_offset
 from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
-from tieringd.spark.jobs.compaction_range import CompactionRange, CompactOptions, compaction_range
+from tieringd.spark.jobs.compaction_range import CompactionRange, CompactOptions, compaction_ranges
 from tieringd.spark.jobs.compaction_tasks import KEY_SCHEMA, KeyReader, RunRewriter
 from tieringd.spark.jobs.job_progress import Progress, silent, spark_may_be_gone, watched
 from tieringd.spark.jobs.report import Report, Table, Value
-from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, outcome_reported, swap
+from tieringd.spark.jobs.swapping import (
+    Outcome,
+    PartitionSwap,
+    SwapKind,
+    delete_replaced,
+    outcome_reported,
+    swap_all,
+)
 from tieringd.spark.jobs.tasks import failures_in_words
 
 EXPECTED_COLUMNS: Final = (
@@ -132,9 +139,7 @@ def compact(
     expected: list[tuple[Value, ...]] = []
     with outcome_reported(outcome):
         for some in rounds(bucket, chosen.partitions, outcome.faults):
-            ranges = [
-                bucket.run(compaction_range(bucket, one, options, now_ms=clock_status.now_ms)) for one in some
-            ]
+            ranges = bucket.run(compaction_ranges(bucket, some, options, now_ms=clock_status.now_ms))
             with_any = [one for one in ranges if one.segments]
             if is_dry_run:
                 expected += job.expected(with_any)
@@ -211,8 +216,9 @@ class _Compaction:
         with self._latest_records(ranges) as found:
             runs = self._planned(ranges, found)
             outcomes = self._rewritten(ranges, runs, found) if runs else {}
-        for number, done in outcomes.items():
-            self._swap(ranges[number], done)
+        found_swaps = (self._swap_of(ranges[number], done) for number, done in outcomes.items())
+        swaps = [one for one in found_swaps if one is not None]
+        self._bucket.run(swap_all(self._bucket, swaps, self._outcome, kind=SwapKind.COMPACTED))
 
     @contextmanager
     def _latest_records(self, ranges: Sequence[CompactionRange]) -> Iterator[DataFrame]:
@@ -325,16 +331,13 @@ class _Compaction:
             by_partition[runs[run].number].append(outcome)
         return by_partition
 
-    def _swap(self, one: CompactionRange, done: Sequence[Successor | str]) -> None:
+    def _swap_of(self, one: CompactionRange, done: Sequence[Successor | str]) -> PartitionSwap | None:
+        """Return the swap of a partition's new segments; None with a fault if one of them is missing."""
         partition = one.manifest.partition
         faults = [each for each in done if isinstance(each, str)]
         if faults:
             # The new segments belong together: one may lack tombstones that hide records of another.
             self._outcome.faults += [f"{partition}: not compacted: {fault}" for fault in faults]
-            return
+            return None
         successors = [each for each in done if not isinstance(each, str)]
-        basis = one.basis(has_log=partition in self._with_log)
-        swapping = swap(
-            self._bucket, partition, successors, self._outcome, kind=SwapKind.COMPACTED, basis=basis
-        )
-        self._bucket.run(swapping)
+        return PartitionSwap(partition, successors, one.basis(has_log=partition in self._with_log))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tieringd.archive.retired_objects import delete_retired
 from tieringd.archive.segment_swap import SegmentSwap, Successor, Swapped
@@ -14,11 +14,21 @@ from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.record_removal import CompactionBasis
 from tieringd.spark.jobs.report import Table, Value
+from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
     # An ordinary import would load prometheus_client into processes that do not need it.
     from tieringd.spark.bucket import Bucket
 
+T = TypeVar("T")
+
+PARTITIONS_AT_ONCE: Final = 32
+"""
+Partitions that a driver works on at once. Each makes its requests one after the other.
+
+Ten thousand partitions take a minute or two then where a store answers in 30 ms. The store's own limit of
+connections applies as well.
+"""
 CHANGED_MEANWHILE = "another process replaced the same segments while the job ran. Run the job again"
 _ALL_TIMES_MS = 2**62
 
@@ -46,6 +56,13 @@ class Outcome:
     deleted_segments: int = 0
     has_begun: bool = False
     """Whether the job has tried to replace anything."""
+
+    def add(self, part: Outcome) -> None:
+        """Add the outcome of a part of the job."""
+        self.swapped += part.swapped
+        self.faults += part.faults
+        self.deleted_segments += part.deleted_segments
+        self.has_begun |= part.has_begun
 
     def figures(self) -> dict[str, Value]:
         """Return the sums of what was replaced."""
@@ -120,6 +137,51 @@ class SwapKind(Enum):
     """All together or none."""
 
 
+@dataclass(frozen=True, slots=True)
+class PartitionSwap:
+    """The new segments of one partition."""
+
+    partition: TopicIdPartition
+    successors: Sequence[Successor]
+    basis: CompactionBasis | None = None
+    """What a compaction read; None for other kinds."""
+
+
+async def swap_all(
+    bucket: Bucket, swaps: Sequence[PartitionSwap], outcome: Outcome, *, kind: SwapKind
+) -> set[TopicIdPartition]:
+    """
+    Do the swaps of different partitions, some at once, and return the partitions with a fault.
+
+    The results and faults go to *outcome*, in the order of *swaps*.
+    """
+
+    async def one(each: PartitionSwap, part: Outcome) -> None:
+        await swap(bucket, each.partition, each.successors, part, kind=kind, basis=each.basis)
+
+    parts = await _for_each(swaps, one, outcome)
+    return {each.partition for each, part in zip(swaps, parts, strict=True) if part.faults}
+
+
+async def _for_each(
+    items: Sequence[T], work: Callable[[T, Outcome], Awaitable[None]], outcome: Outcome
+) -> list[Outcome]:
+    """
+    Do *work* for each of *items*, some at once, each with an outcome of its own, and return those.
+
+    All are added to *outcome* in the order of *items*, also when an item ends with an error.
+    """
+    parts = [Outcome() for _ in items]
+    try:
+        await at_once(
+            list(zip(items, parts, strict=True)), lambda pair: work(*pair), count=PARTITIONS_AT_ONCE
+        )
+    finally:
+        for part in parts:
+            outcome.add(part)
+    return parts
+
+
 async def swap(
     bucket: Bucket,
     partition: TopicIdPartition,
@@ -177,14 +239,17 @@ async def end_holding(bucket: Bucket, partitions: Sequence[TopicIdPartition], ou
     Held segments may have erased keys, and an election could put them back. Failures are faults of *outcome*.
     """
     segment_swap = _swap_in(bucket)
-    for partition in partitions:
+
+    async def release(partition: TopicIdPartition, part: Outcome) -> None:
         try:
             await segment_swap.release(partition)
         except TieringError as error:
-            outcome.faults.append(
+            part.faults.append(
                 f"{partition}: segments that a compaction replaced may still have one of the keys, and an "
                 f"election could bring them back: {error}. Run the job again"
             )
+
+    await _for_each(partitions, release, outcome)
 
 
 async def delete_replaced(
@@ -210,7 +275,15 @@ async def delete_replaced(
         )
         return
     until_ms = clock_status.now_ms - after_ms if after_ms else _ALL_TIMES_MS
-    for partition in partitions:
+    away: StorageUnavailable | None = None
+    left: list[TopicIdPartition] = []
+
+    async def delete(partition: TopicIdPartition, part: Outcome) -> None:
+        nonlocal away
+        if away is not None:
+            # Each other partition would wait for the store as well.
+            left.append(partition)
+            return
         try:
             deleted = await delete_retired(
                 bucket.store,
@@ -220,18 +293,21 @@ async def delete_replaced(
                 keeps_held=partition not in without_log,
             )
         except StorageUnavailable as error:
-            # Each other partition would wait for the store as well.
-            outcome.faults.append(
-                f"{partition}, and all later partitions: objects that no manifest names any more were not "
-                f"deleted: {error}"
-            )
-            return
+            away = error
+            left.append(partition)
         except TieringError as error:
-            outcome.faults.append(
+            part.faults.append(
                 f"{partition}: objects that no manifest names any more were not deleted: {error}"
             )
         else:
-            outcome.deleted_segments += len(deleted)
+            part.deleted_segments += len(deleted)
+
+    await _for_each(partitions, delete, outcome)
+    if left:
+        others = f", and in {len(left) - 1} other partitions" if len(left) > 1 else ""
+        outcome.faults.append(
+            f"{left[0]}{others}: objects that no manifest names any more were not deleted: {away}"
+        )
 
 
 def _swap_in(bucket: Bucket) -> SegmentSwap:
