@@ -236,7 +236,7 @@ def _swap(bucket: Bucket, rewritten: Sequence[_Rewritten], outcome: Outcome) -> 
         else:
             successors[one.partition].append(one.successor)
     swaps = [PartitionSwap(partition, some) for partition, some in successors.items()]
-    return faulty | bucket.run(swap_all(bucket, swaps, outcome, kind=SwapKind.REWRITTEN))
+    return faulty | bucket.run(swap_all(bucket, swaps, outcome, kind=SwapKind.REWRITTEN)).faulty
 
 
 def _gone_over(

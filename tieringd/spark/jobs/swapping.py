@@ -18,6 +18,7 @@ from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
     # An ordinary import would load prometheus_client into processes that do not need it.
+    from tieringd.model.manifest import PartitionManifest
     from tieringd.spark.bucket import Bucket
 
 T = TypeVar("T")
@@ -147,20 +148,39 @@ class PartitionSwap:
     """What a compaction read; None for other kinds."""
 
 
+@dataclass(frozen=True, slots=True)
+class NotSwapped:
+    """The partitions of which segments stay as they are, although new ones are stored."""
+
+    faulty: set[TopicIdPartition]
+    """Those with a fault in the outcome."""
+    overtaken: dict[TopicIdPartition, PartitionManifest]
+    """The current manifests of those of which retention took some segments of a compaction's run."""
+
+
 async def swap_all(
     bucket: Bucket, swaps: Sequence[PartitionSwap], outcome: Outcome, *, kind: SwapKind
-) -> set[TopicIdPartition]:
+) -> NotSwapped:
     """
-    Do the swaps of different partitions, some at once, and return the partitions with a fault.
+    Do the swaps of different partitions, some at once, and return the partitions that were not swapped.
 
     The results and faults go to *outcome*, in the order of *swaps*.
     """
+    overtaken: dict[TopicIdPartition, PartitionManifest] = {}
 
     async def one(each: PartitionSwap, part: Outcome) -> None:
-        await swap(bucket, each.partition, each.successors, part, kind=kind, basis=each.basis)
+        manifest = await swap(bucket, each.partition, each.successors, part, kind=kind, basis=each.basis)
+        if manifest is not None:
+            overtaken[each.partition] = manifest
 
     parts = await _for_each(swaps, one, outcome)
-    return {each.partition for each, part in zip(swaps, parts, strict=True) if part.faults}
+    faulty = {each.partition for each, part in zip(swaps, parts, strict=True) if part.faults}
+    return NotSwapped(faulty, overtaken)
+
+
+def expired_parts(successor: Successor, manifest: PartitionManifest) -> int:
+    """Return how many of the segments that *successor* replaces have expired in *manifest*."""
+    return sum(part.next_offset <= manifest.start_offset for part in successor.parts)
 
 
 async def _for_each(
@@ -190,11 +210,15 @@ async def swap(
     *,
     kind: SwapKind,
     basis: CompactionBasis | None = None,
-) -> None:
+) -> PartitionManifest | None:
     """
     Swap *successors* into the manifest of one partition. The result, or a fault, goes to *outcome*.
 
     *basis* is what a compaction read.
+
+    Returns:
+        The current manifest if a compaction was not swapped in because retention took some of the segments
+        that one of *successors* replaces; None otherwise. This is no fault: the rest can be rewritten.
     """
     segment_swap = _swap_in(bucket)
 
@@ -216,10 +240,10 @@ async def swap(
         outcome.faults.append(
             f"{partition}: it is not known whether its segments were replaced: {error}. Run the job again"
         )
-        return
+        return None
     except TieringError as error:
         outcome.faults.append(f"{partition}: its segments are unchanged: {error}")
-        return
+        return None
     if swapped.done:
         outcome.swapped.append(SwappedPartition(partition, swapped.done, swapped.retired_at_ms))
     if swapped.left_because:
@@ -227,9 +251,13 @@ async def swap(
             f"{partition}: its segments are unchanged: {swapped.left_because}. Run the job again"
         )
     elif swapped.left:
+        is_overtaken = any(0 < expired_parts(one, swapped.manifest) < len(one.parts) for one in successors)
+        if kind is SwapKind.COMPACTED and is_overtaken:
+            return swapped.manifest
         outcome.faults.append(
             f"{partition}: {swapped.left} new segments were not needed: {CHANGED_MEANWHILE}"
         )
+    return None
 
 
 async def end_holding(bucket: Bucket, partitions: Sequence[TopicIdPartition], outcome: Outcome) -> None:

@@ -102,8 +102,12 @@ def test_segment_that_cannot_be_read_is_told(config, manifest, name, data):
 def rewritten(config, manifest, offsets, rules=RULES, *, removed_records):
     run = CompactionRun(manifest.partition, tuple(manifest.segments)[:2], rules, removed_records)
     runs = SimpleNamespace(value=[None, run])
-    bitmaps = bitmaps_of(offsets) if offsets else None
-    return RunRewriter(config, runs, "rewritten-0a")(SimpleNamespace(run=1, bitmaps=bitmaps))
+    rows = [
+        SimpleNamespace(run=1, bucket=bucket, bits=bits)
+        for bucket, bits in [(None, None), *sorted(bitmaps_of(offsets))]
+    ]
+    (done,) = RunRewriter(config, runs, "rewritten-0a")(iter(rows))
+    return done
 
 
 def test_run_becomes_what_the_winners_say(config, manifest):
