@@ -25,6 +25,8 @@ from tieringd.storage.base import ObjectStore
 
 CHUNK_BYTES = 8 << 20
 """Large enough to make a request's fixed cost negligible, small enough to hold two chunks in memory."""
+LOOKUP_BYTES = 32 << 10
+"""Bytes of one request of a search among batch headers; half of what lies between two index entries."""
 
 
 class Indexes(Protocol):
@@ -63,6 +65,17 @@ class Batch:
     """The whole batch, header included. The memory stays valid while a reference to it is held."""
     position: int
     """Byte position in the data object."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundHeader:
+    """A batch header, and where its batch lies."""
+
+    header: BatchHeader
+    position: int
+    """Byte position in the data object."""
+    batch: Batch | None
+    """The batch with its CRC checked; None for a batch that is larger than one request of the search."""
 
 
 class ArchiveReader:
@@ -115,6 +128,40 @@ class ArchiveReader:
             for batch in checked_batches(view, start, key):
                 if batch.header.last_offset >= from_offset:
                     yield batch
+
+    async def headers(
+        self, key: str, index: SegmentIndex, *, from_offset: int, lookup_bytes: int = LOOKUP_BYTES
+    ) -> AsyncGenerator[FoundHeader]:
+        """
+        Yield the batch headers of one data object, from the last index entry at or before *from_offset* on.
+
+        For a search that ends after a few batches: *lookup_bytes* are read at a time, nothing is fetched
+        ahead, and of a larger batch only the beginning is read.
+
+        Raises:
+            ObjectNotFound: The object was deleted. Read the manifest again.
+            CorruptDataError: The object is shorter than its index says, or a batch is damaged.
+        """
+        boundaries, end = batch_boundaries(index), index.size_bytes
+        at = start = floor_position(index, from_offset)
+        data = memoryview(b"")
+        while at < end:
+            if at + HEADER_BYTES > start + len(data):
+                data, start = memoryview(await self._fetch(key, at, min(lookup_bytes, end - at))), at
+            try:
+                header = parse_header(data, at - start)
+            except CorruptDataError as error:
+                raise error.located(key) from error
+            _require_possible(key, at, header.size_bytes, end, boundaries)
+            if at + header.size_bytes <= start + len(data):
+                (batch,) = checked_batches(data[at - start :][: header.size_bytes], at, key)
+                yield FoundHeader(header, at, batch)
+            elif at > start and header.size_bytes <= lookup_bytes:
+                data = data[:0]
+                continue
+            else:
+                yield FoundHeader(header, at, None)
+            at += header.size_bytes
 
     async def runs(
         self,

@@ -170,8 +170,8 @@ class Catalog:
 
     async def with_partitions(self, topic: TopicManifest) -> ArchivedTopic:
         """Return *topic* with the manifests of its partitions."""
-        loaded = [(await self._manifests.load(one)).manifest for one in topic.partitions()]
-        return ArchivedTopic(topic, tuple(manifest for manifest in loaded if manifest is not None))
+        loaded = await at_once(topic.partitions(), self._manifests.load, count=LOADS_AT_ONCE)
+        return ArchivedTopic(topic, tuple(one.manifest for one in loaded if one.manifest is not None))
 
     async def with_history(self, topic: ArchivedTopic) -> ArchivedTopic:
         """Return *topic* with all segments of its partitions, including those in spillover manifests."""

@@ -14,6 +14,7 @@ from tieringd.archive.archive_reader import ArchiveReader, Batch, Indexes, offse
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import data_key
+from tieringd.formats.record_batch import LOG_APPEND_TIME, BatchHeader
 from tieringd.formats.records import Record, iter_records
 from tieringd.formats.transactions import ReadCommittedFilter
 from tieringd.model.manifest import PartitionManifest
@@ -90,25 +91,62 @@ class RecordReader:
 
     async def first_record_at(self, manifest: PartitionManifest, timestamp_ms: int) -> Record | None:
         """Return the first record with *timestamp_ms* or later, or None if no archived record is as late."""
+        found = await self._first_at(manifest, timestamp_ms, reads_record=True)
+        assert not isinstance(found, int), "the record was asked for"
+        return found
+
+    async def first_offset_at(self, manifest: PartitionManifest, timestamp_ms: int) -> int | None:
+        """
+        Return the offset of the first record with *timestamp_ms* or later, or None if no record is as late.
+
+        A large batch is not read if its header tells the offset.
+        """
+        found = await self._first_at(manifest, timestamp_ms, reads_record=False)
+        return found.offset if isinstance(found, Record) else found
+
+    async def _first_at(
+        self, manifest: PartitionManifest, timestamp_ms: int, *, reads_record: bool
+    ) -> Record | int | None:
+        """Return the first record as late as the time; without *reads_record*, its offset alone may do."""
         async with aclosing(self._spillovers.pieces(manifest, reaching_ms=timestamp_ms)) as pieces:
             async for piece in pieces:
                 for row in piece.segments.rows_reaching(timestamp_ms):
-                    found = await self._first_at(piece, piece.segments[row], timestamp_ms)
+                    segment = piece.segments[row]
+                    found = await self._first_in(piece, segment, timestamp_ms, reads_record=reads_record)
                     if found is not None:
                         return found
         return None
 
-    async def _first_at(
-        self, manifest: PartitionManifest, segment: RemoteSegment, timestamp_ms: int
-    ) -> Record | None:
+    async def _first_in(
+        self, manifest: PartitionManifest, segment: RemoteSegment, timestamp_ms: int, *, reads_record: bool
+    ) -> Record | int | None:
         index = await self._indexes.index_of(manifest.partition, segment)
+        key = data_key(manifest.partition, segment)
         from_offset = max(offset_at_or_after_time(index, timestamp_ms), manifest.start_offset)
-        async for record in self._records_of(
-            manifest, segment, index, from_offset=from_offset, read_committed=False
-        ):
-            if record.timestamp_ms >= timestamp_ms:
-                return record
+        latest_ms = {entry.position: entry.max_timestamp_ms for entry in index.entries}
+        async with aclosing(self._reader.headers(key, index, from_offset=from_offset)) as headers:
+            async for one in headers:
+                header, batch = one.header, one.batch
+                if header.is_control or header.last_offset < from_offset:
+                    continue
+                # A header alone has no checksum. The index has one, and says whether the batch may be late.
+                is_late = header.max_timestamp_ms >= timestamp_ms
+                is_certain = batch is not None or latest_ms.get(one.position, timestamp_ms) < timestamp_ms
+                if not is_late and is_certain:
+                    continue
+                is_known = is_late and from_offset <= header.base_offset and _begins_at(header, timestamp_ms)
+                if is_known and not reads_record:
+                    return header.base_offset
+                batch = batch or await self._batch(key, one.position, header.size_bytes)
+                for record in _records_in(batch, key):
+                    if record.offset >= from_offset and record.timestamp_ms >= timestamp_ms:
+                        return record
         return None
+
+    async def _batch(self, key: str, position: int, size_bytes: int) -> Batch:
+        batches = self._reader.batches_between(key, position, position + size_bytes)
+        async with aclosing(batches):
+            return await anext(batches)
 
     async def _segment_records(
         self, manifest: PartitionManifest, segment: RemoteSegment, *, from_offset: int, read_committed: bool
@@ -136,6 +174,16 @@ class RecordReader:
             for record in _records_in(batch, key):
                 if record.offset >= from_offset:
                     yield record
+
+
+def _begins_at(header: BatchHeader, timestamp_ms: int) -> bool:
+    """Say whether the first record of a batch has the base offset, and a time of *timestamp_ms* or later."""
+    if header.record_count != header.last_offset_delta + 1:
+        # Compaction may have removed the first record.
+        return False
+    if header.timestamp_type == LOG_APPEND_TIME:
+        return header.max_timestamp_ms >= timestamp_ms
+    return not header.has_delete_horizon and header.base_timestamp_ms >= timestamp_ms
 
 
 def _records_in(batch: Batch, key: str) -> Iterator[Record]:

@@ -304,6 +304,19 @@ class SegmentTable:
         cut = block.part(rows - (self._ends[number - 1] if number else 0), block.rows)
         return SegmentTable((cut, *self.blocks[number + 1 :]), self._writers)
 
+    def between(self, begin: int, end: int) -> SegmentTable:
+        """Return a table of the rows from *begin* to before *end*. Only their own blocks are touched."""
+        end = min(end, len(self))
+        if begin >= end:
+            return SegmentTable((), self._writers)
+        first, last = bisect_right(self._ends, begin), bisect_left(self._ends, end)
+        blocks = []
+        for number in range(first, last + 1):
+            block, base = self.blocks[number], self._ends[number - 1] if number else 0
+            rows = max(0, begin - base), min(block.rows, end - base)
+            blocks.append(block if rows == (0, block.rows) else block.part(*rows))
+        return SegmentTable(tuple(blocks), self._writers)
+
     def appended(self, segments: Iterable[RemoteSegment]) -> SegmentTable:
         """
         Return a table with *segments* at the end. The caller has checked their order.

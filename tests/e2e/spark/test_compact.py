@@ -24,6 +24,7 @@ from tests.e2e.spark.keyed_topics import (
 from tests.support.daemon import directory_config, running_daemon, write_config
 from tests.support.processes import Server
 from tests.unit.spark.rewriting import latest_of
+from tieringd.spark.jobs import swapping
 from tieringd.spark.jobs.chosen import rounds
 from tieringd.spark.jobs.compact import compact
 from tieringd.spark.jobs.compaction_range import CompactOptions
@@ -189,4 +190,39 @@ async def test_round_that_fails_leaves_what_those_before_it_did(tmp_path, spark,
     assert (again.faults, again.figures["partitions_changed"]) == ((), 1)
     for number in range(2):
         assert [one.key for one in read_records(path, "orders", number=number)] == [b"k0", b"k1", b"k2"]
+    assert_sound(path)
+
+
+async def test_retention_that_takes_a_segment_each_time_does_not_stop_the_job(tmp_path, spark, monkeypatch):
+    """The run whose first segment is gone is rewritten without it, until it can be swapped in."""
+    write_partition(tmp_path / "logs", "orders-0", segments=8)
+    bucket = tmp_path / "archive"
+    bucket.mkdir()
+    path = write_config(
+        tmp_path / "tieringd.yaml", directory_config([tmp_path / "logs"], bucket, tmp_path / "state")
+    )
+    archive_once(path)
+    objects = FileObjects(bucket)
+    before = archived_manifest(objects, "orders", 0)
+    real, expired = swapping.swap, []
+
+    async def swap_after_retention(bucket, partition, successors, *args, **options):
+        if len(expired) < 3:
+
+            async def change(manifest):
+                return manifest.expired(1, now_ms=1)
+
+            await bucket.manifests.edit(partition, change)
+            expired.append(len(successors[0].parts))
+        return await real(bucket, partition, successors, *args, **options)
+
+    monkeypatch.setattr(swapping, "swap", swap_after_retention)
+    report = compact(spark, config_of(path), topics=["orders"], has_broker=False)
+
+    assert report.faults == ()
+    assert expired == [len(before.segments) - taken for taken in range(3)]
+    after = archived_manifest(objects, "orders", 0)
+    assert after.start_offset == before.segments[3].base_offset
+    assert (len(after.segments), after.next_offset) == (1, before.next_offset)
+    assert [one.key for one in read_records(path, "orders", number=0)] == [b"k0", b"k1", b"k2"]
     assert_sound(path)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
+from crc32c import crc32c
 
 from tests.builders import DEFAULT_TIME_MS, batch
 from tests.fakes.archive import archive_in, archived, archiver_of, observed, values_in, written_below
 from tests.fakes.broker import FakeBroker
+from tieringd.archive.archive_reader import LOOKUP_BYTES
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.record_batch import HEADER_BYTES, parse_header, sealed
@@ -188,3 +192,44 @@ def broken_batch(size_bytes: int) -> bytes:
     assert len(whole) == size_bytes
     header = parse_header(whole)
     return sealed(header._replace(record_count=header.record_count + 1), whole[HEADER_BYTES:])
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_time_is_found_among_small_and_large_batches(writer, archive, seed):
+    """The first record that is as late, from headers or from records; times go back and forth."""
+    random = Random(seed)
+    times = {}
+    for _ in range(40):
+        size = random.choice([10, 10, 3_000, LOOKUP_BYTES, 2 * LOOKUP_BYTES])
+        values = [random.randbytes(size) for _ in range(random.choice([1, 3]))]
+        time_ms = DEFAULT_TIME_MS + random.randrange(500)
+        base_offset = writer.next_offset
+        writer.append(*values, timestamp_ms=time_ms)
+        times |= {base_offset + number: time_ms + number for number in range(len(values))}
+        if random.random() < 0.1:
+            writer.roll()
+    writer.roll()
+    manifest = await archived(writer, archive)
+
+    for time_ms in range(DEFAULT_TIME_MS - 1, DEFAULT_TIME_MS + 505, 7):
+        wanted = next((offset for offset, each in sorted(times.items()) if each >= time_ms), None)
+        record = await archive.records.first_record_at(manifest, time_ms)
+        assert (None if record is None else record.offset) == wanted
+        assert await archive.records.first_offset_at(manifest, time_ms) == wanted
+
+
+async def test_damaged_time_of_a_large_batch_is_noticed(writer, archive, store):
+    """Its header alone has no checksum: where the index contradicts it, the batch is read."""
+    for number in range(4):
+        writer.append(bytes(2 * LOOKUP_BYTES), timestamp_ms=DEFAULT_TIME_MS + number)
+    writer.roll()
+    manifest = await archived(writer, archive)
+    key = data_key(writer.identified, manifest.segments[0])
+    data = bytearray((await store.get(key))[0])
+    at = len(data) // 2
+    data[at + 35 : at + 43] = (DEFAULT_TIME_MS - 9).to_bytes(8, "big")
+    await store.put(key, bytes(data), crc32c=crc32c(bytes(data)))
+
+    assert await archive.records.first_offset_at(manifest, DEFAULT_TIME_MS + 1) == 1
+    with pytest.raises(CorruptDataError):
+        await archive.records.first_offset_at(manifest, DEFAULT_TIME_MS + 2)

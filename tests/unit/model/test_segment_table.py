@@ -228,6 +228,8 @@ def test_table_agrees_with_a_list_however_it_is_cut_and_joined(segments, data):
         assert table == SegmentTable.of(expected)
         for name in COLUMNS:
             assert list(table.column(name)) == [getattr(one, name) for one in expected]
+        begin, end = data.draw(st.integers(0, 12)), data.draw(st.integers(0, 12))
+        assert list(table.between(begin, end)) == expected[begin:end]
         offset = data.draw(st.integers(-1, 100))
         later = [row for row, one in enumerate(expected) if one.last_offset >= offset]
         assert table.row_at_or_after(offset) == (later[0] if later else len(expected))

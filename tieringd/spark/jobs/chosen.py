@@ -18,12 +18,15 @@ from tieringd.model.segment_table import SegmentTable
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.spark.jobs.topic_choice import matches, unmatched
+from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
     # An ordinary import would load prometheus_client and xxhash into processes that do not need them.
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.spark.bucket import Bucket
 
+LOADS_AT_ONCE: Final = 32
+"""Manifests that are loaded at once. A store answers each in some tens of milliseconds."""
 TASK_BYTES: Final = 64 << 20
 """The least that one task reads. A smaller task costs more to start than to run."""
 ROUND_BYTES: Final = 1 << 40
@@ -95,17 +98,12 @@ async def chosen_partitions(bucket: Bucket, topics: Sequence[str]) -> Chosen:
     for topic in found:
         if topic.lifecycle is not Lifecycle.LIVE:
             without_log.update(topic.partitions())
-        for partition in topic.partitions():
-            try:
-                stored = await bucket.manifests.load(partition)
-                manifest = await _whole(bucket, stored)
-            except (CorruptDataError, ObjectNotFound) as error:
-                faults.append(f"{partition}: {error}")
-                continue
-            if manifest is not None:
-                partitions.append(manifest)
-                gone_since[partition] = GoneSince()
-                gone_since[partition].note(stored)
+    named = [partition for topic in found for partition in topic.partitions()]
+    for partition, one in zip(named, await _all_whole(bucket, named, gone_since), strict=True):
+        if isinstance(one, str):
+            faults.append(one)
+        elif one is not None:
+            partitions.append(one)
     return Chosen(tuple(found), tuple(partitions), tuple(faults), frozenset(without_log), gone_since)
 
 
@@ -118,18 +116,41 @@ async def loaded_again(
     For a partition that cannot be read any more, or is no longer in this bucket, a message is appended to
     *faults*.
     """
+    named = [one.partition for one in partitions]
     found: list[PartitionManifest] = []
-    for one in partitions:
-        try:
-            manifest = await _whole(bucket, await bucket.manifests.load(one.partition))
-        except (CorruptDataError, ObjectNotFound) as error:
-            faults.append(f"{one.partition}: {error}")
-            continue
-        if manifest is None:
-            faults.append(f"{one.partition}: {LEFT_MEANWHILE}")
+    for partition, one in zip(named, await _all_whole(bucket, named), strict=True):
+        if isinstance(one, str):
+            faults.append(one)
+        elif one is None:
+            faults.append(f"{partition}: {LEFT_MEANWHILE}")
         else:
-            found.append(manifest)
+            found.append(one)
     return found
+
+
+async def _all_whole(
+    bucket: Bucket,
+    partitions: Sequence[TopicIdPartition],
+    gone_since: dict[TopicIdPartition, GoneSince] | None = None,
+) -> list[PartitionManifest | str | None]:
+    """
+    Return what `_whole` returns for each partition, or a fault of one that cannot be read.
+
+    *gone_since* gets what each manifest shows of its retired segments.
+    """
+
+    async def whole(partition: TopicIdPartition) -> PartitionManifest | str | None:
+        try:
+            stored = await bucket.manifests.load(partition)
+            manifest = await _whole(bucket, stored)
+        except (CorruptDataError, ObjectNotFound) as error:
+            return f"{partition}: {error}"
+        if manifest is not None and gone_since is not None:
+            gone_since[partition] = GoneSince()
+            gone_since[partition].note(stored)
+        return manifest
+
+    return await at_once(partitions, whole, count=LOADS_AT_ONCE)
 
 
 async def _whole(bucket: Bucket, stored: StoredManifest) -> PartitionManifest | None:
@@ -148,11 +169,11 @@ async def _whole(bucket: Bucket, stored: StoredManifest) -> PartitionManifest | 
 
 def shares(partition: TopicIdPartition, segments: SegmentTable) -> Iterator[SegmentShare]:
     """Yield the *segments* of a partition in shares. Each share but the last has at least `TASK_BYTES`."""
-    first = size_bytes = 0
+    first, size_bytes, last = 0, 0, len(segments) - 1
     for row, segment_bytes in enumerate(segments.column("size_bytes")):
         size_bytes += segment_bytes
-        if size_bytes >= TASK_BYTES or row == len(segments) - 1:
-            yield SegmentShare(partition, first, segments.head(row + 1).without_head(first))
+        if size_bytes >= TASK_BYTES or row == last:
+            yield SegmentShare(partition, first, segments.between(first, row + 1))
             first, size_bytes = row + 1, 0
 
 

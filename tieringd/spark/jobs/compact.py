@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Final
@@ -37,11 +37,19 @@ from tieringd.policies.rewriting import Remainder, plan_rewrites
 from tieringd.policies.segment_merge import job_limit_offset
 from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
-from tieringd.spark.jobs.compaction_range import CompactionRange, CompactOptions, compaction_range
+from tieringd.spark.jobs.compaction_range import CompactionRange, CompactOptions, compaction_ranges
 from tieringd.spark.jobs.compaction_tasks import KEY_SCHEMA, KeyReader, RunRewriter
 from tieringd.spark.jobs.job_progress import Progress, silent, spark_may_be_gone, watched
 from tieringd.spark.jobs.report import Report, Table, Value
-from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, outcome_reported, swap
+from tieringd.spark.jobs.swapping import (
+    Outcome,
+    PartitionSwap,
+    SwapKind,
+    delete_replaced,
+    expired_parts,
+    outcome_reported,
+    swap_all,
+)
 from tieringd.spark.jobs.tasks import failures_in_words
 
 EXPECTED_COLUMNS: Final = (
@@ -75,9 +83,28 @@ class _PlannedRun:
     """The partition's place in the job's list of ranges."""
     rows: range
     """The segments' rows in the partition's range."""
-    removed_records: int
+    removed_of_rows: tuple[int, ...]
+    """The number of records to remove from each of the segments."""
     expected_bytes: int
     """The estimated bytes that are left, if all records of a segment have the same size."""
+
+    @property
+    def removed_records(self) -> int:
+        """Return how many records are removed."""
+        return sum(self.removed_of_rows)
+
+    def without_head(self, rows: int) -> _PlannedRun | None:
+        """Return the run without its first *rows* segments; None if nothing is left to do."""
+        left = replace(self, rows=self.rows[rows:], removed_of_rows=self.removed_of_rows[rows:])
+        return left if len(left.rows) > 1 or left.removed_records else None
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredRun:
+    """A run, and its stored segment or the reason why it has none."""
+
+    run: _PlannedRun
+    done: Successor | str
 
 
 def compact(
@@ -132,9 +159,7 @@ def compact(
     expected: list[tuple[Value, ...]] = []
     with outcome_reported(outcome):
         for some in rounds(bucket, chosen.partitions, outcome.faults):
-            ranges = [
-                bucket.run(compaction_range(bucket, one, options, now_ms=clock_status.now_ms)) for one in some
-            ]
+            ranges = bucket.run(compaction_ranges(bucket, some, options, now_ms=clock_status.now_ms))
             with_any = [one for one in ranges if one.segments]
             if is_dry_run:
                 expected += job.expected(with_any)
@@ -166,6 +191,55 @@ def compact(
         mode: dict[str, Value] = {"mode": "dry run: nothing is changed"}
         return Report("compact", mode | figures, (table,), tuple(outcome.faults))
     return Report("compact", figures | outcome.figures(), (outcome.table(),), tuple(outcome.faults))
+
+
+def latest_rows(read: DataFrame) -> DataFrame:
+    """
+    Return the latest row of each key, and all summaries, of rows of `KEY_SCHEMA`.
+
+    Spark aggregates by hash only if the values have a fixed size. So there is no maximum over a struct, and
+    the fault of a summary is a column to group by. A later record of a partition has a later row as well.
+    """
+    return (
+        read.groupBy("partition", "summary_of", "key", "fault")
+        .agg(
+            sql.max("offset").alias("offset"),
+            sql.max("row").alias("row"),
+            sql.max(sql.expr("offset * 2 + cast(is_due as bigint)")).alias("marked"),
+            sql.max("records").alias("records"),
+            sql.max("keyless").alias("keyless"),
+        )
+        .selectExpr(
+            "partition",
+            "summary_of",
+            "offset",
+            "row",
+            "marked & 1 = 1 as is_due",
+            "records",
+            "keyless",
+            "fault",
+        )
+    )
+
+
+def bitmaps_of_runs(winners: DataFrame, *, runs: int) -> DataFrame:
+    """
+    Return bitmaps of the winners' offsets, with one bit for each offset, as input of `RunRewriter`.
+
+    *winners* has columns `run`, from 0 to before *runs*, and `offset`. All rows of a run are in one Spark
+    partition, in the order of runs and buckets, and each run has one row more without a bitmap. The bitmaps
+    of a run are not collected into one row: winners that are far apart have hundreds of MiB of them.
+    """
+    # Spark counts buckets from 1 only for positive numbers.
+    positive = sql.col("offset") + 1
+    bitmaps = winners.groupBy("run", sql.bitmap_bucket_number(positive).alias("bucket")).agg(
+        sql.bitmap_construct_agg(sql.bitmap_bit_position(positive)).alias("bits")
+    )
+    all_runs = winners.sparkSession.range(runs).selectExpr(
+        "cast(id as int) as run", "cast(null as bigint) as bucket", "cast(null as binary) as bits"
+    )
+    # There are as many tasks as runs: bitmaps are small, and Spark would put all of them into one task.
+    return bitmaps.unionByName(all_runs).repartition(runs, "run").sortWithinPartitions("run", "bucket")
 
 
 class _Compaction:
@@ -219,9 +293,44 @@ class _Compaction:
             return
         with self._latest_records(ranges) as found:
             runs = self._planned(ranges, found)
-            outcomes = self._rewritten(ranges, runs, found) if runs else {}
-        for number, done in outcomes.items():
-            self._swap(ranges[number], done)
+            stored: defaultdict[int, list[_StoredRun]] = defaultdict(list)
+            while runs or stored:
+                rewritten = self._rewritten(ranges, runs, found) if runs else []
+                for run, done in zip(runs, rewritten, strict=True):
+                    stored[run.number].append(_StoredRun(run, done))
+                stored, runs = self._swapped(ranges, stored)
+
+    def _swapped(
+        self, ranges: Sequence[CompactionRange], stored: Mapping[int, Sequence[_StoredRun]]
+    ) -> tuple[defaultdict[int, list[_StoredRun]], list[_PlannedRun]]:
+        """
+        Swap in the new segments, by partition. Return what retention has overtaken, and what to rewrite.
+
+        If retention took the first segments of a run, the run is rewritten without them. That takes seconds,
+        and each time there are fewer segments. So the job ends even if retention takes a segment each time.
+        """
+        swaps = {
+            number: one
+            for number, some in stored.items()
+            if (one := self._swap_of(ranges[number], some)) is not None
+        }
+        overtaken = self._bucket.run(
+            swap_all(self._bucket, list(swaps.values()), self._outcome, kind=SwapKind.COMPACTED)
+        ).overtaken
+        left: defaultdict[int, list[_StoredRun]] = defaultdict(list)
+        runs: list[_PlannedRun] = []
+        for number, one in swaps.items():
+            manifest = overtaken.get(one.partition)
+            if manifest is None:
+                continue
+            for each in stored[number]:
+                assert not isinstance(each.done, str), "its partition was not swapped"
+                expired = expired_parts(each.done, manifest)
+                if expired == 0:
+                    left[number].append(each)
+                elif shorter := each.run.without_head(expired):
+                    runs.append(shorter)
+        return left, runs
 
     @contextmanager
     def _latest_records(self, ranges: Sequence[CompactionRange]) -> Iterator[DataFrame]:
@@ -251,14 +360,8 @@ class _Compaction:
         rows = self._spark.sparkContext.parallelize(some, len(some)).flatMap(
             KeyReader(self._bucket.config, rules)
         )
-        latest = sql.max(sql.struct("offset", "row", "is_due", "records", "keyless", "fault"))
-        return (
-            self._spark.createDataFrame(rows, KEY_SCHEMA, verifySchema=False)
-            .groupBy("partition", "summary_of", "key")
-            .agg(latest.alias("latest"))
-            .select("partition", "summary_of", "latest.*")
-            .persist(StorageLevel.MEMORY_AND_DISK)
-        )
+        read = self._spark.createDataFrame(rows, KEY_SCHEMA, verifySchema=False)
+        return latest_rows(read).persist(StorageLevel.MEMORY_AND_DISK)
 
     def _planned(self, ranges: Sequence[CompactionRange], found: DataFrame) -> list[_PlannedRun]:
         """Return the runs to rewrite. Partitions with an unreadable segment are left out, with a fault."""
@@ -298,7 +401,7 @@ class _Compaction:
                     _PlannedRun(
                         number,
                         range(first, first + len(run)),
-                        sum(each.records - each.kept for each in run),
+                        tuple(each.records - each.kept for each in run),
                         sum(each.expected_bytes for each in run),
                     )
                 )
@@ -306,44 +409,27 @@ class _Compaction:
 
     def _rewritten(
         self, ranges: Sequence[CompactionRange], runs: Sequence[_PlannedRun], found: DataFrame
-    ) -> dict[int, list[Successor | str]]:
-        """Rewrite *runs* on executors; return by partition each run's stored segment, or why it has none."""
+    ) -> list[Successor | str]:
+        """Rewrite *runs* on executors; return each run's stored segment, or why it has none."""
         spark = self._spark
         tasks = [ranges[one.number].run_of(one.rows, removed_records=one.removed_records) for one in runs]
         rewriter = RunRewriter(self._bucket.config, spark.sparkContext.broadcast(tasks), self._writer_id)
         places = [(one.number, row, run) for run, one in enumerate(runs) for row in one.rows]
         runs_of = spark.createDataFrame(places, "partition int, row int, run int")
-        # One bit for each offset. Spark counts buckets from 1 only for positive numbers.
-        positive = sql.col("offset") + 1
-        bitmaps = (
-            found.where(_IS_KEPT)
-            .join(sql.broadcast(runs_of), ["partition", "row"])
-            .groupBy("run", sql.bitmap_bucket_number(positive).alias("bucket"))
-            .agg(sql.bitmap_construct_agg(sql.bitmap_bit_position(positive)).alias("bits"))
-            .groupBy("run")
-            .agg(sql.collect_list(sql.struct("bucket", "bits")).alias("bitmaps"))
-        )
-        all_runs = spark.range(len(runs)).select(sql.col("id").cast("int").alias("run"))
-        # The left join keeps runs of which no record is left. There are as many tasks as runs: bitmaps are
-        # small, and Spark would put all of them into one task.
-        todo = all_runs.join(bitmaps, "run", "left").repartition(len(runs), "run")
+        winners = found.where(_IS_KEPT).join(sql.broadcast(runs_of), ["partition", "row"])
+        todo = bitmaps_of_runs(winners, runs=len(runs))
         with watched(spark, "rewriting segments", self._progress):
-            done = todo.rdd.map(rewriter).collect()
-        by_partition: dict[int, list[Successor | str]] = defaultdict(list)
-        for run, outcome in sorted(done, key=itemgetter(0)):
-            by_partition[runs[run].number].append(outcome)
-        return by_partition
+            done = todo.rdd.mapPartitions(rewriter).collect()
+        return [outcome for _, outcome in sorted(done, key=itemgetter(0))]
 
-    def _swap(self, one: CompactionRange, done: Sequence[Successor | str]) -> None:
+    def _swap_of(self, one: CompactionRange, stored: Sequence[_StoredRun]) -> PartitionSwap | None:
+        """Return the swap of a partition's new segments; None with a fault if one of them is missing."""
         partition = one.manifest.partition
-        faults = [each for each in done if isinstance(each, str)]
+        faults = [each.done for each in stored if isinstance(each.done, str)]
         if faults:
             # The new segments belong together: one may lack tombstones that hide records of another.
             self._outcome.faults += [f"{partition}: not compacted: {fault}" for fault in faults]
-            return
-        successors = [each for each in done if not isinstance(each, str)]
-        basis = one.basis(has_log=partition in self._with_log)
-        swapping = swap(
-            self._bucket, partition, successors, self._outcome, kind=SwapKind.COMPACTED, basis=basis
-        )
-        self._bucket.run(swapping)
+            return None
+        in_order = sorted(stored, key=lambda each: each.run.rows.start)
+        successors = [each.done for each in in_order if not isinstance(each.done, str)]
+        return PartitionSwap(partition, successors, one.basis(has_log=partition in self._with_log))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -126,33 +128,47 @@ class RunRewriter:
     runs: Broadcast[list[CompactionRun]]
     writer_id: str
 
-    def __call__(self, row: Row) -> tuple[int, Successor | str]:
-        """Return the run's number and its stored segment, or the reason why nothing was stored."""
-        run, bucket = self.runs.value[row.run], bucket_of(self.config)
+    def __call__(self, rows: Iterable[Row]) -> Iterator[tuple[int, Successor | str]]:
+        """
+        Yield each run's number and its stored segment, or the reason why nothing was stored.
+
+        *rows* are bitmaps, by run; a run without records to keep has one row without a bitmap.
+        """
+        for run, some in groupby(rows, key=attrgetter("run")):
+            winners = offsets_in((row.bucket, row.bits) for row in some if row.bits is not None)
+            yield run, self._rewritten(self.runs.value[run], winners)
+
+    def _rewritten(self, run: CompactionRun, winners: NDArray[np.int64]) -> Successor | str:
+        bucket = bucket_of(self.config)
         rewriter = rewriter_of(bucket, writer_id=self.writer_id)
-        cut = LatestCut(offsets_in(row.bitmaps or ()), run.rules)
         try:
-            successor = bucket.run(rewriter.rewrite(run.partition, run.parts, cut))
+            successor = bucket.run(rewriter.rewrite(run.partition, run.parts, LatestCut(winners, run.rules)))
         except (CorruptDataError, ObjectNotFound) as error:
-            return row.run, str(error)
+            return str(error)
         if successor.removed_records != run.removed_records:
             # Spark computed lost keys again, and the result differs. An object may have been missing then.
-            return row.run, (
+            return (
                 f"{successor.removed_records} records would be removed from the segments from offset "
                 f"{run.parts[0].base_offset} on, instead of the planned {run.removed_records}. Run the job "
                 "again"
             )
-        return row.run, successor
+        return successor
 
 
 def offsets_in(bitmaps: Iterable[tuple[int, bytes]]) -> NDArray[np.int64]:
-    """Return the offsets in Spark's *bitmaps*, ascending. Each bitmap is a bucket number and its bits."""
-    found = [
-        np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little"))
+    """
+    Return the offsets in Spark's *bitmaps*, ascending. Each bitmap is a bucket number and its bits.
+
+    Only one bitmap is held at a time: each has 4 KiB, and may stand for a single offset.
+    """
+    found = {
+        bucket: np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little"))
         + (bucket - 1) * BITMAP_OFFSETS
-        for bucket, bits in sorted(bitmaps)
-    ]
-    return np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)
+        for bucket, bits in bitmaps
+    }
+    if not found:
+        return np.empty(0, np.int64)
+    return np.concatenate([found[bucket] for bucket in sorted(found)]).astype(np.int64)
 
 
 def _key_rows(number: int, row: int, latest: Mapping[bytes, tuple[int, bool]]) -> Iterator[KeyRow]:

@@ -44,12 +44,13 @@ from tieringd.spark.jobs.leftovers import Leftovers, find_leftovers, search, sus
 from tieringd.spark.jobs.report import Report, Value
 from tieringd.spark.jobs.swapping import (
     Outcome,
+    PartitionSwap,
     SwapKind,
     SwappedPartition,
     delete_replaced,
     end_holding,
     outcome_reported,
-    swap,
+    swap_all,
 )
 from tieringd.spark.jobs.tasks import run_tasks
 from tieringd.spark.key_eraser import ErasureCut
@@ -236,12 +237,8 @@ def _swap(bucket: Bucket, rewritten: Sequence[_Rewritten], outcome: Outcome) -> 
             outcome.faults.append(f"{one.partition}: a segment may still have one of the keys: {one.fault}")
         else:
             successors[one.partition].append(one.successor)
-    for partition, some in successors.items():
-        known = len(outcome.faults)
-        bucket.run(swap(bucket, partition, some, outcome, kind=SwapKind.REWRITTEN))
-        if len(outcome.faults) > known:
-            faulty.add(partition)
-    return faulty
+    swaps = [PartitionSwap(partition, some) for partition, some in successors.items()]
+    return faulty | bucket.run(swap_all(bucket, swaps, outcome, kind=SwapKind.REWRITTEN)).faulty
 
 
 def _gone_over(

@@ -29,10 +29,17 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import JOB_PREFIX, RemoteSegment
 from tieringd.policies.segment_merge import job_limit_offset, plan_merges
 from tieringd.spark.bucket import Bucket, bucket_of
-from tieringd.spark.jobs.chosen import chosen_partitions, loaded_again
+from tieringd.spark.jobs.chosen import LOADS_AT_ONCE, chosen_partitions, loaded_again
 from tieringd.spark.jobs.job_progress import Progress, silent
 from tieringd.spark.jobs.report import Report, Value
-from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, outcome_reported, swap
+from tieringd.spark.jobs.swapping import (
+    Outcome,
+    PartitionSwap,
+    SwapKind,
+    delete_replaced,
+    outcome_reported,
+    swap_all,
+)
 from tieringd.spark.jobs.tasks import run_tasks
 
 if TYPE_CHECKING:
@@ -165,15 +172,14 @@ def portions(
     """
     limits = bucket.config.merge_settings.limits(segment_bytes=DEFAULT_SEGMENT_BYTES)
     some: list[_Task] = []
-    is_first = True
-    for chosen in partitions:
-        manifest, from_offset, is_complete = chosen, 0, False
+    chosen = list(partitions)
+    current = _CurrentManifests(bucket, chosen, faults)
+    for number in range(len(chosen)):
+        from_offset, is_complete = 0, False
         while not is_complete:
-            if not is_first:
-                found = bucket.run(loaded_again(bucket, [chosen], faults))
-                if not found:
-                    break
-                manifest = found[0]
+            manifest = current.of(number)
+            if manifest is None:
+                break
             plan = plan_merges(
                 manifest,
                 replace(limits, runs_max=runs_max - len(some), rows_max=_EVERYTHING),
@@ -187,9 +193,33 @@ def portions(
             from_offset, is_complete = plan.resume_offset, plan.is_complete
             if len(some) == runs_max:
                 yield some
-                some, is_first = [], False
+                some = []
+                current.forget()
     if some:
         yield some
+
+
+class _CurrentManifests:
+    """The manifests of partitions, by number. Once they were forgotten, some are loaded at a time."""
+
+    def __init__(self, bucket: Bucket, chosen: Sequence[PartitionManifest], faults: list[str]) -> None:
+        self._bucket = bucket
+        self._chosen = chosen
+        self._faults = faults
+        self._known: dict[int, PartitionManifest | None] = dict(enumerate(chosen))
+
+    def forget(self) -> None:
+        """Load manifests anew from now on: time has passed."""
+        self._known = {}
+
+    def of(self, number: int) -> PartitionManifest | None:
+        """Return a partition's manifest; None with a fault if it cannot be read any more."""
+        if number not in self._known:
+            some = self._chosen[number : number + LOADS_AT_ONCE]
+            found = self._bucket.run(loaded_again(self._bucket, some, self._faults))
+            by_partition = {one.partition: one for one in found}
+            self._known = {number + place: by_partition.get(one.partition) for place, one in enumerate(some)}
+        return self._known[number]
 
 
 def _swap(bucket: Bucket, done: Sequence[_Done], outcome: Outcome) -> int:
@@ -203,7 +233,9 @@ def _swap(bucket: Bucket, done: Sequence[_Done], outcome: Outcome) -> int:
             )
         else:
             merges[one.task.partition].append(one.merge)
-    for partition, some in merges.items():
-        successors = [Successor(each.parts, each.segment) for each in some]
-        bucket.run(swap(bucket, partition, successors, outcome, kind=SwapKind.MERGED))
+    swaps = [
+        PartitionSwap(partition, [Successor(each.parts, each.segment) for each in some])
+        for partition, some in merges.items()
+    ]
+    bucket.run(swap_all(bucket, swaps, outcome, kind=SwapKind.MERGED))
     return sum(each.host_bytes for some in merges.values() for each in some)

@@ -47,7 +47,7 @@ def plan_segment_tasks(
         for row, size_bytes in enumerate(table.column("size_bytes"), 1):
             cost_bytes += size_bytes + SEGMENT_COST_BYTES
             if cost_bytes >= task_bytes:
-                stretches.append((partition, table.head(row).without_head(begin)))
+                stretches.append((partition, table.between(begin, row)))
                 tasks.append(SegmentTask(tuple(stretches), cost_bytes))
                 stretches, cost_bytes, begin = [], 0, row
         if begin < len(table):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tieringd.archive.retired_objects import GoneSince, dated_ms, delete_retired
 from tieringd.archive.segment_swap import SegmentSwap, Successor, Swapped
@@ -14,11 +14,22 @@ from tieringd.errors import ConfigError, ObjectNotFound, StorageUnavailable, Tie
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.record_removal import CompactionBasis
 from tieringd.spark.jobs.report import Table, Value
+from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
     # An ordinary import would load prometheus_client into processes that do not need it.
+    from tieringd.model.manifest import PartitionManifest
     from tieringd.spark.bucket import Bucket
 
+T = TypeVar("T")
+
+PARTITIONS_AT_ONCE: Final = 32
+"""
+Partitions that a driver works on at once. Each makes its requests one after the other.
+
+Ten thousand partitions take a minute or two then where a store answers in 30 ms. The store's own limit of
+connections applies as well.
+"""
 CHANGED_MEANWHILE = "another process replaced the same segments while the job ran. Run the job again"
 _ALL_TIMES_MS = 2**62
 
@@ -46,6 +57,13 @@ class Outcome:
     deleted_segments: int = 0
     has_begun: bool = False
     """Whether the job has tried to replace anything."""
+
+    def add(self, part: Outcome) -> None:
+        """Add the outcome of a part of the job."""
+        self.swapped += part.swapped
+        self.faults += part.faults
+        self.deleted_segments += part.deleted_segments
+        self.has_begun |= part.has_begun
 
     def figures(self) -> dict[str, Value]:
         """Return the sums of what was replaced."""
@@ -120,6 +138,70 @@ class SwapKind(Enum):
     """All together or none."""
 
 
+@dataclass(frozen=True, slots=True)
+class PartitionSwap:
+    """The new segments of one partition."""
+
+    partition: TopicIdPartition
+    successors: Sequence[Successor]
+    basis: CompactionBasis | None = None
+    """What a compaction read; None for other kinds."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotSwapped:
+    """The partitions of which segments stay as they are, although new ones are stored."""
+
+    faulty: set[TopicIdPartition]
+    """Those with a fault in the outcome."""
+    overtaken: dict[TopicIdPartition, PartitionManifest]
+    """The current manifests of those of which retention took some segments of a compaction's run."""
+
+
+async def swap_all(
+    bucket: Bucket, swaps: Sequence[PartitionSwap], outcome: Outcome, *, kind: SwapKind
+) -> NotSwapped:
+    """
+    Do the swaps of different partitions, some at once, and return the partitions that were not swapped.
+
+    The results and faults go to *outcome*, in the order of *swaps*.
+    """
+    overtaken: dict[TopicIdPartition, PartitionManifest] = {}
+
+    async def one(each: PartitionSwap, part: Outcome) -> None:
+        manifest = await swap(bucket, each.partition, each.successors, part, kind=kind, basis=each.basis)
+        if manifest is not None:
+            overtaken[each.partition] = manifest
+
+    parts = await _for_each(swaps, one, outcome)
+    faulty = {each.partition for each, part in zip(swaps, parts, strict=True) if part.faults}
+    return NotSwapped(faulty, overtaken)
+
+
+def expired_parts(successor: Successor, manifest: PartitionManifest) -> int:
+    """Return how many of the segments that *successor* replaces have expired in *manifest*."""
+    return sum(part.next_offset <= manifest.start_offset for part in successor.parts)
+
+
+async def _for_each(
+    items: Sequence[T], work: Callable[[T, Outcome], Awaitable[None]], outcome: Outcome
+) -> list[Outcome]:
+    """
+    Do *work* for each of *items*, some at once, each with an outcome of its own, and return those.
+
+    All are added to *outcome* in the order of *items*, also when an item ends with an error.
+    """
+    parts = [Outcome() for _ in items]
+    try:
+        await at_once(
+            list(zip(items, parts, strict=True)), lambda pair: work(*pair), count=PARTITIONS_AT_ONCE
+        )
+    finally:
+        for part in parts:
+            outcome.add(part)
+    return parts
+
+
 async def swap(
     bucket: Bucket,
     partition: TopicIdPartition,
@@ -128,11 +210,15 @@ async def swap(
     *,
     kind: SwapKind,
     basis: CompactionBasis | None = None,
-) -> None:
+) -> PartitionManifest | None:
     """
     Swap *successors* into the manifest of one partition. The result, or a fault, goes to *outcome*.
 
     *basis* is what a compaction read.
+
+    Returns:
+        The current manifest if a compaction was not swapped in because retention took some of the segments
+        that one of *successors* replaces; None otherwise. This is no fault: the rest can be rewritten.
     """
     segment_swap = _swap_in(bucket)
 
@@ -154,10 +240,10 @@ async def swap(
         outcome.faults.append(
             f"{partition}: it is not known whether its segments were replaced: {error}. Run the job again"
         )
-        return
+        return None
     except TieringError as error:
         outcome.faults.append(f"{partition}: its segments are unchanged: {error}")
-        return
+        return None
     if swapped.done:
         outcome.swapped.append(SwappedPartition(partition, swapped.done, swapped.retired_at_ms))
     if swapped.left_because:
@@ -165,9 +251,13 @@ async def swap(
             f"{partition}: its segments are unchanged: {swapped.left_because}. Run the job again"
         )
     elif swapped.left:
+        is_overtaken = any(0 < expired_parts(one, swapped.manifest) < len(one.parts) for one in successors)
+        if kind is SwapKind.COMPACTED and is_overtaken:
+            return swapped.manifest
         outcome.faults.append(
             f"{partition}: {swapped.left} new segments were not needed: {CHANGED_MEANWHILE}"
         )
+    return None
 
 
 async def end_holding(bucket: Bucket, partitions: Sequence[TopicIdPartition], outcome: Outcome) -> None:
@@ -177,14 +267,17 @@ async def end_holding(bucket: Bucket, partitions: Sequence[TopicIdPartition], ou
     Held segments may have erased keys, and an election could put them back. Failures are faults of *outcome*.
     """
     segment_swap = _swap_in(bucket)
-    for partition in partitions:
+
+    async def release(partition: TopicIdPartition, part: Outcome) -> None:
         try:
             await segment_swap.release(partition)
         except TieringError as error:
-            outcome.faults.append(
+            part.faults.append(
                 f"{partition}: segments that a compaction replaced may still have one of the keys, and an "
                 f"election could bring them back: {error}. Run the job again"
             )
+
+    await _for_each(partitions, release, outcome)
 
 
 async def delete_replaced(
@@ -207,7 +300,22 @@ async def delete_replaced(
     has a log. With *after_ms* 0 all others are deleted, independent of any clock. Failures are faults of
     *outcome*.
     """
-    for partition in partitions:
+    clock_status = bucket.clock.status()
+    if after_ms and clock_status.doubt:
+        outcome.faults.append(
+            f"objects that no manifest names any more were not deleted: {clock_status.doubt}; set this "
+            "host's clock, and run the job again"
+        )
+        return
+    away: StorageUnavailable | None = None
+    left: list[TopicIdPartition] = []
+
+    async def delete(partition: TopicIdPartition, part: Outcome) -> None:
+        nonlocal away
+        if away is not None:
+            # Each other partition would wait for the store as well.
+            left.append(partition)
+            return
         try:
             deleted = await _delete_replaced(
                 bucket,
@@ -217,18 +325,21 @@ async def delete_replaced(
                 keeps_held=partition not in without_log,
             )
         except StorageUnavailable as error:
-            # Each other partition would wait for the store as well.
-            outcome.faults.append(
-                f"{partition}, and all later partitions: objects that no manifest names any more were not "
-                f"deleted: {error}"
-            )
-            return
+            away = error
+            left.append(partition)
         except TieringError as error:
-            outcome.faults.append(
+            part.faults.append(
                 f"{partition}: objects that no manifest names any more were not deleted: {error}"
             )
         else:
-            outcome.deleted_segments += deleted
+            part.deleted_segments += deleted
+
+    await _for_each(partitions, delete, outcome)
+    if left:
+        others = f", and in {len(left) - 1} other partitions" if len(left) > 1 else ""
+        outcome.faults.append(
+            f"{left[0]}{others}: objects that no manifest names any more were not deleted: {away}"
+        )
 
 
 async def _delete_replaced(

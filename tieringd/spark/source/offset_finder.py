@@ -137,8 +137,7 @@ class OffsetFinder:
             manifest = self._archived.manifests.get(asked[0])
             if manifest is None:
                 return None
-            record = await self._bucket.records.first_record_at(manifest, asked[1])
-            return None if record is None else record.offset
+            return await self._bucket.records.first_offset_at(manifest, asked[1])
 
         asked = list(times_ms.items())
         found = self._bucket.run(at_once(asked, offset, count=LOOKUPS_AT_ONCE))

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Final, Literal, TypeAlias, cast
 
 import structlog
@@ -68,7 +69,8 @@ KNOWN: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots, so that `names` is computed once: each topic of the bucket is compared with it.
+@dataclass(frozen=True)
 class Subscription:
     """The topics or partitions to read. Exactly one of `topics`, `pattern` and `assigned` is set."""
 
@@ -85,7 +87,7 @@ class Subscription:
             return re.fullmatch(self.pattern, topic) is not None
         return topic in self.names
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         """Return the topic names that the user gave; empty with a pattern."""
         return frozenset(self.topics) | {one.topic for one in self.assigned}

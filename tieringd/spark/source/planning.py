@@ -130,8 +130,10 @@ class _Cutter:
         if not is_full:
             # The task ended early because it has `records_max` records. The next task gets a normal share.
             self._border_bytes = self._filled_bytes
-        while self._border_bytes <= self._filled_bytes + self._slack_bytes:
-            self._border_bytes += self._share_bytes
+        behind_bytes = self._filled_bytes + self._slack_bytes - self._border_bytes
+        if behind_bytes >= 0:
+            # A single offset may be worth millions of shares, so they are divided and not counted.
+            self._border_bytes += self._share_bytes * (behind_bytes // self._share_bytes + 1)
 
     @property
     def _slack_bytes(self) -> float:

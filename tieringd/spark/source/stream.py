@@ -234,6 +234,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._loss = request.loss
         self._batch_at_ms: int | None = None
         """The monotonic time of the last batch; None before the first one."""
+        self._idle: tuple[SubscribedPartitions, dict[str, Any]] | None = None
+        """An archive, and a batch's end after which it has nothing to read: Spark asks again and again."""
+        self._reported: tuple[SubscribedPartitions, dict[str, Any]] | None = None
+        """An archive, and its end as JSON."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 Spark's name
         """
@@ -275,6 +279,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 `failOnDataLoss` is set.
         """
         archived = self._recent()
+        if self._idle is not None and self._idle[0] is archived and self._idle[1] == start:
+            return start
         before = StreamOffsets.from_json(start)
         begin = goes_on_from(before, archived, rule=self._loss)
         ends = ends_of(begin, archived, until=self._until)
@@ -282,6 +288,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not ends and all(
             begin.offsets.get(partition) == offset for partition, offset in before.offsets.items()
         ):
+            self._idle = archived, start
             return start
         if self._waits_for_more(sum(waiting.values()), limit):
             return start
@@ -291,9 +298,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 Spark's name
         """Return the archive's end at the last refresh, for the query's progress; None before the first."""
-        if self._archived is None:
+        archived = self._archived
+        if archived is None:
             return None
-        return by_topic({name: manifest.next_offset for name, manifest in self._archived.manifests.items()})
+        if self._reported is None or self._reported[0] is not archived:
+            ends = {name: manifest.next_offset for name, manifest in archived.manifests.items()}
+            self._reported = archived, by_topic(ends)
+        return self._reported[1]
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 Spark's name
         """Note the archive's current end, at which this query will stop."""

@@ -2,13 +2,16 @@
 The topics and partitions of a subscription, as they are in the bucket now.
 
 A scan lists the topic manifests and loads the manifests of the partitions, and reads nothing else. A second
-scan loads only manifests that have changed.
+scan loads only manifests that have changed. If none has, the second scan returns the result of the first one
+itself, so that callers recognise it without comparing thousands of partitions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from operator import is_not
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -30,7 +33,8 @@ log = structlog.get_logger(__name__)
 LOADS_AT_ONCE: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots, so that the sets below are computed once: a stream asks for them at each trigger.
+@dataclass(frozen=True)
 class SubscribedPartitions:
     """The archived partitions of a subscription."""
 
@@ -38,15 +42,26 @@ class SubscribedPartitions:
     unarchived: frozenset[TopicPartition] = frozenset()
     """Known partitions of which nothing has been archived yet."""
 
-    @property
+    @cached_property
     def partitions(self) -> frozenset[TopicPartition]:
         """Return every known partition."""
         return self.unarchived | self.manifests.keys()
 
-    @property
+    @cached_property
     def topic_ids(self) -> dict[str, str]:
         """Return the topic id of each topic with archived data."""
         return {name.topic: manifest.partition.topic_id for name, manifest in self.manifests.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """The result of a scan, for the next one."""
+
+    topics: tuple[TopicManifest, ...]
+    wanted: tuple[TopicIdPartition, ...]
+    found: SubscribedPartitions
+    stored: tuple[StoredManifest, ...] = ()
+    """The stored manifest of each of *wanted*."""
 
 
 class SubscriptionTopics:
@@ -55,7 +70,7 @@ class SubscriptionTopics:
     def __init__(self, bucket: Bucket, subscription: Subscription) -> None:
         self._bucket = bucket
         self._subscription = subscription
-        self._known: dict[TopicIdPartition, StoredManifest] = {}
+        self._scan = _Scan((), (), SubscribedPartitions({}))
         self._warned: set[str] = set()
 
     def existing(self) -> SubscribedPartitions:
@@ -100,24 +115,32 @@ class SubscriptionTopics:
         topics = await self._bucket.catalog.readable(subscription.accepts, cluster=subscription.cluster)
         _require_one_cluster(topics)
         self._tell_moved(topics)
-        wanted = [
+        before = self._scan
+        wanted = before.wanted if topics == before.topics else self._wanted(topics)
+        known = before.stored if wanted is before.wanted else self._known(wanted)
+        stored = tuple(await at_once(list(zip(wanted, known, strict=True)), self._load, count=LOADS_AT_ONCE))
+        if topics != before.topics or any(map(is_not, stored, known)):
+            self._scan = _Scan(topics, wanted, _subscribed(wanted, stored), stored)
+        return topics, self._scan.found
+
+    def _wanted(self, topics: Iterable[TopicManifest]) -> tuple[TopicIdPartition, ...]:
+        assigned = frozenset(self._subscription.assigned)
+        return tuple(
             partition
             for topic in topics
             for partition in topic.partitions()
-            if not subscription.assigned or partition.topic_partition in subscription.assigned
-        ]
-        stored = dict(zip(wanted, await at_once(wanted, self._load, count=LOADS_AT_ONCE), strict=True))
-        self._known = stored
-        manifests = {
-            partition.topic_partition: one.manifest
-            for partition, one in stored.items()
-            if one.manifest is not None
-        }
-        names = {partition.topic_partition for partition in wanted}
-        return topics, SubscribedPartitions(manifests, frozenset(names - manifests.keys()))
+            if not assigned or partition.topic_partition in assigned
+        )
 
-    async def _load(self, partition: TopicIdPartition) -> StoredManifest:
-        return await self._bucket.manifests.refreshed(partition, self._known.get(partition))
+    def _known(self, wanted: Iterable[TopicIdPartition]) -> tuple[StoredManifest | None, ...]:
+        known = dict(zip(self._scan.wanted, self._scan.stored, strict=True))
+        return tuple(map(known.get, wanted))
+
+    async def _load(self, one: tuple[TopicIdPartition, StoredManifest | None]) -> StoredManifest:
+        partition, known = one
+        found = await self._bucket.manifests.refreshed(partition, known)
+        is_still_unarchived = known is not None and known.manifest is None and found.manifest is None
+        return known if known is not None and is_still_unarchived else found
 
     def _tell_moved(self, topics: Iterable[TopicManifest]) -> None:
         for topic in topics:
@@ -128,6 +151,17 @@ class SubscriptionTopics:
                     topic=topic.key.topic,
                     bucket=topic.moved_to,
                 )
+
+
+def _subscribed(wanted: Iterable[TopicIdPartition], stored: Iterable[StoredManifest]) -> SubscribedPartitions:
+    manifests: dict[TopicPartition, PartitionManifest] = {}
+    unarchived: set[TopicPartition] = set()
+    for partition, one in zip(wanted, stored, strict=True):
+        if one.manifest is None:
+            unarchived.add(partition.topic_partition)
+        else:
+            manifests[partition.topic_partition] = one.manifest
+    return SubscribedPartitions(manifests, frozenset(unarchived))
 
 
 def _require_one_cluster(topics: Iterable[TopicManifest]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from tests.unit.model.values import PARTITION, remote, stored
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey, manifest_key, topic_manifest_key
 from tieringd.model.manifest import CLOSED_EPOCH
+from tieringd.model.segment_table import BLOCK_ROWS, SegmentTable
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.spark.jobs.chosen import (
@@ -20,6 +22,7 @@ from tieringd.spark.jobs.chosen import (
     TASK_BYTES,
     chosen_partitions,
     in_rounds,
+    loaded_again,
     rounds,
     shares,
 )
@@ -158,6 +161,22 @@ def test_shares_are_large_enough_to_be_worth_a_task(sizes, expected):
     assert [share.first_row for share in found] == [rows[0] for rows in expected]
 
 
+def test_shares_of_a_long_history_touch_each_block_a_few_times(monkeypatch):
+    """Not all blocks for each share: a million segments took ten minutes."""
+    count = 20 * BLOCK_ROWS
+    table = stored([remote(at, at, size_bytes=TASK_BYTES) for at in range(count)]).segments
+    touched = []
+    real = SegmentTable.__init__
+
+    def counted(self, blocks, writers):
+        touched.append(len(blocks))
+        real(self, blocks, writers)
+
+    monkeypatch.setattr(SegmentTable, "__init__", counted)
+    assert sum(1 for _ in shares(PARTITION, table)) == count
+    assert sum(touched) == count
+
+
 class CountedSegments:
     """Segments of one byte; each time that they are added up is counted."""
 
@@ -186,3 +205,26 @@ def test_rounds_have_about_so_many_bytes():
     partitions = [stored([remote(0, 9, size_bytes=size)] if size else []) for size in sizes]
     found = [[one.size_bytes for one in some] for some in in_rounds(partitions, 10)]
     assert found == [[5, 5], [20], [1, 1]]
+
+
+def test_manifests_are_loaded_some_at_once(bucket, archive, monkeypatch):
+    """One by one, ten thousand of them took five minutes where a store answers in 30 ms."""
+    most = under_way = 0
+    real = FileStore.get
+
+    async def counted(self, key):
+        nonlocal most, under_way
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            await asyncio.sleep(0)
+            return await real(self, key)
+        finally:
+            under_way -= 1
+
+    monkeypatch.setattr(FileStore, "get", counted)
+    chosen = bucket.run(chosen_partitions(bucket, ["*"]))
+    assert (len(chosen.partitions), most) == (4, 4)
+    most = 0
+    assert len(bucket.run(loaded_again(bucket, chosen.partitions, []))) == 4
+    assert most == 4

@@ -17,7 +17,7 @@ from tieringd.archive.segment_swap import Successor
 from tieringd.formats.history_link import HistoryLink, encode_history_link
 from tieringd.formats.object_keys import TopicKey, data_key, history_link_key, index_key, topic_key
 from tieringd.spark.jobs.chosen import shares
-from tieringd.spark.jobs.compaction_range import CompactOptions, compaction_range
+from tieringd.spark.jobs.compaction_range import CompactOptions, compaction_range, compaction_ranges
 from tieringd.spark.jobs.compaction_tasks import (
     BITMAP_OFFSETS,
     CompactionRun,
@@ -102,8 +102,12 @@ def test_segment_that_cannot_be_read_is_told(config, manifest, name, data):
 def rewritten(config, manifest, offsets, rules=RULES, *, removed_records):
     run = CompactionRun(manifest.partition, tuple(manifest.segments)[:2], rules, removed_records)
     runs = SimpleNamespace(value=[None, run])
-    bitmaps = bitmaps_of(offsets) if offsets else None
-    return RunRewriter(config, runs, "rewritten-0a")(SimpleNamespace(run=1, bitmaps=bitmaps))
+    rows = [
+        SimpleNamespace(run=1, bucket=bucket, bits=bits)
+        for bucket, bits in [(None, None), *sorted(bitmaps_of(offsets))]
+    ]
+    (done,) = RunRewriter(config, runs, "rewritten-0a")(iter(rows))
+    return done
 
 
 def test_run_becomes_what_the_winners_say(config, manifest):
@@ -156,28 +160,43 @@ def test_offsets_come_out_of_bitmaps_ascending(offsets):
 
 
 @pytest.mark.parametrize(("lag_ms", "segments"), [(0, 3), (1, 3), (2, 2), (5, 1), (8, 0)])
-def test_young_segments_and_what_follows_stay(bucket, manifest, lag_ms, segments):
+def test_young_segments_and_what_follows_stay(manifest, lag_ms, segments):
     """The three end 6, 3 and 0 milliseconds before the newest record's time."""
     now_ms = manifest.segments[2].max_timestamp_ms + 1
     options = CompactOptions(min_compaction_lag_ms=lag_ms)
-    found = bucket.run(compaction_range(bucket, manifest, options, now_ms=now_ms))
+    found = compaction_range(manifest, options, now_ms=now_ms, has_history=False)
     assert len(found.segments) == segments
 
 
-def test_segment_without_times_is_as_old_as_its_upload(bucket, manifest):
+def test_segment_without_times_is_as_old_as_its_upload(manifest):
     """So it is not passed over for ever, nor compacted too early."""
     for now_ms, segments in [(DEFAULT_TIME_MS + 9, 0), (DEFAULT_TIME_MS + 10, 1)]:
         (first, *_) = manifest.segments
         timeless = manifest.compacted([replace(first, max_timestamp_ms=-1, writer_id="0c")], now_ms=0)
         options = CompactOptions(min_compaction_lag_ms=10)
-        found = bucket.run(compaction_range(bucket, timeless, options, now_ms=now_ms))
+        found = compaction_range(timeless, options, now_ms=now_ms, has_history=False)
         assert len(found.segments) == segments
+
+
+@pytest.mark.parametrize(("lag_ms", "segments"), [(0, 3), (10, 3), (21, 0)])
+def test_segment_from_the_future_is_as_old_as_its_upload(manifest, lag_ms, segments):
+    """One record of a client whose clock was wrong keeps nothing from being compacted, now or for ever."""
+    now_ms = DEFAULT_TIME_MS + 20
+    first = manifest.segments[0]
+    ahead = replace(first, max_timestamp_ms=now_ms * 1_000, writer_id="0c")
+    found = compaction_range(
+        manifest.compacted([ahead], now_ms=0),
+        CompactOptions(min_compaction_lag_ms=lag_ms),
+        now_ms=now_ms,
+        has_history=False,
+    )
+    assert len(found.segments) == segments
 
 
 def test_tombstones_stay_where_the_topic_goes_on_from_an_older_archive(bucket, manifest):
     """What they hide may lie there."""
     options = CompactOptions(delete_retention_ms=5)
-    found = bucket.run(compaction_range(bucket, manifest, options, now_ms=100))
+    (found,) = bucket.run(compaction_ranges(bucket, [manifest], options, now_ms=100))
     assert found.rules == CompactionRules(0, 95)
 
     partition = manifest.partition
@@ -186,5 +205,5 @@ def test_tombstones_stay_where_the_topic_goes_on_from_an_older_archive(bucket, m
     path = bucket.config.cloud_storage_file_root / history_link_key(key)
     path.parent.mkdir(parents=True)
     path.write_bytes(link)
-    found = bucket.run(compaction_range(bucket, manifest, options, now_ms=100))
+    (found,) = bucket.run(compaction_ranges(bucket, [manifest], options, now_ms=100))
     assert found.rules == CompactionRules(0, None)

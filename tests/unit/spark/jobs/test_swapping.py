@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from tests.fakes.archive import Clock, archive_clock, archive_in
+from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases
 from tests.fakes.store import store_unavailable
 from tests.unit.archive.test_segment_swap import PLENTY, prepared
@@ -15,7 +17,17 @@ from tests.unit.housekeeping.test_merging import filled
 from tieringd.archive.retired_objects import GoneSince
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import manifest_key
-from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, outcome_reported, swap
+from tieringd.spark.jobs import swapping
+from tieringd.spark.jobs.swapping import (
+    PARTITIONS_AT_ONCE,
+    Outcome,
+    PartitionSwap,
+    SwapKind,
+    delete_replaced,
+    outcome_reported,
+    swap,
+    swap_all,
+)
 from tieringd.storage.archive_clock import ArchiveClock
 
 
@@ -23,17 +35,20 @@ def unanswered():
     return store_unavailable("put", True)
 
 
+def bucket_in(store, clock=None):
+    return SimpleNamespace(
+        store=store,
+        manifests=archive_in(store, writer_id="0b").manifests,
+        config=SimpleNamespace(cloud_storage_target_manifest_size_bytes=PLENTY),
+        clock=clock or ArchiveClock(),
+    )
+
+
 async def swapped(store, writer, tmp_path, *failures, clock=None) -> Outcome:
     """Merge what may be merged; each of *failures* says whether a commit that is not answered has effect."""
     manifest, limits = await filled(writer, store)
     successors = await prepared(store, manifest, limits, tmp_path)
-    manifests = archive_in(store, writer_id="0b").manifests
-    bucket = SimpleNamespace(
-        store=store,
-        manifests=manifests,
-        config=SimpleNamespace(cloud_storage_target_manifest_size_bytes=PLENTY),
-        clock=clock or ArchiveClock(),
-    )
+    bucket = bucket_in(store, clock)
     for after_effect in failures:
         store.fail_next("put", unanswered, after_effect=after_effect)
     outcome = Outcome()
@@ -85,16 +100,18 @@ async def test_deletion_ends_with_the_store(store, writer, tmp_path):
     class Away:
         async def edit(self, partition, _change):
             asked.append(partition)
+            await asyncio.sleep(0)
             raise StorageUnavailable("no answer")
 
     bucket = SimpleNamespace(store=store, manifests=Away(), clock=ArchiveClock())
-    await delete_replaced(bucket, [writer.identified] * 3, outcome, after_ms=0)
+    partitions = [replace(writer.identified, partition=number) for number in range(3 * PARTITIONS_AT_ONCE)]
+    await delete_replaced(bucket, partitions, outcome, after_ms=0)
 
-    assert len(asked) == 1
+    assert asked == partitions[:PARTITIONS_AT_ONCE], "those that were under way"
     (fault,) = outcome.faults
-    assert (
-        "and all later partitions: objects that no manifest names any more were not deleted: no answer"
-        in fault
+    assert fault == (
+        f"orders-0, and in {len(partitions) - 1} other partitions: objects that no manifest names any "
+        "more were not deleted: no answer"
     )
 
 
@@ -147,3 +164,49 @@ async def test_nothing_is_deleted_by_age_after_a_commit_from_the_future(store, w
     (fault,) = outcome.faults
     assert "in the future by this host's clock" in fault
     assert outcome.deleted_segments == 0
+
+
+async def test_partitions_are_swapped_some_at_once(store, tmp_path, monkeypatch):
+    """Ten thousand, one by one, took half an hour; faults and results stay in the order of the partitions."""
+    monkeypatch.setattr(swapping, "PARTITIONS_AT_ONCE", 3)
+    swaps, damaged = [], 4
+    for number in range(8):
+        writer = LogWriter(tmp_path / "logs", partition=number)
+        manifest, limits = await filled(writer, store)
+        successors = await prepared(store, manifest, limits, tmp_path)
+        swaps.append(PartitionSwap(writer.identified, successors))
+        if number == damaged:
+            store.remove(manifest_key(writer.identified))
+    waiting = AnsweringTogether(store, 3)
+    outcome = Outcome()
+    bucket = bucket_in(waiting)
+
+    left = await swap_all(bucket, swaps, outcome, kind=SwapKind.MERGED)
+
+    assert waiting.most_at_once == 3
+    done = [one.partition.partition for one in outcome.swapped]
+    assert done == [number for number in range(8) if number != damaged]
+    assert (left.faulty, left.overtaken) == ({swaps[damaged].partition}, {})
+    assert outcome.has_begun
+
+
+class AnsweringTogether:
+    """Answers reads of manifests when *count* are asked for, or nothing more comes."""
+
+    def __init__(self, store, count):
+        self._store = store
+        self._count = count
+        self._waiting = 0
+        self.most_at_once = 0
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    async def get(self, key):
+        """Wait for the others that are asked for at once."""
+        self._waiting += 1
+        self.most_at_once = max(self.most_at_once, self._waiting)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        self._waiting -= 1
+        return await self._store.get(key)

@@ -143,3 +143,10 @@ def test_part_of_a_segment_has_part_of_its_bytes():
     head, rest = span(100, 10, 1000).cut(3)
     assert (head.from_offset, head.next_offset, head.size_bytes) == (100, 103, 300)
     assert (rest.from_offset, rest.next_offset, rest.size_bytes) == (103, 110, 700)
+
+
+@pytest.mark.timeout(20)
+def test_many_more_tasks_than_offsets_are_divided_not_counted():
+    """One offset is worth millions of shares then: a loop over them would not end."""
+    tasks = plan_tasks(row(1, offsets=10), task_bytes=MIB, tasks_min=10**13)
+    assert [[one.offsets for one in task] for task in tasks] == [[1]] * 10

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tieringd.errors import ObjectNotFound, TieringError
@@ -22,6 +23,7 @@ from tieringd.spark.jobs.export.plan import (
     portions_of,
     require_reached,
 )
+from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
     # An ordinary import would load prometheus_client and xxhash into processes that do not need them.
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LOADS_AT_ONCE: Final = 32
+"""Manifests that are loaded at once."""
 READ_ATTEMPTS_MAX: Final = 5
 """Attempts with a newly loaded manifest, if the spillover manifests that it names are missing."""
 
@@ -48,7 +52,10 @@ def next_round(
     bucket: Bucket, state: ExportState, ends: Mapping[TopicIdPartition, int], rules: ExportRules
 ) -> Round:
     """
-    Return a round of about `rules.round_bytes` from the rest of all partitions, up to their *ends*.
+    Return a round of up to `rules.round_bytes` from the rest of all partitions, up to their *ends*.
+
+    Each partition gets its share of the round, or one portion. If not all have room in it, those with the
+    most offsets left come first. Only a single portion may be larger than the round.
 
     Raises:
         TieringError: The archive ends before the exported offsets, or it lacks offsets and the rules do not
@@ -62,24 +69,62 @@ def next_round(
                 hint="The target has records that are no longer in the log; export to another target",
             )
     left = {one: end for one, end in ends.items() if state.offsets[one.partition] < end}
-    rounds = [
-        _round_of(
+    # A partition that was just given a portion has fewer offsets left, so the others have their turn next.
+    in_order = sorted(left, key=lambda one: state.offsets[one.partition] - left[one])
+    room = _Room(rules.round_bytes, share_bytes=rules.round_bytes // max(1, len(left)))
+    rounds: list[Round] = []
+    for partition, loaded in _loaded(bucket, in_order):
+        found = _round_of(
             bucket,
             partition,
+            loaded,
             exported_to=state.offsets[partition.partition],
-            end=end,
-            rules=rules,
-            limit_bytes=rules.round_bytes // len(left),
+            end=left[partition],
+            portion_bytes=rules.portion_bytes,
+            room=room,
         )
-        for partition, end in left.items()
-    ]
+        rounds.append(found)
+        if room.is_full:
+            break
     lost = tuple(one for found in rounds for one in found.lost)
     _require_none(lost, rules)
+    portions = [portion for found in rounds for portion in found.portions]
     return Round(
-        tuple(portion for found in rounds for portion in found.portions),
+        tuple(sorted(portions, key=lambda one: (one.partition, one.from_offset))),
         lost,
         {number: offset for found in rounds for number, offset in found.passed.items()},
     )
+
+
+@dataclass(slots=True)
+class _Room:
+    """The bytes that a round still has room for."""
+
+    left_bytes: int
+    share_bytes: int
+    """About what each partition may take of it; at least one portion, however large."""
+    is_empty: bool = True
+    is_full: bool = False
+
+    def takes(self, size_bytes: int) -> bool:
+        """Take a portion and return True, or return False if it does not fit. The first one always fits."""
+        if size_bytes > self.left_bytes and not self.is_empty:
+            self.is_full = True
+            return False
+        self.left_bytes -= size_bytes
+        self.is_empty = False
+        self.is_full = self.left_bytes <= 0
+        return True
+
+
+def _loaded(
+    bucket: Bucket, partitions: Iterable[TopicIdPartition]
+) -> Iterator[tuple[TopicIdPartition, PartitionManifest | None]]:
+    """Yield partitions with their current manifests, of which some are loaded at once."""
+    waiting = iter(partitions)
+    while some := list(islice(waiting, LOADS_AT_ONCE)):
+        stored = bucket.run(at_once(some, bucket.manifests.load, count=LOADS_AT_ONCE))
+        yield from ((partition, one.manifest) for partition, one in zip(some, stored, strict=True))
 
 
 def _require_none(lost: Sequence[LostOffsets], rules: ExportRules) -> None:
@@ -103,11 +148,12 @@ def begun_round(bucket: Bucket, state: ExportState, portions: Sequence[Portion],
     for one in portions:
         by_partition[one.partition].append(one)
     lost: list[LostOffsets] = []
-    for partition, some in by_partition.items():
+    for partition, loaded in _loaded(bucket, by_partition):
+        some = by_partition[partition]
         begin, end = some[0].from_offset, some[-1].next_offset
         lost += losses(
             partition,
-            _with_manifest(bucket, partition, partial(_gaps, bucket, begin, end)),
+            _with_manifest(bucket, partition, loaded, partial(_gaps, bucket, begin, end)),
             exported_to=state.offsets.get(partition.partition, begin),
             from_offset=begin,
             next_offset=end,
@@ -119,38 +165,46 @@ def begun_round(bucket: Bucket, state: ExportState, portions: Sequence[Portion],
 def _round_of(
     bucket: Bucket,
     partition: TopicIdPartition,
+    loaded: PartitionManifest | None,
     *,
     exported_to: int,
     end: int,
-    rules: ExportRules,
-    limit_bytes: int,
+    portion_bytes: int,
+    room: _Room,
 ) -> Round:
-    """Return a round with the next portions of one partition, of about *limit_bytes*."""
+    """Return a round with the next portions of one partition, as far as *room* takes them."""
 
     def cut(manifest: PartitionManifest | None) -> Round:
-        return _cut(
+        tried = replace(room)
+        found = _cut(
             bucket,
             require_reached(manifest, partition, end),
             exported_to=exported_to,
             end=end,
-            portion_bytes=rules.portion_bytes,
-            limit_bytes=limit_bytes,
+            portion_bytes=portion_bytes,
+            room=tried,
         )
+        room.left_bytes, room.is_empty, room.is_full = tried.left_bytes, tried.is_empty, tried.is_full
+        return found
 
-    return _with_manifest(bucket, partition, cut)
+    return _with_manifest(bucket, partition, loaded, cut)
 
 
 def _with_manifest(
-    bucket: Bucket, partition: TopicIdPartition, see: Callable[[PartitionManifest | None], T]
+    bucket: Bucket,
+    partition: TopicIdPartition,
+    loaded: PartitionManifest | None,
+    see: Callable[[PartitionManifest | None], T],
 ) -> T:
-    """Return *see* of a partition's manifest. Load it again if a spillover manifest is missing."""
+    """Return *see* of *loaded*, a partition's manifest. Load it again if a spillover manifest is missing."""
+    manifest = loaded
     for attempt in range(1, READ_ATTEMPTS_MAX + 1):
-        manifest = bucket.run(bucket.manifests.load(partition)).manifest
         try:
             return see(manifest)
         except ObjectNotFound:
             if attempt == READ_ATTEMPTS_MAX:
                 raise
+        manifest = bucket.run(bucket.manifests.load(partition)).manifest
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -177,7 +231,7 @@ def _cut(
     exported_to: int,
     end: int,
     portion_bytes: int,
-    limit_bytes: int,
+    room: _Room,
 ) -> Round:
     from_offset = min(max(exported_to, manifest.start_offset), end)
     pieces: list[PartitionManifest] = []
@@ -190,7 +244,7 @@ def _cut(
                     yield piece.segments[row]
 
     portions: list[Portion] = []
-    left_bytes = limit_bytes
+    share_bytes = room.share_bytes
     with closing(segments()) as ascending:
         for portion in portions_of(
             manifest.partition,
@@ -199,10 +253,15 @@ def _cut(
             next_offset=end,
             portion_bytes=portion_bytes,
         ):
-            portions.append(portion)
-            left_bytes -= portion.size_bytes
-            if left_bytes <= 0:
+            if not room.takes(portion.size_bytes):
                 break
+            portions.append(portion)
+            share_bytes -= portion.size_bytes
+            if share_bytes <= 0 or room.is_full:
+                break
+    if room.is_full and not portions and from_offset < end:
+        # Nothing of this partition fits, and it has its turn in the next round.
+        return Round(())
     next_offset = portions[-1].next_offset if portions else from_offset
     lost = losses(
         manifest.partition,

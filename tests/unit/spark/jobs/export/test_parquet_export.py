@@ -136,6 +136,8 @@ async def test_run_that_was_overtaken_goes_on_with_what_is_left(logs, directory)
     """The other one was killed after its first round, and this one does the second."""
     await logs.fill(4)
     rounds = []
+    halves = [sum(one.segments.head(2).column("size_bytes")) for one in logs.topic().partitions]
+    rules = {"portion_bytes": max(halves), "round_bytes": sum(halves)}
 
     def dying_run(work, portions):
         rounds.append(portions)
@@ -147,12 +149,12 @@ async def test_run_that_was_overtaken_goes_on_with_what_is_left(logs, directory)
     def run(work, portions):
         if not rounds:
             with pytest.raises(Killed):
-                exported(logs, directory.topic(), run=dying_run, portion_bytes=200, round_bytes=400)
+                exported(logs, directory.topic(), run=dying_run, **rules)
             assert directory.topic().checkpoint().state.offsets == {0: 12, 1: 12}
             assert directory.seen().total() == 30
         return in_this_process(work, portions)
 
-    outcome = exported(logs, directory.topic(), run=run, portion_bytes=200, round_bytes=400)
+    outcome = exported(logs, directory.topic(), run=run, **rules)
 
     assert outcome.commits == 2
     assert outcome.reached == {0: 24, 1: 24}
