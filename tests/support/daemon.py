@@ -225,7 +225,8 @@ class Daemon:
     def metric(self, name: str, **labels: str) -> float | None:
         """Return the sum of a metric's samples with these labels; None without any."""
         # Only the lines of this metric are parsed. To parse the whole page would take most of a poll.
-        lines = [line for line in self.get("/metrics")[1].splitlines() if line.startswith(name)]
+        pages = [self.get(path)[1] for path in ("/metrics", "/metrics/partitions")]
+        lines = [line for page in pages for line in page.splitlines() if line.startswith(name)]
         families = text_string_to_metric_families("\n".join([*lines, ""]))
         values = [
             sample.value

@@ -1,16 +1,22 @@
 """
-The admin page: /metrics, /healthz, /readyz and /status over HTTP.
+The admin page: /metrics, /metrics/partitions, /healthz, /readyz and /status over HTTP.
 
 Healthy means that the event loop answers. Ready means that the last round of reconciliation succeeded,
 that each log directory could be read, and that the object store accepted the last requests.
 `tieringd_ready{reason}` shows the same as a metric. An archive endpoint without a broker has no rounds
 and no status: it is always ready. The page changes nothing, and has no login: it listens on this host by
 default.
+
+Everything long is rendered and compressed in one thread of its own, so that the event loop, which archives
+and serves clients, does not wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import gzip
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 
@@ -38,6 +44,11 @@ class AdminPage:
         self._metrics = metrics
         self._reconciler = reconciler
         self._gate = gate
+        self._renderer = ThreadPoolExecutor(1, thread_name_prefix="admin-page")
+
+    def close(self) -> None:
+        """End the thread."""
+        self._renderer.shutdown(wait=False, cancel_futures=True)
 
     def application(self) -> web.Application:
         """Return the application with its routes."""
@@ -45,6 +56,7 @@ class AdminPage:
         application.add_routes(
             [
                 web.get("/metrics", self.metrics),
+                web.get("/metrics/partitions", self.partition_metrics),
                 web.get("/healthz", self.healthz),
                 web.get("/readyz", self.readyz),
             ]
@@ -53,11 +65,36 @@ class AdminPage:
             application.router.add_get("/status", self.status)
         return application
 
-    async def metrics(self, _request: web.Request) -> web.Response:
-        """Serve the metrics in Prometheus' text format."""
-        return web.Response(
-            body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Serve the daemon's metrics in Prometheus' text format."""
+        return await self._rendered(
+            request, lambda: generate_latest(self._metrics.default_page), CONTENT_TYPE_LATEST
         )
+
+    async def partition_metrics(self, request: web.Request) -> web.Response:
+        """Serve the metrics of every topic and partition in Prometheus' text format."""
+
+        def page() -> bytes:
+            parts = "".join(self._metrics.partitions.text())
+            return generate_latest(self._metrics.by_topic) + parts.encode()
+
+        return await self._rendered(request, page, CONTENT_TYPE_LATEST)
+
+    async def _rendered(
+        self, request: web.Request, page: Callable[[], bytes], content_type: str
+    ) -> web.Response:
+        """Render *page* in the thread, compressed for a client that takes that."""
+        is_compressed = "gzip" in request.headers.get("Accept-Encoding", "")
+
+        def body() -> bytes:
+            plain = page()
+            return gzip.compress(plain, compresslevel=1) if is_compressed else plain
+
+        headers = {"Content-Type": content_type, "Vary": "Accept-Encoding"}
+        if is_compressed:
+            headers["Content-Encoding"] = "gzip"
+        loop = asyncio.get_running_loop()
+        return web.Response(body=await loop.run_in_executor(self._renderer, body), headers=headers)
 
     async def healthz(self, _request: web.Request) -> web.Response:
         """Say that the process answers."""
@@ -128,7 +165,11 @@ async def serving(
         yield
         return
     metrics.watch_readiness(reconciler or _AlwaysReady())
-    runner = web.AppRunner(AdminPage(metrics, reconciler, gate).application(), access_log=None)
+    if reconciler is not None:
+        metrics.watch_faults(reconciler)
+    metrics.max_topics = config.metrics_topics
+    page = AdminPage(metrics, reconciler, gate)
+    runner = web.AppRunner(page.application(), access_log=None)
     await runner.setup()
     try:
         try:
@@ -143,3 +184,4 @@ async def serving(
         yield
     finally:
         await runner.cleanup()
+        page.close()

@@ -21,15 +21,18 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import platform
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 import structlog
 
-from tieringd.archiving.reconciler import PassResult
+from tieringd import __version__
+from tieringd.archiving.partition_status import PassResult
 from tieringd.broker.watch import DirectoryWatch
 from tieringd.config import Config
+from tieringd.config.describe import config_hash
 from tieringd.config.reload import compare_configs
 from tieringd.config.units import format_duration
 from tieringd.daemon.admin import serving
@@ -37,6 +40,7 @@ from tieringd.daemon.assembly import DaemonParts, apply_config, assembled
 from tieringd.daemon.certificates import certificate_files
 from tieringd.errors import ConfigError, StorageUnavailable
 from tieringd.metrics import Metrics
+from tieringd.policies.prices import LIST_PRICES
 from tieringd.storage.at_once import cancelled
 
 log = structlog.get_logger(__name__)
@@ -45,6 +49,8 @@ _M_ARENA_MAX = -8  # From malloc.h.
 _ARENAS = 2
 
 _RETENTION_NAMES = {"log_retention_ms", "delete_retention_ms", "kafka_log_retention_ms"}
+
+_LOOP_PROBE_SECONDS = 1.0
 
 _HINT_PAUSE_SECONDS = 0.2
 """Directory events come in bursts: a roll makes four files. One round handles all of them."""
@@ -112,6 +118,8 @@ class Reloader:
             return
         plan = compare_configs(self.config, found)
         self.config = plan.config
+        self._metrics.health.show_config(config_hash(plan.config))
+        self._metrics.max_topics = plan.config.admin.metrics_topics
         self._on_change(plan.config)
         apply_config(plan.config, self._parts)
         for change in plan.applied:
@@ -151,6 +159,7 @@ async def run_daemon(
         serving(config.admin, metrics, parts.reconciler, parts.archive.gate),
     ):
         _report_start(config, parts)
+        _publish_facts(config, metrics)
         _measure_oldest_upload(metrics, parts)
         metrics.watch_certificates(lambda: certificate_files(config))
         await _check_store(parts)
@@ -158,7 +167,7 @@ async def run_daemon(
             config, parts, load=load or (lambda: config), on_change=on_change, metrics=metrics
         )
         with _stopped_by_signals(stop, hurry), startup_objects_spared():
-            await _run_until_stopped(reloader, parts, stop, hurry, hangup)
+            await _run_until_stopped(reloader, parts, stop, hurry, hangup, metrics=metrics)
     log.info("stopped")
 
 
@@ -188,7 +197,13 @@ async def run_once(config: Config) -> PassResult:
 
 
 async def _run_until_stopped(
-    reloader: Reloader, parts: DaemonParts, stop: asyncio.Event, hurry: asyncio.Event, hangup: asyncio.Event
+    reloader: Reloader,
+    parts: DaemonParts,
+    stop: asyncio.Event,
+    hurry: asyncio.Event,
+    hangup: asyncio.Event,
+    *,
+    metrics: Metrics,
 ) -> None:
     config = reloader.config
     watch = DirectoryWatch([str(path) for path in config.broker.log_dirs])
@@ -197,6 +212,7 @@ async def _run_until_stopped(
         asyncio.create_task(_stop_on(stop, parts)),
         asyncio.create_task(reloader.run(hangup)),
         asyncio.create_task(_follow(watch, parts)),
+        asyncio.create_task(_measure_loop(metrics)),
         asyncio.create_task(_pass_hints(watch, parts)),
         asyncio.create_task(
             parts.controller.run(interval_seconds=config.cloud_storage_upload_ctrl_update_interval_ms / 1000)
@@ -304,6 +320,24 @@ def _report_retention(config: Config) -> None:
     )
 
 
+def _publish_facts(config: Config, metrics: Metrics) -> None:
+    """Show what is known from the start: versions, configuration, and prices where there are any."""
+    metrics.health.build.labels(__version__, platform.python_version()).set(1)
+    metrics.health.show_config(config_hash(config))
+    prices = LIST_PRICES.get(config.backend or "")
+    if prices is not None:
+        metrics.watch_cost(prices)
+
+
+async def _measure_loop(metrics: Metrics) -> None:
+    """Measure how late the event loop runs a timer, until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _LOOP_PROBE_SECONDS
+        await asyncio.sleep(_LOOP_PROBE_SECONDS)
+        metrics.durations.loop_lag.observe(max(0.0, loop.time() - due))
+
+
 def _measure_oldest_upload(metrics: Metrics, parts: DaemonParts) -> None:
     loop = asyncio.get_running_loop()
 
@@ -312,6 +346,8 @@ def _measure_oldest_upload(metrics: Metrics, parts: DaemonParts) -> None:
         return 0.0 if started is None else loop.time() - started
 
     metrics.oldest_upload_seconds.set_function(age_seconds)
+    metrics.store_in_flight.set_function(lambda: parts.archive.store.in_flight)
+    metrics.store_connections.set_function(lambda: parts.archive.store.concurrency)
 
 
 @contextmanager

@@ -102,6 +102,10 @@ class ResilientStore:
         self._trying = asyncio.Lock()
         self._limits = limits or StoreLimits()
         self._on_request = on_request
+        self.concurrency = self._limits.max_concurrent_requests
+        """How many requests may be under way at once."""
+        self.in_flight = 0
+        """Requests under way, each of which uses a connection."""
         # Jitter only spreads load, so it needs no secret randomness.
         self._random = random or Random()  # noqa: S311
         self._slots = asyncio.Semaphore(self._limits.max_concurrent_requests)
@@ -297,12 +301,14 @@ class ResilientStore:
     ) -> T:
         now = asyncio.get_running_loop().time
         begun, outcome, size_bytes, is_throttled = now(), "cancelled", 0, False
+        self.in_flight += 1
         try:
             result = await request()
             outcome, size_bytes = "ok", size_of(result)
         except TieringError as error:
             outcome = type(error).__name__
             is_throttled = isinstance(error, StorageUnavailable) and error.is_throttling
+            outcome = "throttled" if is_throttled else outcome
             raise
         except asyncio.CancelledError:
             # The deadline or the caller cut the request off, so its outcome is unknown.
@@ -310,6 +316,7 @@ class ResilientStore:
             outcome = "timeout" if now() >= operation.deadline else "cancelled"
             raise
         finally:
+            self.in_flight -= 1
             self._on_request(operation.name, outcome, now() - begun, size_bytes)
             for listener in self._listeners:
                 listener(is_throttled=is_throttled)
