@@ -204,6 +204,10 @@ class Daemon:
         found = self._parsed(json.dumps(name))
         return [one for one in found if one["event"] == name and fields.items() <= one.items()]
 
+    def url(self, path: str) -> str:
+        """Return the address of a page."""
+        return self._url + path
+
     def get(self, path: str) -> tuple[int, str]:
         """Return the status and the text of a page."""
         try:

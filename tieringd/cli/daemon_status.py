@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tieringd.config import Config
 
 _WAIT_SECONDS = 2.0
@@ -16,8 +18,21 @@ async def waiting(config: Config, topic: str) -> dict[int, str]:
     this daemon does not archive, are left out. If the daemon does not answer, the result is empty: commands
     show the archive without a daemon as well.
     """
+    found = await asked(config, "/status")
+    try:
+        return {
+            one["partition"]: one["fault"] or one["waits_because"]
+            for one in (found or {"partitions": ()})["partitions"]
+            if one["topic"] == topic and (one["fault"] or one["waits_because"])
+        }
+    except (KeyError, TypeError):
+        return {}  # Another program listens there.
+
+
+async def asked(config: Config, path: str) -> Any:
+    """Return the JSON of a page of the daemon of *config*; None if no daemon answers."""
     if not config.admin.enabled or config.admin.port == 0:
-        return {}
+        return None
     from aiohttp import ClientError, ClientSession, ClientTimeout  # noqa: PLC0415 a tenth of a second
 
     host = _ANY_ADDRESS.get(config.admin.host, config.admin.host)
@@ -25,14 +40,9 @@ async def waiting(config: Config, topic: str) -> dict[int, str]:
     try:
         async with (
             ClientSession(timeout=ClientTimeout(total=_WAIT_SECONDS)) as session,
-            session.get(f"http://{host}:{config.admin.port}/status") as response,
+            session.get(f"http://{host}:{config.admin.port}{path}") as response,
         ):
             response.raise_for_status()
-            found = await response.json()
-        return {
-            one["partition"]: one["fault"] or one["waits_because"]
-            for one in found["partitions"]
-            if one["topic"] == topic and (one["fault"] or one["waits_because"])
-        }
-    except (TimeoutError, ClientError, ValueError, KeyError, TypeError):
-        return {}  # No daemon listens there, or another program does.
+            return await response.json()
+    except (TimeoutError, ClientError, ValueError):
+        return None  # No daemon listens there, or another program does.

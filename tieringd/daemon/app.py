@@ -38,10 +38,13 @@ from tieringd.config.units import format_duration
 from tieringd.daemon.admin import serving
 from tieringd.daemon.assembly import DaemonParts, apply_config, assembled
 from tieringd.daemon.certificates import certificate_files
+from tieringd.daemon.overview import DaemonFacts, OverviewMaker
+from tieringd.daemon.recent_errors import RecentErrors, remembering
 from tieringd.errors import ConfigError, StorageUnavailable
 from tieringd.metrics import Metrics
 from tieringd.policies.prices import LIST_PRICES
 from tieringd.storage.at_once import cancelled
+from tieringd.storage.store_opening import bucket_name
 
 log = structlog.get_logger(__name__)
 
@@ -149,14 +152,31 @@ async def run_daemon(
         StorageError: The bucket does not exist, or the credentials are refused.
     """
     keep_arenas_few()
-    metrics = Metrics()
+    metrics, errors = Metrics(), RecentErrors()
+    facts = DaemonFacts(
+        f"{config.backend} {bucket_name(config)}" if config.backend else "none", config.broker.kind
+    )
     stop, hurry, hangup = asyncio.Event(), asyncio.Event(), asyncio.Event()
     # The start takes long where a store does not answer, and SIGHUP ends a process that has no handler
     # for it.
     async with (
         _on_hangup(hangup.set),
+        _remembering(errors),
         assembled(config, metrics) as parts,
-        serving(config.admin, metrics, parts.reconciler, parts.archive.gate),
+        serving(
+            config.admin,
+            metrics,
+            parts.reconciler,
+            parts.archive.gate,
+            OverviewMaker(
+                facts,
+                metrics=metrics,
+                reconciler=parts.reconciler,
+                store=parts.archive.store,
+                space=parts.disks.space,
+                errors=errors,
+            ),
+        ),
     ):
         _report_start(config, parts)
         _publish_facts(config, metrics)
@@ -348,6 +368,13 @@ def _measure_oldest_upload(metrics: Metrics, parts: DaemonParts) -> None:
     metrics.oldest_upload_seconds.set_function(age_seconds)
     metrics.store_in_flight.set_function(lambda: parts.archive.store.in_flight)
     metrics.store_connections.set_function(lambda: parts.archive.store.concurrency)
+
+
+@asynccontextmanager
+async def _remembering(errors: RecentErrors) -> AsyncIterator[None]:
+    """Remember warnings and errors for the time of the context."""
+    with remembering(errors):
+        yield
 
 
 @contextmanager

@@ -9,10 +9,11 @@ archives: Python runs one of the two at a time.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from prometheus_client import Counter
     from prometheus_client.metrics_core import Metric
 
-_RENDERED_AT_ONCE: Final = 250
+_RENDERED_AT_ONCE, _ADDED_AT_ONCE = 250, 500
 """Partitions between two pauses. A part takes less than a millisecond."""
 _PAUSE_SECONDS: Final = 0.0002
 
@@ -100,14 +101,19 @@ class PartitionTable(Collector):
 
     def __init__(self) -> None:
         self._figures: dict[TopicPartition, PartitionFigures] = {}
+        self._version = 0
+        self._sums: tuple[int, Sums] = -1, Sums()
+        """The last sums, with the version of the figures that they are of."""
 
     def show(self, partition: TopicPartition, figures: PartitionFigures) -> None:
         """Show *figures* from now on."""
         self._figures[partition] = figures
+        self._version += 1
 
     def forget(self, partition: TopicPartition) -> None:
         """Show nothing of *partition* any more."""
         self._figures.pop(partition, None)
+        self._version += 1
 
     def get(self, partition: TopicPartition) -> PartitionFigures | None:
         """Return the figures of a partition; None if it has none yet."""
@@ -117,21 +123,26 @@ class PartitionTable(Collector):
         """Return the figures of all partitions, as they are now."""
         return self._figures.copy()
 
-    def by_topic(self) -> dict[str, TopicFigures]:
-        """Return the sums of each topic."""
-        found: defaultdict[str, TopicFigures] = defaultdict(TopicFigures)
-        for partition, figures in self.known().items():
-            found[partition.topic].add(figures)
-        return found
+    def sums(self) -> Sums:
+        """Return the sums over all partitions; the same object again while no figure has changed. Blocks."""
+        version, sums = self._sums
+        if version != self._version:
+            version, sums = self._version, Sums()
+            for number, (partition, figures) in enumerate(self.known().items(), start=1):
+                sums.add(partition.topic, figures)
+                if number % _ADDED_AT_ONCE == 0:
+                    time.sleep(_PAUSE_SECONDS)
+            self._sums = version, sums
+        return sums
 
     def collect(self) -> Iterator[Metric]:
         """Yield a gauge for each field."""
         known = self.known()
-        for field, (name, meaning) in SERIES.items():
+        for one_field, (name, meaning) in SERIES.items():
             family = GaugeMetricFamily(name, meaning, labels=_label_names(name))
             for partition, figures in known.items():
                 labels = _label_values(name, partition)
-                family.add_metric(labels, getattr(figures, field))
+                family.add_metric(labels, getattr(figures, one_field))
             yield family
 
     def text(self) -> Iterator[str]:
@@ -140,33 +151,56 @@ class PartitionTable(Collector):
         # Names of topics need no escaping: Kafka takes letters, digits, dots, dashes and underscores.
         labels = [f'partition="{one.partition}",topic="{one.topic}"}} ' for one in known]
         values = list(known.values())
-        for field, (name, meaning) in SERIES.items():
+        for one_field, (name, meaning) in SERIES.items():
             yield f"# HELP {name} {meaning}\n# TYPE {name} gauge\n"
             begin = f'{name}{{namespace="kafka",' if _has_namespace(name) else f"{name}{{"
             for first in range(0, len(values), _RENDERED_AT_ONCE):
                 part = slice(first, first + _RENDERED_AT_ONCE)
                 yield "".join(
-                    f"{begin}{where}{_number(getattr(figures, field))}\n"
+                    f"{begin}{where}{_number(getattr(figures, one_field))}\n"
                     for where, figures in zip(labels[part], values[part], strict=True)
                 )
                 time.sleep(_PAUSE_SECONDS)
 
 
 @dataclass(slots=True)
-class TopicFigures:
+class TopicSums:
     """The sums of a topic's led partitions."""
 
-    partitions: int = 0
     archived_bytes: int = 0
     archived_segments: int = 0
     local_bytes: int = 0
 
-    def add(self, figures: PartitionFigures) -> None:
+
+@dataclass(slots=True)
+class Sums:
+    """The sums of all led partitions, and the worst of their times."""
+
+    pending_bytes: int = 0
+    pending_segments: int = 0
+    archived_bytes: int = 0
+    archived_segments: int = 0
+    local_bytes: int = 0
+    gap_offsets: int = 0
+    lag_seconds: float = 0.0
+    held_seconds: float = 0.0
+    seconds_to_loss: float = math.inf
+    """Of partitions in which something waits."""
+    topics: defaultdict[str, TopicSums] = field(default_factory=lambda: defaultdict(TopicSums))
+
+    def add(self, topic: str, figures: PartitionFigures) -> None:
         """Add one partition."""
-        self.partitions += 1
-        self.archived_bytes += figures.archived_bytes
-        self.archived_segments += figures.archived_segments
-        self.local_bytes += figures.local_bytes
+        self.pending_bytes += figures.pending_bytes
+        self.pending_segments += figures.pending_segments
+        self.gap_offsets += figures.gap_offsets
+        self.lag_seconds = max(self.lag_seconds, figures.lag_seconds)
+        self.held_seconds = max(self.held_seconds, figures.held_seconds)
+        if figures.pending_bytes:
+            self.seconds_to_loss = min(self.seconds_to_loss, figures.seconds_to_loss)
+        for sums in (self, self.topics[topic]):
+            sums.archived_bytes += figures.archived_bytes
+            sums.archived_segments += figures.archived_segments
+            sums.local_bytes += figures.local_bytes
 
 
 class LargestTopics(Collector):
@@ -199,15 +233,15 @@ class LargestTopics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the sizes of the largest topics; of equal ones the first by name."""
-        topics = self._table.by_topic()
+        topics = self._table.sums().topics
         largest = sorted(topics, key=lambda name: (-topics[name].archived_bytes, name))[: self._limit()]
-        for field, name, meaning in self._NAMES:
+        for one_field, name, meaning in self._NAMES:
             family = GaugeMetricFamily(
                 name, f"{meaning}; only the largest topics have series", labels=topic_labels(name)
             )
             for topic in largest:
                 labels = ("kafka", topic) if len(topic_labels(name)) > 1 else (topic,)
-                family.add_metric(labels, getattr(topics[topic], field))
+                family.add_metric(labels, getattr(topics[topic], one_field))
             yield family
 
 

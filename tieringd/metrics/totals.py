@@ -8,7 +8,6 @@ twice.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -86,53 +85,52 @@ class DaemonTotals(Collector):
         yield from self._gauges()
 
     def _gauges(self) -> Iterator[Metric]:
-        figures = self._metrics.partitions.known().values()
-        near = (one.seconds_to_loss for one in figures if one.pending_bytes)
+        sums = self._metrics.partitions.sums()
         for name, meaning, value in (
             (
                 "upload_pending_bytes",
                 "Bytes of closed, stable segments that are not durable yet, over all partitions",
-                sum(one.pending_bytes for one in figures),
+                sums.pending_bytes,
             ),
             (
                 "upload_pending_segments",
                 "Closed, stable segments that are not durable yet, over all partitions",
-                sum(one.pending_segments for one in figures),
+                sums.pending_segments,
             ),
             (
                 "upload_lag_seconds",
                 "Age of the oldest closed segment of any partition that is not durable yet",
-                max((one.lag_seconds for one in figures), default=0),
+                sums.lag_seconds,
             ),
             (
                 "seconds_to_loss",
                 "Time until the broker's retention deletes what is not durable; +Inf when it will not",
-                min(near, default=math.inf),
+                sums.seconds_to_loss,
             ),
             (
                 "held_by_transaction_seconds",
                 "Longest time that a closed segment of any partition has waited for an open transaction",
-                max((one.held_seconds for one in figures), default=0),
+                sums.held_seconds,
             ),
             (
                 "archive_bytes",
                 "Bytes that the archive holds of the led partitions",
-                sum(one.archived_bytes for one in figures),
+                sums.archived_bytes,
             ),
             (
                 "archive_segments",
                 "Segments that the archive holds of the led partitions",
-                sum(one.archived_segments for one in figures),
+                sums.archived_segments,
             ),
             (
                 "local_log_bytes",
                 "Bytes on the local disk of the led partitions",
-                sum(one.local_bytes for one in figures),
+                sums.local_bytes,
             ),
             (
                 "archive_gap_offsets",
                 "Offsets recorded as lost before they could be copied, over all led partitions",
-                sum(one.gap_offsets for one in figures),
+                sums.gap_offsets,
             ),
         ):
             yield GaugeMetricFamily(f"tieringd_daemon_{name}", meaning, value=value)
@@ -215,7 +213,7 @@ class StoreCost(Collector):
         cost.add_metric(("read",), prices.read_cost(reads))
         cost.add_metric(("write",), prices.write_cost(writes))
         yield cost
-        stored = sum(one.archived_bytes for one in self._metrics.partitions.known().values())
+        stored = self._metrics.partitions.sums().archived_bytes
         yield GaugeMetricFamily(
             "tieringd_store_storage_cost_dollars_per_day",
             "Estimate by list prices of what a day of storing the archive of the led partitions costs",

@@ -109,7 +109,7 @@ class ResilientStore:
         # Jitter only spreads load, so it needs no secret randomness.
         self._random = random or Random()  # noqa: S311
         self._slots = asyncio.Semaphore(self._limits.max_concurrent_requests)
-        self._put_starts: dict[object, float] = {}
+        self._put_starts: dict[_Operation, float] = {}
         self._succeeded_at = -math.inf
         self._is_back = asyncio.Event()
         self._listeners: list[Listener] = []
@@ -133,6 +133,18 @@ class ResilientStore:
     def oldest_put_started(self) -> float | None:
         """Return when the oldest put in flight got its first slot, in loop time; None without one."""
         return min(self._put_starts.values(), default=None)
+
+    def writes_in_flight(self, now: float) -> list[tuple[str, float, int]]:
+        """
+        Return key, age in seconds and attempts of each write under way, the oldest first.
+
+        *now* is in loop time. Any thread may ask.
+        """
+        writes = [
+            (operation.key, max(0.0, now - started), operation.attempts)
+            for operation, started in self._put_starts.copy().items()
+        ]
+        return sorted(writes, key=lambda one: -one[1])
 
     def set_limits(self, limits: StoreLimits) -> None:
         """Use *limits* from the next operation on. The number of concurrent requests stays unchanged."""

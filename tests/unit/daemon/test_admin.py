@@ -336,7 +336,7 @@ async def test_status_tells_the_problems(client, reconciler, writer):
 
 async def test_other_pages_are_not_found(client):
     """Nothing else is served, and nothing can be changed."""
-    assert (await text_of(client, "/"))[0] == 404
+    assert (await text_of(client, "/other"))[0] == 404
     async with client.post("/status") as response:
         assert response.status == 405
 
