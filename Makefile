@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The order of sets is a part of a simulated history: with another seed of hashes it is another history.
 export PYTHONHASHSEED := 0
 
-.PHONY: help install install-dev kafka azurite promtool dashboards class-data demo components test durations quick affected sim mutants hypothesis soak fuzz nightly coverage-map figures check format bench clean
+.PHONY: help install install-dev kafka azurite promtool dashboards metrics-reference class-data demo components test durations quick affected sim mutants hypothesis soak fuzz nightly coverage-map figures check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -38,6 +38,9 @@ azurite: .venv/.installed-dev ## Fetch Azurite through npm (into ~/.cache/tierin
 
 promtool: .venv/.installed-dev ## Fetch Prometheus and promtool from Debian's package (into ~/.cache/tieringd)
 	$(BIN)/python -m tests.support.promtool
+
+metrics-reference: .venv/.installed-dev ## Write docs/metrics_reference.md from the code
+	$(BIN)/python -m deploy.metrics_reference
 
 dashboards: .venv/.installed-dev ## Write deploy/grafana from its definition
 	$(BIN)/python -m deploy.grafana_dashboards

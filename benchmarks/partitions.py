@@ -17,7 +17,9 @@ import base64
 import os
 import tempfile
 import time
+import urllib.request
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -36,6 +38,7 @@ PARTITIONS = 10_000
 _PARTITIONS_PER_TOPIC = 100
 _IDLE_SECONDS, _QUICK_IDLE_SECONDS = 60, 20
 _ROLLS, _QUICK_ROLLS = 7, 3
+_PROBES, _SCRAPES = 50, 9
 _INTERVAL_SECONDS = 10
 """The default of `cloud_storage_reconciliation_interval_ms`."""
 _SETTLING_SECONDS = 2.5 * _INTERVAL_SECONDS
@@ -108,6 +111,9 @@ def measure_daemon(root: Path, *, idle_seconds: float, rolls: int) -> dict[str, 
         figures = measure_idle(daemon, seconds=idle_seconds)
         figures["start_seconds"] = start_seconds
         page, figures["metrics_page_seconds"] = _metrics_page(daemon)
+        figures["metrics_series"] = sum(not line.startswith("#") for line in page.splitlines())
+        figures["metrics_loop_ms"] = loop_stall_ms(daemon, "/metrics")
+        figures["partition_metrics_loop_ms"] = loop_stall_ms(daemon, "/metrics/partitions")
         assert _value(page, "tieringd_led_partitions") == PARTITIONS, "some partition is not archived"
         round_seconds = [_value(page, _ROUND_SECONDS)]
         if events.named(_NO_WATCHES):
@@ -124,6 +130,39 @@ def measure_daemon(root: Path, *, idle_seconds: float, rolls: int) -> dict[str, 
         "seen_after_seconds": max(seen),
         "seen_after_seconds_median": median(seen),
     }
+
+
+def loop_stall_ms(daemon: Daemon, path: str) -> float:
+    """
+    Return for how long a scrape of *path* keeps the event loop from other work, in milliseconds.
+
+    `/healthz` is asked again and again during a scrape: the loop answers it at once. The longest answer less
+    the usual one is the stall, with what the scrape's thread takes of the interpreter. The median of several
+    scrapes is returned, because the machine has other work as well.
+    """
+    usual = median(_health_seconds(daemon) for _ in range(_PROBES))
+    stalls = []
+    with ThreadPoolExecutor(1) as other:
+        for _ in range(_SCRAPES):
+            scrape = other.submit(_scrape, daemon, path)
+            longest = _health_seconds(daemon)
+            while not scrape.done():
+                longest = max(longest, _health_seconds(daemon))
+            stalls.append(longest - usual)
+    return 1000 * max(0.0, median(stalls))
+
+
+def _scrape(daemon: Daemon, path: str) -> None:
+    """Ask as Prometheus does: for a compressed page, on a thread that leaves the interpreter to the other."""
+    request = urllib.request.Request(daemon.url(path), headers={"Accept-Encoding": "gzip"})
+    with urllib.request.urlopen(request) as answer:
+        assert answer.read()
+
+
+def _health_seconds(daemon: Daemon) -> float:
+    before = time.monotonic()
+    daemon.get("/healthz")
+    return time.monotonic() - before
 
 
 def measure_idle(daemon: Daemon, *, seconds: float) -> dict[str, float]:

@@ -8,81 +8,15 @@ written, so that neither the daemon nor its command line needs the builder libra
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final
 
-from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacement, TooltipDisplayMode
-from grafana_foundation_sdk.models.dashboard import (
-    DashboardCursorSync,
-    DataSourceRef,
-    VariableOption,
-    VariableRefresh,
-    VariableSort,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-_Built = TypeVar("_Built", timeseries.Panel, stat.Panel)
+from deploy.grafana_panels import Board, Query, graph, number, rendered
 
 DIRECTORY: Final = Path(__file__).parent / "grafana"
-_SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
-_ROW_WIDTH, _PANEL_HEIGHT, _STAT_HEIGHT = 24, 8, 4
 _OF_TOPIC: Final = "{{topic}} {{partition}}"
 _EVENTS: Final = "or vector(0)"
 """Behind a sum of counters that have no series before their first event: nothing is then 0, and not empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """One line, or several with a label to tell them apart."""
-
-    expression: str
-    """`@`: the chosen instances; `#`: these and the chosen topic; `[~]`: the interval of a rate."""
-    legend: str = "{{instance}}"
-
-    @property
-    def text(self) -> str:
-        """Return the query as Grafana has it."""
-        chosen = 'job="tieringd",instance=~"$instance"'
-        of_topic = f'{chosen},topic="$topic"'
-        text = self.expression.replace("@", f"{{{chosen}}}").replace("#", f"{{{of_topic}}}")
-        return text.replace("[~]", "[$__rate_interval]")
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """A graph, or one number."""
-
-    title: str
-    unit: str
-    queries: Sequence[Query]
-    meaning: str = ""
-    """How to read the panel; Grafana shows it behind the title."""
-    is_number: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Board:
-    """One dashboard."""
-
-    name: str
-    title: str
-    panels: Sequence[Panel]
-    has_topic: bool = False
-
-
-def graph(title: str, unit: str, *queries: Query | str, meaning: str = "") -> Panel:
-    """Return a graph; a query that is only text has a line for each instance."""
-    return Panel(title, unit, [Query(one) if isinstance(one, str) else one for one in queries], meaning)
-
-
-def number(title: str, unit: str, expression: str, meaning: str = "") -> Panel:
-    """Return a single number."""
-    return Panel(title, unit, [Query(expression, title)], meaning, is_number=True)
 
 
 BOARDS: Final = (
@@ -95,8 +29,8 @@ BOARDS: Final = (
             number(
                 "Partitions in error",
                 "short",
-                "sum(tieringd_quarantined_partitions@) + sum(tieringd_fenced_partitions@)",
-                "Corrupt local data, or archived by another daemon.",
+                "sum(tieringd_partitions_in_fault@)",
+                "Partitions in error, below, has the kinds of faults.",
             ),
             number("Topics paused", "short", "sum(tieringd_paused_topics@)"),
             number("Oldest wait", "s", "max(tieringd_daemon_upload_lag_seconds@)"),
@@ -111,7 +45,7 @@ BOARDS: Final = (
             graph(
                 "Segments waiting",
                 "short",
-                Query("sum by (instance) (tieringd_upload_pending_segments@)"),
+                "tieringd_daemon_upload_pending_segments@",
             ),
             graph("Oldest wait", "s", "tieringd_daemon_upload_lag_seconds@"),
             graph(
@@ -122,9 +56,27 @@ BOARDS: Final = (
             ),
             graph("Held by pins only", "bytes", "tieringd_pinned_bytes@"),
             graph(
-                "Uploads, the ten largest topics",
-                "Bps",
-                Query("topk(10, sum by (topic) (rate(tieringd_upload_bytes_total@[~])))", "{{topic}}"),
+                "Partitions in error",
+                "short",
+                Query("sum by (fault) (tieringd_partitions_in_fault@)", "{{fault}}"),
+            ),
+            graph(
+                "Archived, the ten largest topics",
+                "bytes",
+                Query("topk(10, sum by (topic) (tieringd_topic_archive_bytes@))", "{{topic}}"),
+            ),
+            graph(
+                "Archived and local",
+                "bytes",
+                Query("sum(tieringd_daemon_archive_bytes@)", "in the archive"),
+                Query("sum(tieringd_daemon_local_log_bytes@)", "on local disks"),
+                meaning="Of partitions that a daemon leads.",
+            ),
+            graph("Uploaded", "Bps", "rate(tieringd_daemon_upload_bytes_total@[~])"),
+            graph(
+                "Steps that are tried again",
+                "ops",
+                "rate(tieringd_daemon_upload_failures_total@[~])",
             ),
             graph("Failed store requests", "reqps", "rate(tieringd_daemon_store_failures_total@[~])"),
             graph(
@@ -135,17 +87,54 @@ BOARDS: Final = (
             graph("Memory", "bytes", "process_resident_memory_bytes@"),
             graph("Processor", "percentunit", "rate(process_cpu_seconds_total@[~])"),
             graph("Descriptors", "short", "process_open_fds@"),
+            graph(
+                "Lag of the event loop, 99 of 100",
+                "s",
+                Query(
+                    "histogram_quantile(0.99, "
+                    "sum by (le, instance) (rate(tieringd_event_loop_lag_seconds_bucket@[~])))"
+                ),
+            ),
+            graph(
+                "Configurations",
+                "short",
+                Query("count by (hash) (tieringd_config_info@)", "{{hash}}"),
+                meaning="Brokers that are configured alike have the same hash.",
+            ),
+            graph(
+                "Versions",
+                "short",
+                Query("count by (version) (tieringd_build_info@)", "{{version}}"),
+            ),
         ],
     ),
     Board(
         "uploads",
         "tieringd: uploads",
         [
-            graph("Uploaded", "Bps", "sum by (instance) (rate(tieringd_upload_bytes_total@[~]))"),
-            graph("Segments made durable", "ops", "sum by (instance) (rate(tieringd_uploads_total@[~]))"),
-            graph("Manifests stored", "ops", "sum by (instance) (rate(tieringd_manifest_commits_total@[~]))"),
+            graph("Uploaded", "Bps", "sum by (instance) (rate(tieringd_daemon_upload_bytes_total@[~]))"),
+            graph(
+                "Segments made durable", "ops", "sum by (instance) (rate(tieringd_daemon_uploads_total@[~]))"
+            ),
+            graph(
+                "Manifests stored",
+                "ops",
+                "sum by (instance) (rate(tieringd_daemon_manifest_commits_total@[~]))",
+            ),
             graph("Steps that failed", "ops", "rate(tieringd_daemon_upload_failures_total@[~])"),
             graph("Oldest upload in flight", "s", "tieringd_oldest_upload_in_flight_seconds@"),
+            *(
+                graph(
+                    f"From closed to durable, {share}",
+                    "s",
+                    Query(
+                        f"histogram_quantile({quantile}, "
+                        "sum by (le) (rate(tieringd_upload_durable_seconds_bucket@[~])))",
+                        "all",
+                    ),
+                )
+                for share, quantile in (("half", 0.5), ("99 of 100", 0.99))
+            ),
             graph("Backlog", "bytes", "tieringd_upload_backlog_bytes@"),
             graph("Shares", "short", "tieringd_upload_shares@", meaning="In thousandths; 1000 is no brake."),
             graph("Error of the controller", "short", "tieringd_upload_controller_error@"),
@@ -157,36 +146,61 @@ BOARDS: Final = (
             ),
             graph("Partitions led, of all", "percentunit", "tieringd_upload_share_ratio@"),
             graph("Held by a transaction", "s", "tieringd_daemon_held_by_transaction_seconds@"),
-            graph("Trimmed", "Bps", Query(f"sum(rate(tieringd_trimmed_bytes_total@[~])) {_EVENTS}", "all")),
+        ],
+    ),
+    Board(
+        "deletes",
+        "tieringd: deletes",
+        [
+            graph("Trimmed from local logs", "Bps", "rate(tieringd_daemon_trimmed_bytes_total@[~])"),
+            graph("Segments trimmed", "ops", "rate(tieringd_daemon_trimmed_segments_total@[~])"),
             graph("Trims refused", "ops", "rate(tieringd_daemon_trims_denied_total@[~])"),
+            graph("Past total retention", "Bps", "rate(tieringd_daemon_archive_expired_bytes_total@[~])"),
+            graph(
+                "Segments past retention", "ops", "rate(tieringd_daemon_archive_expired_segments_total@[~])"
+            ),
+            graph(
+                "Segments whose objects were deleted",
+                "ops",
+                "rate(tieringd_daemon_archive_deleted_segments_total@[~])",
+                meaning="It follows the segments past retention after archive_delete_delay_ms.",
+            ),
+            graph("Topics purged", "ops", "rate(tieringd_archive_purged_topics_total@[~])"),
+            graph("Objects purged", "ops", "rate(tieringd_archive_purged_objects_total@[~])"),
+            graph(
+                "Orphans",
+                "ops",
+                Query("sum(rate(tieringd_scrub_quarantined_objects_total@[~]))", "put into quarantine"),
+                Query("sum(rate(tieringd_scrub_deleted_objects_total@[~]))", "deleted"),
+            ),
+            graph(
+                "Losses",
+                "short",
+                Query("sum(tieringd_daemon_archive_gap_offsets@)", "offsets in gaps"),
+                Query("sum(tieringd_pins_given_up_total@)", "pins given up"),
+            ),
         ],
     ),
     Board(
         "archive",
-        "tieringd: archive",
+        "tieringd: archive and scrub",
         [
             graph("Topics", "short", Query("max by (lifecycle) (tieringd_archive_topics@)", "{{lifecycle}}")),
-            graph(
-                "Past total retention",
-                "Bps",
-                Query(f"sum(rate(tieringd_archive_expired_bytes_total@[~])) {_EVENTS}", "all topics"),
-            ),
-            graph(
-                "Segments deleted",
-                "ops",
-                Query(f"sum(rate(tieringd_archive_deleted_segments_total@[~])) {_EVENTS}", "all topics"),
-            ),
-            graph("Objects purged", "ops", "rate(tieringd_archive_purged_objects_total@[~])"),
+            graph("Segments", "short", "tieringd_daemon_archive_segments@"),
             graph(
                 "Merged",
                 "Bps",
-                Query(f"sum(rate(tieringd_archive_merged_bytes_total@[~])) {_EVENTS}", "all topics"),
+                Query(f"sum(rate(tieringd_daemon_archive_merged_bytes_total@[~])) {_EVENTS}", "all topics"),
             ),
             graph(
                 "Compacted",
                 "Bps",
-                Query(f"sum(rate(tieringd_archive_compacted_bytes_before_total@[~])) {_EVENTS}", "before"),
-                Query(f"sum(rate(tieringd_archive_compacted_bytes_after_total@[~])) {_EVENTS}", "after"),
+                Query(
+                    f"sum(rate(tieringd_daemon_archive_compacted_bytes_before_total@[~])) {_EVENTS}", "before"
+                ),
+                Query(
+                    f"sum(rate(tieringd_daemon_archive_compacted_bytes_after_total@[~])) {_EVENTS}", "after"
+                ),
             ),
             graph(
                 "Housekeeping", "short", Query("sum by (state) (tieringd_housekeeping_state@)", "{{state}}")
@@ -211,8 +225,8 @@ BOARDS: Final = (
         ],
     ),
     Board(
-        "reads",
-        "tieringd: reads and gateway",
+        "gateway",
+        "tieringd: gateway",
         [
             graph("Clients", "short", "tieringd_gateway_connections@"),
             graph("Clients refused", "ops", "rate(tieringd_gateway_refused_connections_total@[~])"),
@@ -227,6 +241,24 @@ BOARDS: Final = (
                 Query("sum(rate(tieringd_gateway_delayed_answers_total@[~]))", "followed by a wait"),
             ),
             graph("Memory of connections", "bytes", "tieringd_gateway_buffered_bytes@"),
+            *(
+                graph(
+                    f"Answer of the archive, {share}",
+                    "s",
+                    Query(
+                        f"histogram_quantile({quantile}, "
+                        "sum by (le) (rate(tieringd_gateway_archived_answer_seconds_bucket@[~])))",
+                        "all",
+                    ),
+                )
+                for share, quantile in (("half", 0.5), ("99 of 100", 0.99))
+            ),
+        ],
+    ),
+    Board(
+        "reads",
+        "tieringd: reads and cache",
+        [
             graph(
                 "Requests to the cache",
                 "ops",
@@ -244,6 +276,18 @@ BOARDS: Final = (
                 "bytes",
                 Query("tieringd_cache_bytes@", "{{instance}} holds"),
                 Query("tieringd_cache_limit_bytes@", "{{instance}} may hold"),
+            ),
+            *(
+                graph(
+                    f"Hydration, {share}",
+                    "s",
+                    Query(
+                        f"histogram_quantile({quantile}, "
+                        "sum by (le, kind) (rate(tieringd_cache_hydration_seconds_bucket@[~])))",
+                        "{{kind}}",
+                    ),
+                )
+                for share, quantile in (("half", 0.5), ("99 of 100", 0.99))
             ),
             graph("Evicted", "Bps", "rate(tieringd_cache_evicted_bytes_total@[~])"),
             graph("Downloads under way", "short", "tieringd_cache_hydrations_in_progress@"),
@@ -294,6 +338,29 @@ BOARDS: Final = (
                 Query("sum by (operation) (increase(tieringd_store_requests_total@[1d]))", "{{operation}}"),
                 meaning="Each attempt counts, as it does on the bill.",
             ),
+            graph(
+                "Slowdowns",
+                "reqps",
+                Query(
+                    f'sum(rate(tieringd_store_requests_total{{outcome="throttled",$}}[~])) {_EVENTS}',
+                    "asked for by the store",
+                ),
+            ),
+            graph(
+                "Connections in use",
+                "percentunit",
+                "tieringd_store_requests_in_flight@ / tieringd_store_connections_limit@",
+            ),
+            graph(
+                "Money a day",
+                "currencyUSD",
+                Query(
+                    f"sum by (kind) (increase(tieringd_store_request_cost_dollars_total@[1d])) {_EVENTS}",
+                    "requests, {{kind}}",
+                ),
+                Query(f"sum(tieringd_store_storage_cost_dollars_per_day@) {_EVENTS}", "storage"),
+                meaning="By list prices, where the store has some; transfer is not included.",
+            ),
             graph("This host's clock, ahead of the store's", "s", "tieringd_host_clock_error_seconds@"),
         ],
     ),
@@ -327,7 +394,10 @@ BOARDS: Final = (
             graph(
                 "Asked for by the space manager",
                 "Bps",
-                Query(f"sum(rate(tieringd_space_planned_bytes_total@[~])) {_EVENTS}", "all phases"),
+                Query(
+                    f"sum by (phase) (rate(tieringd_space_planned_bytes_total@[~])) {_EVENTS}", "{{phase}}"
+                ),
+                meaning="By phase. Phases after the second: the disks are too small for the local targets.",
             ),
             graph(
                 "Cache",
@@ -340,6 +410,11 @@ BOARDS: Final = (
                 "bytes",
                 Query("tieringd_pinned_bytes@", "{{instance}}"),
                 Query("tieringd_stray_pin_bytes@", "{{instance}} stray"),
+            ),
+            graph(
+                "Pins can be made",
+                "bool_yes_no",
+                Query("tieringd_pins_available@ or vector(0)", "{{instance}} {{log_dir}}"),
             ),
             graph("Pins that failed", "ops", "rate(tieringd_pin_failures_total@[~])"),
             graph(
@@ -365,6 +440,10 @@ BOARDS: Final = (
             ),
             graph("Seconds to loss", "s", Query("clamp_max(tieringd_seconds_to_loss#, 31536000)", _OF_TOPIC)),
             graph("Offsets not archived yet", "short", Query("vectorized_ntp_archiver_pending#", _OF_TOPIC)),
+            graph("Archived", "bytes", Query("tieringd_archive_bytes#", _OF_TOPIC)),
+            graph("Archived segments", "short", Query("tieringd_archive_segments#", _OF_TOPIC)),
+            graph("On the local disk", "bytes", Query("tieringd_local_log_bytes#", _OF_TOPIC)),
+            graph("First local offset", "none", Query("tieringd_local_log_start_offset#", _OF_TOPIC)),
             graph("First archived offset", "none", Query("tieringd_archive_start_offset#", _OF_TOPIC)),
             graph("Archived up to", "none", Query("tieringd_archive_next_offset#", _OF_TOPIC)),
             graph("Offsets lost", "short", Query("tieringd_archive_gap_offsets#", _OF_TOPIC)),
@@ -383,89 +462,10 @@ BOARDS: Final = (
             ),
         ],
         has_topic=True,
+        meaning="This dashboard needs the metrics of partitions: the job tieringd-partitions, which "
+        "`tieringd generate scrape-config --partitions` prints.",
     ),
 )
-
-
-def rendered(board: Board) -> str:
-    """Return the dashboard as the JSON that Grafana imports."""
-    built = (
-        dashboard.Dashboard(board.title)
-        .uid(f"tieringd-{board.name}")
-        .tags(["tieringd", "kafka"])
-        .editable()
-        .tooltip(DashboardCursorSync.CROSSHAIR)
-        .time("now-6h", "now")
-        .refresh("1m")
-        .timezone("browser")
-        .link(
-            dashboard.DashboardLink("tieringd")
-            .as_dropdown(True)
-            .tags(["tieringd"])
-            .keep_time(True)
-            .include_vars(True)
-        )
-        .with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
-        .with_variable(
-            _variable("instance", "Broker", "tieringd_ready")
-            .multi(True)
-            .include_all(True)
-            .current(VariableOption(selected=True, text="All", value="$__all"))
-        )
-    )
-    if board.has_topic:
-        built = built.with_variable(_variable("topic", "Topic", "tieringd_archive_next_offset"))
-    for panel in board.panels:
-        built = built.with_panel(_number(panel) if panel.is_number else _graph(panel))
-    return JSONEncoder(sort_keys=True, indent=2).encode(built.build()) + "\n"
-
-
-def _variable(label: str, title: str, metric: str) -> dashboard.QueryVariable:
-    return (
-        dashboard.QueryVariable(label)
-        .label(title)
-        .datasource(_SOURCE)
-        .query(f'label_values({metric}{{job="tieringd"}}, {label})')
-        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
-        .sort(VariableSort.ALPHABETICAL_ASC)
-    )
-
-
-def _graph(panel: Panel) -> timeseries.Panel:
-    legend = (
-        common.VizLegendOptions()
-        .show_legend(True)
-        .display_mode(LegendDisplayMode.LIST)
-        .placement(LegendPlacement.BOTTOM)
-        .calcs([])
-    )
-    built = (
-        timeseries.Panel()
-        .legend(legend)
-        .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
-        .axis_soft_min(0)
-        .fill_opacity(10)
-        .span(_ROW_WIDTH // 3)
-        .height(_PANEL_HEIGHT)
-    )
-    return _filled(built, panel)
-
-
-def _number(panel: Panel) -> stat.Panel:
-    return _filled(stat.Panel().span(_ROW_WIDTH // 6).height(_STAT_HEIGHT), panel)
-
-
-def _filled(built: _Built, panel: Panel) -> _Built:
-    built = built.title(panel.title).description(panel.meaning).unit(panel.unit).datasource(_SOURCE)
-    for number_of, query in enumerate(panel.queries):
-        built = built.with_target(
-            prometheus.Dataquery()
-            .expr(query.text)
-            .legend_format(query.legend)
-            .ref_id(chr(ord("A") + number_of))
-            .range()
-        )
-    return built
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from tieringd.model.partition import Leadership
 
 if TYPE_CHECKING:
     from tests.fakes.log_writer import LogWriter
-    from tieringd.archiving.reconciler import PartitionStatus
+    from tieringd.archiving.partition_status import PartitionStatus
 
 INTERVAL_SECONDS = 10
 

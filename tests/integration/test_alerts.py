@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from deploy.metrics_reference import complete_metrics, families
 from tests.support.promtool import require_promtool
 from tieringd.cli.main import COMMANDS, app, loaded_command
-from tieringd.metrics import Metrics
-from tieringd.metrics.gateway import GatewayCollector
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yml"
 DIRECTORY = {"directory": "/var/lib/kafka/data"}
@@ -506,23 +504,9 @@ def test_every_alert_has_a_case():
 
 
 def exported() -> dict[str, set[str]]:
-    """Return the labels of every metric, by the name that a query uses."""
-    registry = CollectorRegistry()
-    metrics = Metrics(registry)
-    groups = [getattr(value, "all", (value,)) for value in vars(metrics).values()]
-    labelled = [one for group in groups for one in group if hasattr(one, "_labelnames")]
-    counted = {family.name for family in registry.collect() if family.type == "counter"}
-    totals = {family.name for family in registry.collect() if family.name.startswith("tieringd_daemon_")}
-    own = {one._name: set(one._labelnames) for one in labelled} | {name: set() for name in totals}
-    own |= {f"tieringd_gateway_{name}": set() for name in GatewayCollector.COUNTERS}
-    counted |= {f"tieringd_gateway_{name}" for name in GatewayCollector.COUNTERS}
-    return {f"{name}_total" if name in counted else name: labels for name, labels in own.items()} | {
-        "tieringd_ready": {"reason"},
-        "tieringd_gateway_connections": set(),
-        "tieringd_store_credentials_expiry_timestamp_seconds": set(),
-        "tieringd_gateway_buffered_bytes": set(),
-        "tieringd_certificate_expiry_timestamp_seconds": {"file"},
-    }
+    """Return the labels of every metric of the default page, by the name that a query uses."""
+    found = families(complete_metrics().default_page)
+    return {name: set(labels) for name, (_, labels, _) in found.items()}
 
 
 @pytest.mark.parametrize("rule", rules().values(), ids=lambda rule: rule["alert"])

@@ -11,9 +11,10 @@ import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from deploy.grafana_dashboards import BOARDS, rendered
+from deploy.grafana_dashboards import BOARDS
+from deploy.grafana_panels import rendered
+from deploy.metrics_reference import labels_by_name
 from tests.e2e.log_files import RECORDS, write_partition
-from tests.integration.test_alerts import PLAIN_METRICS, exported
 from tests.support.daemon import Daemon, directory_config, running_daemon, write_config
 from tests.support.prometheus import running_prometheus
 
@@ -57,7 +58,9 @@ def prometheus(tmp_path_factory):
         with running_daemon(write_config(root / "gateway.yaml", endpoint), start=Endpoint) as gateway:
             targets = [f"127.0.0.1:{one.admin_port}" for one in (daemon, gateway)]
             with running_prometheus(root / "prometheus", targets) as prometheus:
-                prometheus.until(lambda: len(prometheus.query("up == 1")) == len(targets), "both are scraped")
+                prometheus.until(
+                    lambda: len(prometheus.query("up == 1")) == 2 * len(targets), "both are scraped"
+                )
                 (listening,) = gateway.events("archive endpoint listens")
                 assert read_all(f"127.0.0.1:{listening['port']}") == 6 * RECORDS
                 prometheus.until(
@@ -101,8 +104,7 @@ def filled(expression):
 @pytest.mark.parametrize(("board", "title", "expression"), PANELS)
 def test_query_of_a_panel_finds_something(prometheus, board, title, expression):
     """None fails and none is empty, and each asks for what is exported, by its own labels."""
-    known = exported() | {name: set() for name in (*PLAIN_METRICS, "process_resident_memory_bytes")}
-    known |= {"process_cpu_seconds_total": set(), "vectorized_ntp_archiver_pending": {"topic"}}
+    known = labels_by_name()
     asked = re.findall(r"\b((?:tieringd|process|vectorized)_[a-z_]+)", expression)
     assert asked
     for name in asked:

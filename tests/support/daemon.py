@@ -204,6 +204,10 @@ class Daemon:
         found = self._parsed(json.dumps(name))
         return [one for one in found if one["event"] == name and fields.items() <= one.items()]
 
+    def url(self, path: str) -> str:
+        """Return the address of a page."""
+        return self._url + path
+
     def get(self, path: str) -> tuple[int, str]:
         """Return the status and the text of a page."""
         try:
@@ -225,7 +229,8 @@ class Daemon:
     def metric(self, name: str, **labels: str) -> float | None:
         """Return the sum of a metric's samples with these labels; None without any."""
         # Only the lines of this metric are parsed. To parse the whole page would take most of a poll.
-        lines = [line for line in self.get("/metrics")[1].splitlines() if line.startswith(name)]
+        pages = [self.get(path)[1] for path in ("/metrics", "/metrics/partitions")]
+        lines = [line for page in pages for line in page.splitlines() if line.startswith(name)]
         families = text_string_to_metric_families("\n".join([*lines, ""]))
         values = [
             sample.value

@@ -73,7 +73,10 @@ def running_prometheus(
     config = {
         "global": {"scrape_interval": _SCRAPE_INTERVAL, "evaluation_interval": _SCRAPE_INTERVAL},
         "rule_files": [str(one) for one in rules],
-        "scrape_configs": [{"job_name": "tieringd", "static_configs": [{"targets": list(targets)}]}],
+        "scrape_configs": [
+            {"job_name": job, "metrics_path": path, "static_configs": [{"targets": list(targets)}]}
+            for job, path in (("tieringd", "/metrics"), ("tieringd-partitions", "/metrics/partitions"))
+        ],
     }
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "prometheus.yml"

@@ -14,7 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.certificate import key_and_certificate
 from tieringd.metrics import Metrics
 from tieringd.metrics.gateway import GatewayCollector
+from tieringd.metrics.partitions import SERIES, PartitionFigures
 from tieringd.model.partition import TopicPartition
+from tieringd.policies.prices import Prices
 
 GONE, KEPT = TopicPartition("orders", 12), TopicPartition("orders", 4)
 PROCESS_NAMES = {
@@ -25,15 +27,7 @@ PROCESS_NAMES = {
     "process_open_fds",
     "process_max_fds",
 }
-REDPANDA_NAMES = {
-    "vectorized_ntp_archiver_pending",
-    "redpanda_storage_disk_total_bytes",
-    "redpanda_storage_disk_free_bytes",
-    "redpanda_storage_disk_free_space_alert",
-    "redpanda_storage_cache_disk_total_bytes",
-    "redpanda_storage_cache_disk_free_bytes",
-    "redpanda_storage_cache_disk_free_space_alert",
-}
+REDPANDA_NAMES = ("vectorized_ntp_archiver_pending", "redpanda_storage_", "redpanda_cloud_")
 
 
 def labels_of(metric) -> set[str]:
@@ -62,10 +56,8 @@ def test_every_metric_is_in_the_registry_under_a_name_of_ours():
     collected = list(metrics.registry.collect())
     families = [family for family in collected if family.name not in PROCESS_NAMES]
     assert {family.name for family in collected} >= PROCESS_NAMES
-    totals = [family for family in families if family.name.startswith("tieringd_daemon_")]
-    assert len(families) == len(all_of(metrics)) + len(totals)
     for family in families:
-        assert family.name in REDPANDA_NAMES or re.fullmatch(r"tieringd_[a-z_]+", family.name)
+        assert family.name.startswith(REDPANDA_NAMES) or re.fullmatch(r"tieringd_[a-z_]+", family.name)
         assert len(family.documentation) > 10
 
 
@@ -93,42 +85,153 @@ def test_metrics_go_to_the_registry_they_are_given():
     assert registry.get_sample_value("tieringd_led_partitions") == 7
 
 
-def partition_gauges(metrics: Metrics) -> list[Gauge]:
-    return [one for one in all_of(metrics) if "partition" in labels_of(one)]
-
-
-def series(metric: Gauge, partition: TopicPartition) -> Gauge:
-    values = {"namespace": "kafka", "topic": partition.topic, "partition": str(partition.partition)}
-    return metric.labels(**{name: values[name] for name in metric._labelnames})
-
-
 def test_forgotten_partition_leaves_no_series_of_any_gauge():
     """All series of the partition go, whichever gauge they belong to; its neighbour's stay as they are."""
     metrics = Metrics()
-    for gauge in partition_gauges(metrics):
-        series(gauge, GONE).set(1)
-        series(gauge, KEPT).set(2)
+    metrics.partitions.show(GONE, figures(1))
+    metrics.partitions.show(KEPT, figures(2))
     metrics.forget_partition(GONE)
     left = {key: value for key, value in samples(metrics).items() if dict(key[1]).get("partition")}
     assert {dict(labels)["partition"] for _, labels in left} == {"4"}
-    assert list(left.values()) == [2] * len(partition_gauges(metrics))
+    assert list(left.values()) == [2] * len(SERIES)
     assert len(left) > 3
 
 
-def test_series_of_a_partition_are_forgotten_by_name():
-    """Loss and holds go with the partition: a gauge that stays would alert for ever."""
+def figures(value: int) -> PartitionFigures:
+    """Return figures that are all the same."""
+    return PartitionFigures(**dict.fromkeys(SERIES, value))
+
+
+def test_text_of_the_partitions_is_what_the_library_would_write():
+    """It is made by hand because there is much of it; every name, label and number is the same."""
     metrics = Metrics()
-    metrics.seconds_to_loss.labels("orders", "12").set(0)
-    metrics.held_seconds.labels("orders", "12").set(3600)
-    metrics.forget_partition(GONE)
-    assert not [name for name, labels in samples(metrics) if ("partition", "12") in labels]
+    metrics.partitions.show(GONE, PartitionFigures(lag_seconds=1.5, pending_bytes=10**15, held_seconds=0.1))
+    metrics.partitions.show(TopicPartition("a.topic_with-all", 0), PartitionFigures(seconds_to_loss=0))
+    text = "".join(metrics.partitions.text())
+    registry = CollectorRegistry()
+    registry.register(metrics.partitions)
+
+    def parsed(page: str) -> list[tuple]:
+        return [
+            (
+                family.name,
+                family.documentation,
+                family.type,
+                sorted((sorted(one.labels.items()), float(one.value)) for one in family.samples),
+            )
+            for family in text_string_to_metric_families(page)
+        ]
+
+    assert parsed(text) == parsed(generate_latest(registry).decode())
+    assert 'tieringd_seconds_to_loss{partition="12",topic="orders"} +Inf' in text
+
+
+def test_default_page_of_ten_thousand_partitions_has_under_two_thousand_series():
+    """In a thousand topics, each with every counter; the number does not grow with topics or partitions."""
+    pages = []
+    for topics in (100, 1000):
+        metrics = Metrics()
+        for number in range(topics):
+            for partition in range(10_000 // topics):
+                metrics.partitions.show(TopicPartition(f"topic{number}", partition), figures(number))
+            for counter in topic_counters(metrics):
+                others = dict.fromkeys(labels_of(counter) - {"topic"}, "x")
+                counter.labels(**{"topic": f"topic{number}"} | others).inc()
+        page = generate_latest(metrics.default_page).decode()
+        pages.append([line for line in page.splitlines() if not line.startswith("#")])
+    few, many = map(len, pages)
+    assert few == many < 2000
+    topics = {line.split('topic="')[1].split('"')[0] for line in pages[1] if 'topic="' in line}
+    assert topics == {f"topic{number}" for number in range(950, 1000)}, "the largest topics"
+
+
+def topic_counters(metrics: Metrics) -> list[Counter]:
+    return [one for one in all_of(metrics) if isinstance(one, Counter) and "topic" in labels_of(one)]
+
+
+def test_sizes_of_a_topic_are_the_sums_of_its_partitions_under_both_names():
+    """Redpanda's dashboards ask by their own names and labels."""
+    metrics = Metrics()
+    for number in range(3):
+        metrics.partitions.show(
+            TopicPartition("orders", number),
+            PartitionFigures(archived_bytes=5, archived_segments=2, local_bytes=1),
+        )
+    metrics.upload_bytes.labels("orders").inc(7)
+    found = samples(metrics)
+    ours = (("topic", "orders"),)
+    theirs = (("redpanda_namespace", "kafka"), ("redpanda_topic", "orders"))
+    assert found["tieringd_topic_archive_bytes", ours] == 15
+    assert found["tieringd_topic_archive_segments", ours] == 6
+    assert found["tieringd_topic_local_bytes", ours] == 3
+    assert found["redpanda_cloud_storage_cloud_log_size", theirs] == 15
+    assert found["redpanda_cloud_storage_segments", theirs] == 6
+    assert found["redpanda_cloud_storage_uploaded_bytes", theirs] == 7
+
+
+def test_number_of_topics_with_series_can_be_chosen():
+    """None at all is a choice as well."""
+    metrics = Metrics()
+    for name in ("a", "b", "c"):
+        metrics.partitions.show(TopicPartition(name, 0), PartitionFigures(archived_bytes=1))
+    for count in (2, 0):
+        metrics.max_topics = count
+        topics = {
+            dict(labels).get("topic")
+            for name, labels in samples(metrics)
+            if name.startswith("tieringd_topic")
+        }
+        assert topics == set("ab"[:count])
+
+
+def test_redpandas_totals_are_what_ours_are():
+    """Counters have no `_total` where Redpanda has none, and errors have a direction."""
+    metrics = Metrics()
+    for operation, outcome in (
+        ("put", "ok"),
+        ("get", "ok"),
+        ("get_range", "StoreFull"),
+        ("put", "StoreFull"),
+    ):
+        metrics.record_store_request(operation, outcome, 0.1, 1)
+    metrics.record_store_request("get", "ObjectNotFound", 0.1, 1)
+    metrics.cache.hits.labels("chunk").inc(3)
+    found = samples(metrics)
+    assert found["redpanda_cloud_storage_cache_op_hit", ()] == 3
+    assert found["redpanda_cloud_client_uploads", ()] == 1
+    assert found["redpanda_cloud_client_downloads", ()] == 1
+    assert found["redpanda_cloud_client_not_found", ()] == 1
+    for direction in ("rx", "tx"):
+        assert found["redpanda_cloud_storage_errors_total", (("redpanda_direction", direction),)] == 1
+
+
+def test_cost_of_the_store_is_what_its_prices_say():
+    """Every attempt counts, a listing costs as a write does, and a day of storage is a part of a month."""
+    metrics = Metrics()
+    for operation in ("put", "put", "list_page", "get", "head"):
+        metrics.record_store_request(operation, "ok", 0.1, 1)
+    metrics.partitions.show(KEPT, PartitionFigures(archived_bytes=3 << 30))
+    assert not [name for name, _ in samples(metrics) if "dollars" in name], "without prices there is none"
+    metrics.watch_cost(Prices("", "USD", storage_gib_month=10, writes_1000=1000, reads_1000=500))
+    found = samples(metrics)
+    assert found["tieringd_store_request_cost_dollars_total", (("kind", "write"),)] == 3
+    assert found["tieringd_store_request_cost_dollars_total", (("kind", "read"),)] == 1
+    assert found["tieringd_store_storage_cost_dollars_per_day", ()] == pytest.approx(1)
+
+
+def test_only_the_configuration_in_use_is_shown():
+    """After a reload the hash before it has no series."""
+    metrics = Metrics()
+    metrics.health.show_config("one")
+    metrics.health.show_config("two")
+    assert [labels for name, labels in samples(metrics) if name == "tieringd_config_info"] == [
+        (("hash", "two"),)
+    ]
 
 
 @pytest.mark.parametrize(
     ("field", "name", "labels"),
     [
-        ("seconds_to_loss", "tieringd_seconds_to_loss", {"topic", "partition"}),
-        ("held_seconds", "tieringd_upload_held_by_transaction_seconds", {"topic", "partition"}),
         ("followed_partitions", "tieringd_followed_partitions", set()),
         ("upload_share", "tieringd_upload_share_ratio", set()),
         ("paused_topics", "tieringd_paused_topics", set()),
@@ -181,18 +284,18 @@ def test_metrics_without_labels_begin_at_zero():
     totals = {name: value for (name, _), value in found.items() if name.startswith("tieringd_daemon_")}
     assert totals.pop("tieringd_daemon_seconds_to_loss") == math.inf
     assert set(totals.values()) == {0}
-    assert len(totals) == 11
+    assert len(totals) == 13 + len(topic_counters(Metrics()))
 
 
 def test_totals_of_the_daemon_are_what_its_series_come_to():
     """Sums of counters, the oldest wait, and the nearest loss of what is waiting; the rest is left out."""
     metrics = Metrics()
-    for topic, partition, pending, lag, loss in (("a", "0", 10, 30, 500), ("b", "1", 5, 70, 900)):
-        metrics.pending_bytes.labels(topic, partition).set(pending)
-        metrics.lag_seconds.labels(topic, partition).set(lag)
-        metrics.seconds_to_loss.labels(topic, partition).set(loss)
-    metrics.pending_bytes.labels("idle", "0").set(0)
-    metrics.seconds_to_loss.labels("idle", "0").set(1)
+    for topic, partition, pending, lag, loss in (("a", 0, 10, 30, 500), ("b", 1, 5, 70, 900)):
+        metrics.partitions.show(
+            TopicPartition(topic, partition),
+            PartitionFigures(pending_bytes=pending, lag_seconds=lag, seconds_to_loss=loss),
+        )
+    metrics.partitions.show(TopicPartition("idle", 0), PartitionFigures(seconds_to_loss=1))
     metrics.gaps.labels("a").inc()
     metrics.gaps.labels("b").inc(2)
     metrics.trim_failures.labels("a", "BrokerDenied").inc()
@@ -251,14 +354,6 @@ def test_end_of_a_certificate_is_read_again_when_its_file_changes(tmp_path):
     assert end() == 0
 
 
-def test_infinite_time_to_loss_is_a_number_in_a_scrape():
-    """`+Inf` is what Prometheus reads for a partition that the broker will not delete from."""
-    metrics = Metrics()
-    metrics.seconds_to_loss.labels("orders", "12").set(float("inf"))
-    line = 'tieringd_seconds_to_loss{partition="12",topic="orders"} +Inf'
-    assert line in generate_latest(metrics.registry).decode()
-
-
 def test_forgetting_a_partition_keeps_the_counters_of_its_topic():
     """What was counted stays counted when a partition moves to another broker."""
     metrics = Metrics()
@@ -310,11 +405,11 @@ class Gateway:
 def test_gateway_is_read_when_a_scrape_comes():
     """Its counts are counters and its state gauges; before it is watched there is nothing of it."""
     metrics = Metrics()
-    assert not any(name.startswith("tieringd_gateway") for name, _ in samples(metrics))
+    before = samples(metrics).keys()
     gateway = Gateway()
     metrics.watch_gateway(gateway)
     gateway.open_connections = 5
-    found = {name: value for (name, _), value in samples(metrics).items() if "_gateway_" in name}
+    found = {key[0]: value for key, value in samples(metrics).items() if key not in before}
     assert found == {
         "tieringd_gateway_connections": 5,
         "tieringd_gateway_buffered_bytes": 4096,

@@ -41,6 +41,7 @@ from tieringd.broker.layout import Layout
 from tieringd.errors import CorruptDataError, RetryableError, StorageError, StorageUnavailable, TieringError
 from tieringd.formats.record_batch import OldMagicError
 from tieringd.metrics import Metrics
+from tieringd.metrics.partitions import PartitionFigures
 from tieringd.model.local_log import Hole
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
@@ -125,11 +126,11 @@ def _covers(earlier: MissingRange, missing: MissingRange) -> bool:
 
 
 class PartitionGauges:
-    """Set the gauges of one partition. Remembers since when a transaction holds a segment back."""
+    """Show the figures of one partition. Remembers since when a transaction holds a segment back."""
 
     def __init__(self, partition: TopicIdPartition, *, metrics: Metrics) -> None:
-        self._labels = (partition.topic, str(partition.partition))
-        self._metrics = metrics
+        self._partition = partition.topic_partition
+        self._table = metrics.partitions
         self._held_at: tuple[int, int] | None = None
         """
         The last stable offset that holds a closed segment back, and since when (milliseconds, steady clock).
@@ -146,26 +147,33 @@ class PartitionGauges:
         steady_ms: int,
     ) -> None:
         """
-        Set every gauge.
+        Show every figure.
 
         *plan* is what is left to upload after the step. *now_ms* is of this host's wall clock, which also
         dates the files; *steady_ms* is of a clock that is never set back.
         """
-        metrics, labels = self._metrics, self._labels
         waiting = [part.segment for part in plan.slices if not part.is_open]
         oldest_ns = min((segment.modified_ns for segment in waiting), default=None)
         lag_seconds = 0.0 if oldest_ns is None else max(0.0, now_ms / 1000 - oldest_ns / 1e9)
-        metrics.pending_bytes.labels(*labels).set(plan.pending_bytes)
-        metrics.pending_segments.labels(*labels).set(plan.pending_segments)
-        metrics.archiver_pending.labels("kafka", *labels).set(
-            max(0, seen.bounds.last_stable_offset - manifest.next_offset)
+        self._table.show(
+            self._partition,
+            PartitionFigures(
+                pending_bytes=plan.pending_bytes,
+                pending_segments=plan.pending_segments,
+                pending_offsets=max(0, seen.bounds.last_stable_offset - manifest.next_offset),
+                lag_seconds=lag_seconds,
+                seconds_to_loss=seconds_to_loss,
+                held_seconds=self._held_seconds(plan, seen, steady_ms),
+                next_offset=manifest.next_offset,
+                start_offset=manifest.start_offset,
+                gap_offsets=manifest.gap_offsets,
+                archived_bytes=manifest.size_bytes,
+                archived_segments=manifest.segment_count,
+                local_bytes=seen.log.size_bytes,
+                local_start_offset=seen.bounds.log_start_offset,
+                local_next_offset=seen.bounds.log_end_offset,
+            ),
         )
-        metrics.lag_seconds.labels(*labels).set(lag_seconds)
-        metrics.seconds_to_loss.labels(*labels).set(seconds_to_loss)
-        metrics.held_seconds.labels(*labels).set(self._held_seconds(plan, seen, steady_ms))
-        metrics.next_offset.labels(*labels).set(manifest.next_offset)
-        metrics.start_offset.labels(*labels).set(manifest.start_offset)
-        metrics.gap_offsets.labels(*labels).set(manifest.gap_offsets)
 
     def _held_seconds(self, plan: UploadPlan, seen: Observation, steady_ms: int) -> float:
         """Return for how long a closed segment has waited at the same last stable offset."""
@@ -593,7 +601,11 @@ class Archiver(LeadershipLogger):
             hint = self._hint.after_upload(appended, seen, uploaded_bytes=uploaded_bytes)
             stored = await self._claim.commit(stored, hint.applied_to(appended))
             self._hint.note_committed(hint)
+            now_seconds = self._clock.wall_ms() / 1000
             for copy in outcome.admitted:
+                if not copy.part.is_open:
+                    waited = now_seconds - copy.part.segment.modified_ns / 1e9
+                    self._metrics.durations.durable.observe(max(0.0, waited))
                 if copy.part.is_whole:
                     self._trimmer.note_proved(copy.remote.base_offset, copy.part.segment.identity)
             gap, gaps = None, int(gap is not None)

@@ -32,9 +32,9 @@ from dataclasses import dataclass, field
 import structlog
 
 from tieringd.archiving.archiver import Archiver
-from tieringd.archiving.good_part import OperatorWait
 from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import BrokerSnapshot, Observation, Observer
+from tieringd.archiving.partition_status import FaultKind, PartitionStatus, PassResult, bounded_waits
 from tieringd.archiving.pinner import PinFacts, Pinner
 from tieringd.archiving.resting import ChangeFeed, Resting
 from tieringd.config import Config
@@ -62,31 +62,6 @@ store needs time to answer: without this, each start would pin every segment on 
 """
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionStatus:
-    """The state of one archiver, for the admin page and for `--once`."""
-
-    uploaded: int = 0
-    trimmed: int = 0
-    pending_segments: int = 0
-    fault: str = ""
-    waits_because: str = field(default="", compare=False)
-    """Why the first segment that is not eligible waits."""
-    is_store_fault: bool = False
-    """Whether the object store caused the fault, so that other partitions suffer from it as well."""
-    operator_wait: OperatorWait | None = field(default=None, compare=False)
-    """The case that only an operator can decide; None without one."""
-
-
-@dataclass(frozen=True, slots=True)
-class PassResult:
-    """The result of one pass over all partitions."""
-
-    statuses: Mapping[Leadership, PartitionStatus]
-    problems: Mapping[str, str]
-    """What was left out, and why: the pass is incomplete unless this is empty."""
-
-
 @dataclass(slots=True)
 class _Running:
     """An archiver with its task and its mailbox of one: a newer observation replaces an unread one."""
@@ -95,7 +70,7 @@ class _Running:
     task: asyncio.Task[None] | None = None
     newest: Observation | None = None
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    status: PartitionStatus = PartitionStatus()
+    status: PartitionStatus = field(default_factory=PartitionStatus)
 
     def end(self, _: asyncio.Task[None]) -> None:
         """Close the archiver when its task is over, even if the task was cancelled before it began."""
@@ -181,7 +156,7 @@ class Reconciler:
 
         The same reasons are there at all times, for metrics.
         """
-        upkeep, statuses = self._upkeep, (running.status for running in self._running.values())
+        upkeep, statuses = self._upkeep, (running.status for running in self._running.copy().values())
         unready = next((status.fault for status in statuses if status.is_store_fault), "")
         starting = ""
         if self.rounds == 0:
@@ -288,9 +263,23 @@ class Reconciler:
 
     def statuses(self) -> dict[Leadership, PartitionStatus]:
         """Return the status of each archiver, including the fenced ones."""
-        found = {leadership: running.status for leadership, running in self._running.items()}
-        found.update({one: PartitionStatus(fault=why) for one, why in self._fenced.items()})
+        # A scrape reads this in another thread, so the dictionaries are copied before they are walked.
+        found = {leadership: running.status for leadership, running in self._running.copy().items()}
+        found.update(
+            {
+                one: PartitionStatus(fault=why, fault_kind=FaultKind.FENCED)
+                for one, why in self._fenced.copy().items()
+            }
+        )
         return found
+
+    def faults(self) -> dict[str, int]:
+        """Return the number of partitions by the kind of their fault, also of those that none has."""
+        found = dict.fromkeys(FaultKind, 0)
+        for status in list(self.statuses().values()):
+            if status.fault_kind is not None:
+                found[status.fault_kind] += 1
+        return {kind.value: partitions for kind, partitions in found.items()}
 
     @property
     def problems(self) -> Mapping[str, str]:
@@ -528,27 +517,36 @@ class Reconciler:
         """
         uploaded = trimmed = pending = gaps = 0
         fault, waits_because, is_store_fault, needs_another_scan = "", "", False, False
+        kind: FaultKind | None = None
         try:
             while True:
                 result = await archiver.step(seen)
                 uploaded, trimmed = uploaded + result.uploaded, trimmed + result.trimmed
                 pending, fault, gaps = result.pending_segments, result.fault, gaps + result.gaps
                 waits_because = result.waits_because
+                kind = FaultKind.CORRUPT if fault else None
                 needs_another_scan = result.needs_another_scan
                 if not result.made_progress or self._stopping:
                     break
         except FencedError as error:
             fault = self._fenced[leadership] = str(error)
+            kind = FaultKind.FENCED
             self._metrics.forget_partition(leadership.partition.topic_partition)
             log.error("archiver stopped", partition=str(leadership.partition), reason=fault)  # noqa: TRY400 an expected end, not a fault of ours
         except TieringError as error:
             fault, is_store_fault = str(error), isinstance(error, STORE_FAULTS)
+            kind = FaultKind.STORE if is_store_fault else FaultKind.OTHER
             self._metrics.upload_failures.labels(leadership.partition.topic, type(error).__name__).inc()
             report = log.error if isinstance(error, CorruptDataError) else log.warning
             report("archiver step failed", partition=str(leadership.partition), error=fault)
         moved = bool(uploaded or trimmed or gaps) or needs_another_scan
+        if kind is None and archiver.operator_wait is not None:
+            kind = FaultKind.OPERATOR
+        figures = self._metrics.partitions.get(leadership.partition.topic_partition)
+        if kind is not None and figures is not None:
+            pending = figures.pending_segments  # A step that failed has no result.
         status = PartitionStatus(
-            uploaded, trimmed, pending, fault, waits_because, is_store_fault, archiver.operator_wait
+            uploaded, trimmed, pending, fault, waits_because, is_store_fault, archiver.operator_wait, kind
         )
         return status, moved
 
@@ -591,6 +589,7 @@ class Reconciler:
             wait = running.archiver.operator_wait if running is not None else None
             if wait is not None:
                 waiting[leadership.partition.topic, wait.reason.value] += 1
+        waiting = bounded_waits(waiting)
         gauge = self._metrics.waiting_for_operator
         for gone in self._waiting - waiting.keys():
             gauge.remove(*gone)

@@ -45,6 +45,12 @@ async def partition_status(config: Config, topic: str, number: int) -> dict[str,
 
 async def _partitions(config: Config) -> list[dict[str, Any]] | None:
     """Return what the daemon tells of its partitions; None if no daemon answers."""
+    found = await asked(config, "/status")
+    return None if found is None else list(found["partitions"])
+
+
+async def asked(config: Config, path: str) -> Any:
+    """Return the JSON of a page of the daemon of *config*; None if no daemon answers."""
     if not config.admin.enabled or config.admin.port == 0:
         return None
     from aiohttp import ClientError, ClientSession, ClientTimeout  # noqa: PLC0415 a tenth of a second
@@ -54,10 +60,9 @@ async def _partitions(config: Config) -> list[dict[str, Any]] | None:
     try:
         async with (
             ClientSession(timeout=ClientTimeout(total=_WAIT_SECONDS)) as session,
-            session.get(f"http://{host}:{config.admin.port}/status") as response,
+            session.get(f"http://{host}:{config.admin.port}{path}") as response,
         ):
             response.raise_for_status()
-            found = await response.json()
-        return list(found["partitions"])
-    except (TimeoutError, ClientError, ValueError, KeyError, TypeError):
+            return await response.json()
+    except (TimeoutError, ClientError, ValueError):
         return None  # No daemon listens there, or another program does.

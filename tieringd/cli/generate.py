@@ -56,10 +56,21 @@ def scrape_config(
         list[str] | None,
         typer.Option("--target", help="host:port of a daemon's admin address; may be given several times."),
     ] = None,
+    partitions: Annotated[
+        bool,
+        typer.Option(
+            "--partitions",
+            help="Print a job for the metrics of every topic and partition as well, which the dashboard of "
+            "one topic needs.",
+        ),
+    ] = False,
 ) -> None:
     """Print a job for `scrape_configs` of Prometheus. The rules and dashboards ask for its name."""
     lines = "".join(f"          - {one}\n" for one in target or [_TARGET])
-    typer.echo(_text("prometheus", "scrape.yml").replace(f"          - {_TARGET}\n", lines), nl=False)
+    text = _text("prometheus", "scrape.yml")
+    if partitions:
+        text += _text("prometheus", "scrape_partitions.yml")
+    typer.echo(text.replace(f"          - {_TARGET}\n", lines), nl=False)
 
 
 @generate_app.command("grafana-dashboard")

@@ -34,6 +34,9 @@ COMMANDS: Final = {
     "run": CommandPlace(
         "tieringd.cli.run", "run", "Archive the partitions that the broker on this host leads."
     ),
+    "status": CommandPlace(
+        "tieringd.cli.status", "status", "Show the running daemon on one screen, and what to do about it."
+    ),
     "read": CommandPlace(
         "tieringd.cli.read",
         "read",

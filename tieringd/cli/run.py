@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 import uvloop
 
-from tieringd.archiving.reconciler import PassResult
+from tieringd.archiving.partition_status import PassResult
 from tieringd.cli.logging import configure_logging, set_level
 from tieringd.cli.options import ConfigFile, loaded
 from tieringd.daemon.app import run_daemon, run_once

@@ -7,6 +7,8 @@ that they cannot disagree with the code that reads the file.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args, get_origin
@@ -131,3 +133,9 @@ def _kinds(annotation: Any) -> list[tuple[Kind, Any]]:
     inner = get_args(annotation)[:1] if is_annotated else get_args(annotation)
     below = [pair for argument in inner for pair in _kinds(argument)]
     return [(kind, source) for kind, source in own if isinstance(kind, Kind)] + below
+
+
+def config_hash(config: Config) -> str:
+    """Return a hash of every property's value, without secrets: equal where daemons are configured alike."""
+    shown = [(".".join(map(str, place)), one.show(value)) for place, one, value in values_of(config)]
+    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:12]

@@ -143,6 +143,11 @@ class AdminConfig(BaseModel):
     """Address to listen on."""
     port: Annotated[int, Number(0, 65535)] = 9640
     """Port to listen on; 0 lets the system choose one."""
+    metrics_topics: Annotated[int, Number(0, 10_000), LIVE] = 50
+    """
+    How many topics, the largest first, have series of their own on `/metrics`: five for each. Every topic and
+    every partition is on `/metrics/partitions`.
+    """
 
 
 class LogConfig(BaseModel):

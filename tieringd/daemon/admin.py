@@ -1,16 +1,23 @@
 """
-The admin page: /metrics, /healthz, /readyz and /status over HTTP.
+The admin page: metrics, health and status over HTTP, and the status page for a person at `/`.
 
 Healthy means that the event loop answers. Ready means that the last round of reconciliation succeeded,
 that each log directory could be read, and that the object store accepted the last requests.
 `tieringd_ready{reason}` shows the same as a metric. An archive endpoint without a broker has no rounds
 and no status: it is always ready. The page changes nothing, and has no login: it listens on this host by
 default.
+
+Everything long is rendered and compressed in one thread of its own, so that the event loop, which archives
+and serves clients, does not wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import json
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 
@@ -21,6 +28,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.archiving.upload_gate import UploadGate
 from tieringd.config.model import AdminConfig
+from tieringd.daemon.overview import OverviewMaker
+from tieringd.daemon.status_page import CONTENT_POLICY, page
 from tieringd.errors import ConfigError
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership, TopicIdPartition
@@ -28,16 +37,30 @@ from tieringd.policies.upload_control import held_because
 
 log = structlog.get_logger(__name__)
 
+_HTML = "text/html; charset=utf-8"
+_JSON = "application/json"
+_GZIP = zlib.MAX_WBITS | 16
+
 
 class AdminPage:
     """The HTTP handlers and the parts that they show."""
 
     def __init__(
-        self, metrics: Metrics, reconciler: Reconciler | None, gate: UploadGate | None = None
+        self,
+        metrics: Metrics,
+        reconciler: Reconciler | None,
+        gate: UploadGate | None = None,
+        overview: OverviewMaker | None = None,
     ) -> None:
         self._metrics = metrics
+        self._overview = overview
         self._reconciler = reconciler
         self._gate = gate
+        self._renderer = ThreadPoolExecutor(1, thread_name_prefix="admin-page")
+
+    def close(self) -> None:
+        """End the thread."""
+        self._renderer.shutdown(wait=False, cancel_futures=True)
 
     def application(self) -> web.Application:
         """Return the application with its routes."""
@@ -45,19 +68,51 @@ class AdminPage:
         application.add_routes(
             [
                 web.get("/metrics", self.metrics),
+                web.get("/metrics/partitions", self.partition_metrics),
                 web.get("/healthz", self.healthz),
                 web.get("/readyz", self.readyz),
             ]
         )
         if self._reconciler is not None:
             application.router.add_get("/status", self.status)
+        if self._overview is not None:
+            application.router.add_get("/", self.page)
+            application.router.add_get("/status/overview", self.overview)
         return application
 
-    async def metrics(self, _request: web.Request) -> web.Response:
-        """Serve the metrics in Prometheus' text format."""
-        return web.Response(
-            body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Serve the daemon's metrics in Prometheus' text format."""
+        return await self._rendered(
+            request, lambda: [generate_latest(self._metrics.default_page)], CONTENT_TYPE_LATEST
         )
+
+    async def partition_metrics(self, request: web.Request) -> web.Response:
+        """Serve the metrics of every topic and partition in Prometheus' text format."""
+
+        def parts() -> Iterator[bytes]:
+            yield generate_latest(self._metrics.by_topic)
+            yield from (part.encode() for part in self._metrics.partitions.text())
+
+        return await self._rendered(request, parts, CONTENT_TYPE_LATEST)
+
+    async def _rendered(
+        self, request: web.Request, parts: Callable[[], Iterable[bytes]], content_type: str
+    ) -> web.Response:
+        """Render the *parts* of a page in the thread, compressed for a client that takes that."""
+        is_compressed = "gzip" in request.headers.get("Accept-Encoding", "")
+
+        def body() -> bytes:
+            if not is_compressed:
+                return b"".join(parts())
+            # Part by part: neither joining nor compressing a long page is one long turn of the interpreter.
+            packer = zlib.compressobj(1, wbits=_GZIP)
+            return b"".join([*(packer.compress(part) for part in parts()), packer.flush()])
+
+        headers = {"Content-Type": content_type, "Vary": "Accept-Encoding"}
+        if is_compressed:
+            headers["Content-Encoding"] = "gzip"
+        loop = asyncio.get_running_loop()
+        return web.Response(body=await loop.run_in_executor(self._renderer, body), headers=headers)
 
     async def healthz(self, _request: web.Request) -> web.Response:
         """Say that the process answers."""
@@ -69,8 +124,25 @@ class AdminPage:
             return web.Response(status=503, text=f"{self._reconciler.fault}\n")
         return web.Response(text="ok\n")
 
-    async def status(self, _request: web.Request) -> web.Response:
+    async def page(self, request: web.Request) -> web.Response:
+        """Serve the status page for a person."""
+        maker = self._overview
+        assert maker is not None, "there is no such page without one"
+        response = await self._rendered(request, lambda: [page(maker.make()).encode()], _HTML)
+        response.headers["Content-Security-Policy"] = CONTENT_POLICY
+        return response
+
+    async def overview(self, request: web.Request) -> web.Response:
+        """Serve what the status page shows, as JSON."""
+        maker = self._overview
+        assert maker is not None, "there is no such page without one"
+        return await self._rendered(request, lambda: [json.dumps(asdict(maker.make())).encode()], _JSON)
+
+    async def status(self, request: web.Request) -> web.Response:
         """Serve the status of each archiver, as JSON."""
+        return await self._rendered(request, lambda: [json.dumps(self._status()).encode()], _JSON)
+
+    def _status(self) -> dict[str, object]:
         reconciler = self._reconciler
         assert reconciler is not None, "there is no such page without one"
         partitions = [
@@ -91,14 +163,12 @@ class AdminPage:
                 reconciler.statuses().items(), key=lambda item: item[0].partition
             )
         ]
-        return web.json_response(
-            {
-                "rounds": reconciler.rounds,
-                "problems": reconciler.problems,
-                "paused_topics": reconciler.paused_topics,
-                "partitions": partitions,
-            }
-        )
+        return {
+            "rounds": reconciler.rounds,
+            "problems": dict(reconciler.problems),
+            "paused_topics": reconciler.paused_topics,
+            "partitions": partitions,
+        }
 
     def _held_because(self, partition: TopicIdPartition) -> str | None:
         held = self._gate.held(partition) if self._gate is not None else None
@@ -123,6 +193,7 @@ async def serving(
     metrics: Metrics,
     reconciler: Reconciler | None,
     gate: UploadGate | None = None,
+    overview: OverviewMaker | None = None,
 ) -> AsyncIterator[None]:
     """
     Serve the admin page for the time of the context.
@@ -134,7 +205,11 @@ async def serving(
         yield
         return
     metrics.watch_readiness(reconciler or _AlwaysReady())
-    runner = web.AppRunner(AdminPage(metrics, reconciler, gate).application(), access_log=None)
+    if reconciler is not None:
+        metrics.watch_faults(reconciler)
+    metrics.max_topics = config.metrics_topics
+    admin = AdminPage(metrics, reconciler, gate, overview)
+    runner = web.AppRunner(admin.application(), access_log=None)
     await runner.setup()
     try:
         try:
@@ -149,3 +224,4 @@ async def serving(
         yield
     finally:
         await runner.cleanup()
+        admin.close()

@@ -21,25 +21,32 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import platform
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 import structlog
 
-from tieringd.archiving.reconciler import PassResult
+from tieringd import __version__
+from tieringd.archiving.partition_status import PassResult
 from tieringd.broker.watch import DirectoryWatch
 from tieringd.config import Config
+from tieringd.config.describe import config_hash
 from tieringd.config.reload import compare_configs
 from tieringd.config.units import format_duration
 from tieringd.daemon.admin import serving
 from tieringd.daemon.archive_owner import cluster_on_disk
 from tieringd.daemon.assembly import DaemonParts, apply_config, assembled
 from tieringd.daemon.certificates import certificate_files
+from tieringd.daemon.overview import DaemonFacts, OverviewMaker
+from tieringd.daemon.recent_errors import RecentErrors, remembering
 from tieringd.errors import ConfigError, StorageUnavailable
 from tieringd.metrics import Metrics
 from tieringd.metrics.restarts import restarted
+from tieringd.policies.prices import LIST_PRICES
 from tieringd.storage.at_once import cancelled
+from tieringd.storage.store_opening import bucket_name
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +54,8 @@ _M_ARENA_MAX = -8  # From malloc.h.
 _ARENAS = 2
 
 _RETENTION_NAMES = {"log_retention_ms", "delete_retention_ms", "kafka_log_retention_ms"}
+
+_LOOP_PROBE_SECONDS = 1.0
 
 _HINT_PAUSE_SECONDS = 0.2
 """Directory events come in bursts: a roll makes four files. One round handles all of them."""
@@ -114,6 +123,8 @@ class Reloader:
             return
         plan = compare_configs(self.config, found)
         self.config = plan.config
+        self._metrics.health.show_config(config_hash(plan.config))
+        self._metrics.max_topics = plan.config.admin.metrics_topics
         self._on_change(plan.config)
         apply_config(plan.config, self._parts)
         for change in plan.applied:
@@ -143,16 +154,34 @@ async def run_daemon(
         StorageError: The bucket does not exist, or the credentials are refused.
     """
     keep_arenas_few()
-    metrics = Metrics()
+    metrics, errors = Metrics(), RecentErrors()
+    facts = DaemonFacts(
+        f"{config.backend} {bucket_name(config)}" if config.backend else "none", config.broker.kind
+    )
     stop, hurry, hangup = asyncio.Event(), asyncio.Event(), asyncio.Event()
     # The start takes long where a store does not answer, and SIGHUP ends a process that has no handler
     # for it.
     async with (
         _on_hangup(hangup.set),
+        _remembering(errors),
         assembled(config, metrics) as parts,
-        serving(config.admin, metrics, parts.reconciler, parts.archive.gate),
+        serving(
+            config.admin,
+            metrics,
+            parts.reconciler,
+            parts.archive.gate,
+            OverviewMaker(
+                facts,
+                metrics=metrics,
+                reconciler=parts.reconciler,
+                store=parts.archive.store,
+                space=parts.disks.space,
+                errors=errors,
+            ),
+        ),
     ):
         _report_start(config, parts)
+        _publish_facts(config, metrics)
         _measure_oldest_upload(metrics, parts)
         metrics.watch_certificates(lambda: certificate_files(config))
         await _check_store(config, parts)
@@ -204,7 +233,7 @@ async def _run_until_stopped(
         asyncio.create_task(_stop_on(stop, parts)),
         *(
             asyncio.create_task(restarted(name, run, on_failure=metrics.health.task_failed))
-            for name, run in _parts_to_run(reloader, parts, watch, hangup).items()
+            for name, run in _parts_to_run(reloader, parts, metrics, watch, hangup).items()
         ),
     ]
     try:
@@ -226,13 +255,14 @@ async def _run_until_stopped(
 
 
 def _parts_to_run(
-    reloader: Reloader, parts: DaemonParts, watch: DirectoryWatch, hangup: asyncio.Event
+    reloader: Reloader, parts: DaemonParts, metrics: Metrics, watch: DirectoryWatch, hangup: asyncio.Event
 ) -> dict[str, Callable[[], Awaitable[None]]]:
     """Return what runs beside the reconciler until the daemon stops, by the names of metrics and logs."""
     interval_seconds = reloader.config.cloud_storage_upload_ctrl_update_interval_ms / 1000
     running: dict[str, Callable[[], Awaitable[None]]] = {
         "reload": lambda: reloader.run(hangup),
         "directory_watch": lambda: _follow(watch, parts),
+        "loop_measurement": lambda: _measure_loop(metrics),
         "hints": lambda: _pass_hints(watch, parts),
         "upload_controller": lambda: parts.controller.run(interval_seconds=interval_seconds),
         "housekeeping": parts.housekeeping.service.run,
@@ -330,6 +360,24 @@ def _report_retention(config: Config) -> None:
     )
 
 
+def _publish_facts(config: Config, metrics: Metrics) -> None:
+    """Show what is known from the start: versions, configuration, and prices where there are any."""
+    metrics.health.build.labels(__version__, platform.python_version()).set(1)
+    metrics.health.show_config(config_hash(config))
+    prices = LIST_PRICES.get(config.backend or "")
+    if prices is not None:
+        metrics.watch_cost(prices)
+
+
+async def _measure_loop(metrics: Metrics) -> None:
+    """Measure how late the event loop runs a timer, until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _LOOP_PROBE_SECONDS
+        await asyncio.sleep(_LOOP_PROBE_SECONDS)
+        metrics.durations.loop_lag.observe(max(0.0, loop.time() - due))
+
+
 def _measure_oldest_upload(metrics: Metrics, parts: DaemonParts) -> None:
     loop = asyncio.get_running_loop()
 
@@ -338,6 +386,15 @@ def _measure_oldest_upload(metrics: Metrics, parts: DaemonParts) -> None:
         return 0.0 if started is None else loop.time() - started
 
     metrics.oldest_upload_seconds.set_function(age_seconds)
+    metrics.store_in_flight.set_function(lambda: parts.archive.store.in_flight)
+    metrics.store_connections.set_function(lambda: parts.archive.store.concurrency)
+
+
+@asynccontextmanager
+async def _remembering(errors: RecentErrors) -> AsyncIterator[None]:
+    """Remember warnings and errors for the time of the context."""
+    with remembering(errors):
+        yield
 
 
 @contextmanager

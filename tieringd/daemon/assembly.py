@@ -200,7 +200,11 @@ def _reconciler(
     followed_manifests: FollowedManifests,
     archivers: ArchiverFactory,
 ) -> Reconciler:
-    pinner = Pinner(_pin_directories(config), budget_bytes=config.pin_max_bytes, metrics=metrics)
+    directories = _pin_directories(config)
+    if config.broker.kind == "kafka":
+        for log_dir in map(str, config.broker.log_dirs):
+            metrics.health.pins_available.labels(log_dir).set(log_dir in directories)
+    pinner = Pinner(directories, budget_bytes=config.pin_max_bytes, metrics=metrics)
     registry = TopicRegistry(archive.store, archive.manifests)
     interval_seconds = config.cloud_storage_reconciliation_interval_ms / 1000
     return Reconciler(

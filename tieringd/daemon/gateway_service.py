@@ -149,6 +149,7 @@ async def gateway_of(
         bucket=bucket_name(config) if config.kafka_enable_describe_log_dirs_remote_storage else None,
         may_produce=may_produce,
         now=time.monotonic,
+        on_answer=metrics.durations.archived_answer.observe,
     )
     server = GatewayServer(gateway_settings(config), answers, on_failure=metrics.health.task_failed)
     metrics.watch_gateway(server)

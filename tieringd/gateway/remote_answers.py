@@ -88,6 +88,10 @@ It is shorter than the gateway's timeout for the request, so that one slow parti
 """
 
 
+def _ignore(seconds: float) -> None:
+    """Take a duration, and do nothing with it."""
+
+
 @dataclass(eq=False, slots=True)
 class ArchiveRead(HeldRead):
     """The state of the read of one partition. Nothing is held if the archive has nothing, or is late."""
@@ -273,9 +277,12 @@ class RemoteAnswers:
         bucket: str | None,
         may_produce: Callable[[], bool],
         now: Callable[[], float],
+        on_answer: Callable[[float], None] = _ignore,
     ) -> None:
         """
         Keep the arguments. *may_produce* says whether the disks have room for clients' writes.
+
+        *on_answer* gets the seconds of each Fetch that the archive answered.
 
         *now* is a monotonic clock in seconds. Without *bucket* the archive is not shown as a log directory.
         """
@@ -285,6 +292,8 @@ class RemoteAnswers:
         self._log_starts = LogStarts(partitions, records, history, now=now)
         self._bucket = bucket
         self._may_produce = may_produce
+        self._now = now
+        self._on_answer = on_answer
 
     def may_produce(self) -> bool:
         """See `ArchiveAnswers`."""
@@ -306,6 +315,7 @@ class RemoteAnswers:
 
     async def fetch(self, question: FetchQuestion) -> ArchivedFetch:
         """See `ArchiveAnswers`. Partitions are served in their order, and share the client's limit."""
+        began = self._now()
         reads = await self._reads.read(
             {key: asked.fetch_offset for key, asked in question.partitions.items()},
             wait_seconds=question.wait_seconds,
@@ -313,6 +323,8 @@ class RemoteAnswers:
         taken: list[ArchivedBatches] = []
         try:
             answers, next_fetches = self._answers(question, reads, taken)
+            if taken:
+                self._on_answer(self._now() - began)
             return ArchivedFetch(answers, lambda: _release(taken), next_fetches)
         except BaseException:
             _release(taken)

@@ -1,10 +1,11 @@
 """
 Every metric: name, labels, unit, meaning.
 
-The other modules hold the metrics of the gateway, of work on the archive and of the daemon's health.
-Gauges that change with each round carry topic and partition; counters carry the topic only, so that ten
-thousand partitions do not become a hundred thousand series. Services get a `Metrics` object and use its
-fields. Only this package uses the metrics library to record values.
+The other modules hold the metrics of partitions, of the gateway, of work on the archive and of the daemon's
+health. What carries the name of a topic is on the detail page (`/metrics/partitions`). The default page
+(`/metrics`) has totals of it, whose number does not grow with partitions or topics, and the largest topics.
+Services get a `Metrics` object and use its fields. Only this package uses the metrics library to record
+values.
 """
 
 from __future__ import annotations
@@ -33,20 +34,27 @@ from tieringd.metrics.gateway import GatewayCollector, GatewaySource
 from tieringd.metrics.health import (
     CertificateCollector,
     CredentialsCollector,
-    DaemonTotals,
+    FaultsCollector,
+    FaultsSource,
     HealthGauges,
     ReadinessCollector,
     ReadinessSource,
 )
+from tieringd.metrics.partitions import LargestTopics, PartitionTable, RedpandaTopicCounters
+from tieringd.metrics.totals import DaemonTotals, RedpandaTotals, StoreCost
 from tieringd.model.partition import TopicPartition
+from tieringd.policies.prices import Prices
 
 # A series for the creation time of each counter would double the counters, and no rule reads it.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
-_PARTITION = ("topic", "partition")
 _LOG_DIR = ("log_dir",)
 _DISK = ("directory",)
 _REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_DURABLE_SECONDS = (1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 21600, 86400)
+_LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+MAX_TOPICS = 50
+"""How many topics have series of their own on the default page, unless the configuration says otherwise."""
 
 
 class DiskGauges:
@@ -177,6 +185,13 @@ class CacheMetrics:
         self.limit_bytes = gauge("limit_bytes", "Bytes that the chunk cache may hold now")
         self.open_chunks = gauge("open_chunks", "Chunks whose file is open, with or without a reader")
         self.in_progress = gauge("hydrations_in_progress", "Downloads from the archive under way")
+        self.hydration_seconds = Histogram(
+            "tieringd_cache_hydration_seconds",
+            "Time from a miss until the chunk or the index was there, with waits for other downloads",
+            ("kind",),
+            buckets=_REQUEST_SECONDS,
+            registry=registry,
+        )
         self.hits = counter("hits", "Requests that the cache answered", "kind")
         self.misses = counter("misses", "Requests that had to wait for the object store", "kind")
         self.hydrated_bytes = counter("hydrated_bytes", "Bytes downloaded for readers", "kind")
@@ -189,47 +204,50 @@ class CacheMetrics:
         self.all = tuple(vars(self).values())
 
 
+class Durations:
+    """How long things take, as histograms."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"tieringd_{name}", text, buckets=buckets, registry=registry)
+
+        self.durable = histogram(
+            "upload_durable_seconds",
+            "Time from the last write to a closed segment until the segment was durable",
+            _DURABLE_SECONDS,
+        )
+        self.archived_answer = histogram(
+            "gateway_archived_answer_seconds",
+            "Time that the archive took to answer a client's Fetch",
+            _REQUEST_SECONDS,
+        )
+        self.loop_lag = histogram(
+            "event_loop_lag_seconds",
+            "How late the event loop ran a timer, measured once in a second",
+            _LAG_SECONDS,
+        )
+        self.all = (self.durable, self.archived_answer, self.loop_lag)
+
+
 class Metrics:
-    """The metrics of one daemon, in a registry of their own."""
+    """The metrics of one daemon, in registries of their own."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.registry = registry or CollectorRegistry()
-        ProcessCollector(registry=self.registry)  # Memory, processor time, descriptors: read at each scrape.
+        self.registry, self.default_page, self.by_topic = (
+            registry or CollectorRegistry(),
+            CollectorRegistry(),
+            CollectorRegistry(),
+        )
+        """All metrics; those of the default page; and the counters of topics, which the detail page has."""
+        for one in (self.default_page, self.by_topic):
+            self.registry.register(one)
+        # Memory, processor time, descriptors: read at each scrape.
+        ProcessCollector(registry=self.default_page)
         gauge, counter = self._gauge, self._counter
+        self.max_topics = MAX_TOPICS
+        """How many topics have series of their own on the default page."""
 
-        self.pending_bytes = gauge(
-            "upload_pending_bytes", "Bytes of closed, stable segments that are not durable yet", _PARTITION
-        )
-        self.pending_segments = gauge(
-            "upload_pending_segments", "Closed, stable segments that are not durable yet", _PARTITION
-        )
-        self.archiver_pending = Gauge(
-            "vectorized_ntp_archiver_pending",
-            "Offsets between the archive's end and the log's end (Redpanda's name)",
-            ("namespace", *_PARTITION),
-            registry=self.registry,
-        )
-        self.lag_seconds = gauge(
-            "upload_lag_seconds", "Age of the oldest closed segment that is not durable yet", _PARTITION
-        )
-        self.seconds_to_loss = gauge(
-            "seconds_to_loss",
-            "Time until the broker's own retention deletes a segment that is not durable; +Inf when it "
-            "will not",
-            _PARTITION,
-        )
-        self.held_seconds = gauge(
-            "upload_held_by_transaction_seconds",
-            "How long a closed segment has waited for an open transaction to end, 0 when none does",
-            _PARTITION,
-        )
-        self.next_offset = gauge(
-            "archive_next_offset", "First offset that the manifest does not cover", _PARTITION
-        )
-        self.start_offset = gauge("archive_start_offset", "First offset that the archive holds", _PARTITION)
-        self.gap_offsets = gauge(
-            "archive_gap_offsets", "Offsets recorded as lost before they could be copied", _PARTITION
-        )
+        self.partitions = PartitionTable()
         self.led_partitions = gauge("led_partitions", "Partitions that this daemon archives")
         self.followed_partitions = gauge(
             "followed_partitions",
@@ -239,14 +257,14 @@ class Metrics:
             "upload_share_ratio",
             "Part of the partitions of all archived topics of this broker that this broker leads, 0 to 1",
         )
-        self.space, self.cache = SpaceMetrics(self.registry), CacheMetrics(self.registry)
+        self.space, self.cache = SpaceMetrics(self.default_page), CacheMetrics(self.default_page)
         self.paused_topics = gauge("paused_topics", "Topics of this broker that an operator has paused")
         self.pinned_bytes = gauge(
             "pinned_bytes",
             "Bytes that exist only as pins: the broker has deleted them before they were durable",
         )
         self.pinned_segments = gauge("pinned_segments", "Segments that exist only as pins")
-        self.stray, self.clock = StrayPins(self.registry), ClockGauges(self.registry)
+        self.stray, self.clock = StrayPins(self.default_page), ClockGauges(self.default_page)
         self.quarantined_partitions = gauge(
             "quarantined_partitions", "Partitions that are not archived because their local data is corrupt"
         )
@@ -280,12 +298,12 @@ class Metrics:
         self.trimmed_bytes = counter("trimmed_bytes", "Bytes of local segments that were trimmed", ("topic",))
         self.trim_failures = counter("trim_failures", "Trims that were refused or failed", ("topic", "error"))
         self.expired, self.merged, self.reuploaded, self.scrub, self.purge, self.housekeeping = (
-            ExpiryCounters(self.registry),
-            MergeCounters(self.registry),
-            ReuploadCounters(self.registry),
-            ScrubMetrics(self.registry),
-            PurgeMetrics(self.registry),
-            HousekeepingMetrics(self.registry),
+            ExpiryCounters(self.by_topic),
+            MergeCounters(self.by_topic),
+            ReuploadCounters(self.by_topic),
+            ScrubMetrics(self.default_page),
+            PurgeMetrics(self.default_page),
+            HousekeepingMetrics(self.default_page),
         )
         self.replaced_offsets = counter(
             "archive_replaced_offsets", "Offsets replaced after an unclean leader election", ("topic",)
@@ -306,7 +324,13 @@ class Metrics:
             "Duration of object store requests, one attempt each",
             ("operation",),
             buckets=_REQUEST_SECONDS,
-            registry=self.registry,
+            registry=self.default_page,
+        )
+        self.store_in_flight = gauge(
+            "store_requests_in_flight", "Object store requests under way, each on a connection of its own"
+        )
+        self.store_connections = gauge(
+            "store_connections_limit", "How many object store requests may be under way at once"
         )
         self.upload_shares = gauge("upload_shares", "Shares that the upload controller gives to uploads")
         self.upload_controller_error = gauge(
@@ -326,8 +350,8 @@ class Metrics:
             "oldest_upload_in_flight_seconds", "Age of the oldest upload in flight, 0 when there is none"
         )
         self.disk, self.cache_disk = (
-            DiskGauges("disk", "the log directories'", self.registry),
-            DiskGauges("cache_disk", "the cache's", self.registry),
+            DiskGauges("disk", "the log directories'", self.default_page),
+            DiskGauges("cache_disk", "the cache's", self.default_page),
         )
         self.degraded_brokers = gauge(
             "degraded_brokers", "Brokers of the cluster that are known to have a degraded disk"
@@ -335,45 +359,42 @@ class Metrics:
         self.producers_held_back = gauge(
             "producers_held_back", "1 while producers' quotas are lowered because of a degraded disk"
         )
-        self.ballast, self.health = BallastGauges(self.registry), HealthGauges(self.registry)
+        self.ballast, self.health = BallastGauges(self.default_page), HealthGauges(self.default_page)
         self.reconcile_seconds = gauge("reconcile_last_duration_seconds", "Duration of the last round")
         self.reconciled_at = gauge(
             "reconcile_last_success_timestamp_seconds",
             "When a round last ended with no obstacle to readiness, in Unix time; 0: never yet",
         )
-        self.registry.register(DaemonTotals(self))
+        self.durations = Durations(self.default_page)
+        self._register_sums()
+
+    def watch_faults(self, source: FaultsSource) -> None:
+        """Report from now on how many partitions have which fault."""
+        self.default_page.register(FaultsCollector(source))
+
+    def watch_cost(self, prices: Prices) -> None:
+        """Report from now on what the object store costs, by *prices*."""
+        self.default_page.register(StoreCost(self, prices))
 
     def watch_readiness(self, source: ReadinessSource) -> None:
         """Report from now on whether the daemon is ready, and why not."""
-        self.registry.register(ReadinessCollector(source))
+        self.default_page.register(ReadinessCollector(source))
 
     def watch_certificates(self, files: Callable[[], Collection[Path]]) -> None:
         """Report from now on when the certificates in *files* expire."""
-        self.registry.register(CertificateCollector(files))
+        self.default_page.register(CertificateCollector(files))
 
     def watch_credentials(self, end: Callable[[], float | None]) -> None:
         """Report from now on when the credentials for the object store expire, in Unix time."""
-        self.registry.register(CredentialsCollector(end))
+        self.default_page.register(CredentialsCollector(end))
 
     def watch_gateway(self, gateway: GatewaySource) -> None:
         """Report the counts of *gateway* from now on."""
-        self.registry.register(GatewayCollector(gateway))
+        self.default_page.register(GatewayCollector(gateway))
 
     def forget_partition(self, partition: TopicPartition) -> None:
         """Drop the series of a partition that this daemon no longer archives."""
-        labels = (partition.topic, str(partition.partition))
-        for series in (
-            self.pending_bytes,
-            self.pending_segments,
-            self.lag_seconds,
-            self.held_seconds,
-            self.seconds_to_loss,
-            self.next_offset,
-            self.start_offset,
-            self.gap_offsets,
-        ):
-            series.remove(*labels)
-        self.archiver_pending.remove("kafka", *labels)
+        self.partitions.forget(partition)
 
     def forget_topic(self, topic: str) -> None:
         """Drop the counts of a topic of which this broker has no partition any more."""
@@ -406,8 +427,35 @@ class Metrics:
         self.store_seconds.labels(operation).observe(seconds)
         self.store_bytes.labels(operation).inc(size_bytes)
 
+    def _register_sums(self) -> None:
+        """Add what is computed from the other metrics at each scrape."""
+        redpanda = RedpandaTopicCounters(
+            {
+                "redpanda_cloud_storage_uploaded_bytes": (self.upload_bytes, "Bytes uploaded of a topic"),
+                "redpanda_cloud_storage_deleted_segments": (
+                    self.expired.deleted_segments,
+                    "Segments whose objects were deleted",
+                ),
+            }
+        )
+        topic_counters = _topic_counters(self.by_topic)
+        self.by_topic.register(redpanda)
+        # The detail page renders this one itself, because its text is long.
+        self.registry.register(self.partitions)
+        for collector in (
+            DaemonTotals(self, topic_counters),
+            RedpandaTotals(self),
+            LargestTopics(self.partitions, lambda: self.max_topics),
+        ):
+            self.default_page.register(collector)
+
     def _gauge(self, name: str, meaning: str, labels: tuple[str, ...] = ()) -> Gauge:
-        return Gauge(f"tieringd_{name}", meaning, labels, registry=self.registry)
+        return Gauge(f"tieringd_{name}", meaning, labels, registry=self.default_page)
 
     def _counter(self, name: str, meaning: str, labels: tuple[str, ...]) -> Counter:
-        return Counter(f"tieringd_{name}", meaning, labels, registry=self.registry)
+        page = self.by_topic if "topic" in labels else self.default_page
+        return Counter(f"tieringd_{name}", meaning, labels, registry=page)
+
+
+def _topic_counters(registry: CollectorRegistry) -> tuple[Counter, ...]:
+    return tuple(one for one in registry._collector_to_names if isinstance(one, Counter))  # noqa: SLF001

@@ -1,33 +1,22 @@
 """
-The health of the daemon: totals for alerts, which exist from the first scrape on.
+The health of the daemon: readiness, faults, loops, certificates and credentials.
 
-A counter with a label has no series before its first event, so `increase()` never sees that event. The
-totals here have no labels and begin at 0. They are summed up at each scrape, so that no event is counted
-twice.
+Every reason and every kind of fault has a series from the first scrape on, so that rules see the first event.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from cryptography import x509
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
-
-    # `tieringd.metrics` imports this module.
-    from tieringd.metrics import Metrics
-
-_STORE_FAILURES: Final = frozenset(
-    {"StorageUnavailable", "StorageDenied", "BucketNotFound", "StoreFull", "CorruptDataError", "timeout"}
-)
-"""Outcomes of requests that are faults of the store. A missing object or a lost race is not one."""
 
 
 class ReadinessSource(Protocol):
@@ -56,7 +45,7 @@ class ReadinessCollector(Collector):
 
 
 class HealthGauges:
-    """When each loop of the daemon last succeeded, and whether the last reload did."""
+    """When each loop of the daemon last succeeded, whether the last reload did, and what runs."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.succeeded_at = Gauge(
@@ -78,7 +67,37 @@ class HealthGauges:
             ("task",),
             registry=registry,
         )
-        self.all = (self.succeeded_at, self.reload_succeeded, self._task_failures)
+        self.config = Gauge(
+            "tieringd_config_info",
+            "1; the label has a hash of the configuration in use, without its secrets",
+            ("hash",),
+            registry=registry,
+        )
+        self.build = Gauge(
+            "tieringd_build_info",
+            "1; the labels have the versions of tieringd and of Python",
+            ("version", "python"),
+            registry=registry,
+        )
+        self.pins_available = Gauge(
+            "tieringd_pins_available",
+            "1 where segments of a log directory can be pinned, 0 where they cannot",
+            ("log_dir",),
+            registry=registry,
+        )
+        self.all = (
+            self.succeeded_at,
+            self.reload_succeeded,
+            self.config,
+            self.build,
+            self.pins_available,
+            self._task_failures,
+        )
+
+    def show_config(self, digest: str) -> None:
+        """Show the hash of the configuration in use, and no earlier one."""
+        self.config.clear()
+        self.config.labels(digest).set(1)
 
     def task_failed(self, task: str) -> None:
         """Count a task that ended by a defect of the program."""
@@ -138,97 +157,26 @@ class CredentialsCollector(Collector):
             )
 
 
-class DaemonTotals(Collector):
-    """Totals of the labelled metrics of one daemon."""
+class FaultsSource(Protocol):
+    """A source that knows how many partitions have a fault."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+    def faults(self) -> Mapping[str, int]:
+        """Return the number of partitions by the kind of their fault, also of those that none has."""
+
+
+class FaultsCollector(Collector):
+    """`tieringd_partitions_in_fault{fault}`, read at each scrape."""
+
+    def __init__(self, source: FaultsSource) -> None:
+        self._source = source
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every total."""
-        metrics = self._metrics
-        for name, meaning, value in (
-            ("archive_gaps", "Gaps recorded in manifests", _sum(metrics.gaps)),
-            (
-                "archive_replaced_offsets",
-                "Offsets replaced after unclean leader elections",
-                _sum(metrics.replaced_offsets),
-            ),
-            ("upload_failures", "Archiver steps that failed", _sum(metrics.upload_failures)),
-            (
-                "trims_denied",
-                "Trims that the broker refused because a permission is missing",
-                _sum(metrics.trim_failures, error={"BrokerDenied"}),
-            ),
-            ("store_requests", "Object store requests, one for each attempt", _sum(metrics.store_requests)),
-            (
-                "store_failures",
-                "Object store requests that failed because of the store",
-                _sum(metrics.store_requests, outcome=_STORE_FAILURES),
-            ),
-            (
-                "housekeeping_failures",
-                "Housekeeping turns that failed",
-                _sum(metrics.housekeeping.failures),
-            ),
-            (
-                "cache_faults",
-                "Cached files with wrong bytes, and files that could not be written to the cache's disk",
-                _sum(metrics.cache.corrupt) + _sum(metrics.cache.put_failures, but_not={"reason": "full"}),
-            ),
-        ):
-            yield CounterMetricFamily(f"tieringd_daemon_{name}", f"{meaning}, over all topics", value=value)
-        pending = _by_labels(metrics.pending_bytes)
-        near = [
-            seconds for key, seconds in _by_labels(metrics.seconds_to_loss).items() if pending.get(key, 0) > 0
-        ]
-        for name, meaning, value in (
-            (
-                "upload_pending_bytes",
-                "Bytes of closed, stable segments that are not durable yet, over all partitions",
-                sum(pending.values()),
-            ),
-            (
-                "upload_lag_seconds",
-                "Age of the oldest closed segment of any partition that is not durable yet",
-                max(_by_labels(metrics.lag_seconds).values(), default=0),
-            ),
-            (
-                "seconds_to_loss",
-                "Time until the broker's retention deletes what is not durable; +Inf when it will not",
-                min(near, default=math.inf),
-            ),
-            (
-                "held_by_transaction_seconds",
-                "Longest time that a closed segment of any partition has waited for an open transaction",
-                max(_by_labels(metrics.held_seconds).values(), default=0),
-            ),
-        ):
-            yield GaugeMetricFamily(f"tieringd_daemon_{name}", meaning, value=value)
-
-
-def _sum(
-    counter: Counter,
-    *,
-    but_not: Mapping[str, str] | None = None,
-    **wanted: Collection[str],
-) -> float:
-    """Return the sum of the counter's series with *wanted* label values, without those of *but_not*."""
-    return sum(
-        sample.value
-        for family in counter.collect()
-        for sample in family.samples
-        if all(sample.labels[label] in values for label, values in wanted.items())
-        and not any(sample.labels[label] == value for label, value in (but_not or {}).items())
-    )
-
-
-def _by_labels(gauge: Gauge) -> dict[tuple[str, ...], float]:
-    """
-    Return the values of a gauge per partition, by topic and partition.
-
-    They are read from the library's internals: for ten thousand partitions `collect()` makes objects and
-    dictionaries, which takes ten times as long as all the totals.
-    """
-    children: Any = gauge._metrics  # noqa: SLF001
-    return {labels: child._value.get() for labels, child in children.copy().items()}  # noqa: SLF001
+        """Yield one series for each kind of fault."""
+        family = GaugeMetricFamily(
+            "tieringd_partitions_in_fault",
+            "Partitions that are not archived as they should be, by what is wrong with them",
+            labels=("fault",),
+        )
+        for fault, partitions in self._source.faults().items():
+            family.add_metric([fault], partitions)
+        yield family

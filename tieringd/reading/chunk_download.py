@@ -149,6 +149,12 @@ class ChunkDownloader:
             CorruptDataError: Its bytes were wrong twice. The error names the object and the position.
             StorageUnavailable: The store does not answer.
         """
+        with self._metrics.hydration_seconds.labels("chunk").time():
+            return await self._download(key, name, chunk, is_cached=is_cached, is_streamed=is_streamed)
+
+    async def _download(
+        self, key: str, name: str, chunk: Chunk, *, is_cached: bool, is_streamed: bool
+    ) -> Downloaded:
         async with self._budget.take(self._memory_bytes(chunk)):
             with self._metrics.in_progress.track_inprogress():
                 for is_last in (False, True):

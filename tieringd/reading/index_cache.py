@@ -161,7 +161,8 @@ class IndexCache:
             self._files.touch(name)
         else:
             self._metrics.misses.labels("index").inc()
-            data, index = await self._from_store(key, segment)
+            with self._metrics.hydration_seconds.labels("index").time():
+                data, index = await self._from_store(key, segment)
             await self._files.put(name, data)
         index = replace(index, broker=BrokerIndexes())
         self._hold(key, index)

@@ -177,11 +177,14 @@ class SpaceManager:
         self._cursors: dict[int, TopicPartition] = {}
         self._short: set[int] = set()
         """The filesystems on which the last round did not find enough."""
+        self.reports: tuple[SpaceReport, ...] = ()
+        """What the last round measured and planned; empty before the first, and when it is switched off."""
 
     def set_config(self, config: Config) -> None:
         """Use *config* from the next round on; the log directories stay as they were."""
         self._config = config
         if not config.space_management_enable:
+            self.reports = ()
             self._tell_cache(None)
 
     async def run(self) -> None:
@@ -216,7 +219,8 @@ class SpaceManager:
             self._publish(space, plan)
             reports.append(SpaceReport(space, plan))
         self._metrics.health.loop_succeeded("space")
-        return tuple(reports)
+        self.reports = tuple(reports)
+        return self.reports
 
     async def _plan(self, snapshot: BrokerSnapshot, space: DiskSpace) -> SpacePlan:
         # A plan over millions of segments takes a second of processor time, so it runs in a thread.

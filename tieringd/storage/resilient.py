@@ -102,10 +102,14 @@ class ResilientStore:
         self._trying = asyncio.Lock()
         self._limits = limits or StoreLimits()
         self._on_request = on_request
+        self.concurrency = self._limits.max_concurrent_requests
+        """How many requests may be under way at once."""
+        self.in_flight = 0
+        """Requests under way, each of which uses a connection."""
         # Jitter only spreads load, so it needs no secret randomness.
         self._random = random or Random()  # noqa: S311
         self._slots = asyncio.Semaphore(self._limits.max_concurrent_requests)
-        self._put_starts: dict[object, float] = {}
+        self._put_starts: dict[_Operation, float] = {}
         self._succeeded_at = -math.inf
         self._is_back = asyncio.Event()
         self._listeners: list[Listener] = []
@@ -143,6 +147,18 @@ class ResilientStore:
     def oldest_put_started(self) -> float | None:
         """Return when the oldest put in flight got its first slot, in loop time; None without one."""
         return min(self._put_starts.values(), default=None)
+
+    def writes_in_flight(self, now: float) -> list[tuple[str, float, int]]:
+        """
+        Return key, age in seconds and attempts of each write under way, the oldest first.
+
+        *now* is in loop time. Any thread may ask.
+        """
+        writes = [
+            (operation.key, max(0.0, now - started), operation.attempts)
+            for operation, started in self._put_starts.copy().items()
+        ]
+        return sorted(writes, key=lambda one: -one[1])
 
     def set_limits(self, limits: StoreLimits) -> None:
         """Use *limits* from the next operation on. The number of concurrent requests stays unchanged."""
@@ -314,12 +330,14 @@ class ResilientStore:
     ) -> T:
         now = asyncio.get_running_loop().time
         begun, outcome, size_bytes, is_throttled = now(), "cancelled", 0, False
+        self.in_flight += 1
         try:
             result = await request()
             outcome, size_bytes = "ok", size_of(result)
         except TieringError as error:
             outcome = type(error).__name__
             is_throttled = isinstance(error, StorageUnavailable) and error.is_throttling
+            outcome = "throttled" if is_throttled else outcome
             raise
         except asyncio.CancelledError:
             # The deadline or the caller cut the request off, so its outcome is unknown.
@@ -327,6 +345,7 @@ class ResilientStore:
             outcome = "timeout" if now() >= operation.deadline else "cancelled"
             raise
         finally:
+            self.in_flight -= 1
             self._on_request(operation.name, outcome, now() - begun, size_bytes)
             for listener in self._listeners:
                 listener(is_throttled=is_throttled)

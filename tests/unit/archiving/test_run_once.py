@@ -11,7 +11,7 @@ from tests.fakes.broker import broker_unavailable
 from tests.fakes.daemons import Daemon
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
-from tieringd.archiving.reconciler import PartitionStatus
+from tieringd.archiving.partition_status import PartitionStatus
 from tieringd.errors import BrokerUnavailable, LocalFileError
 from tieringd.model.partition import Leadership
 

@@ -48,6 +48,15 @@ def test_scrape_configuration_names_the_job_and_the_targets():
     assert job["static_configs"] == [{"targets": ["localhost:9640"]}]
 
 
+def test_scrape_configuration_has_the_partitions_where_asked_for():
+    """A job of its own, less often and with a cap, for the same targets."""
+    jobs = yaml.safe_load(printed("scrape-config", "--partitions", "--target", "a:1"))["scrape_configs"]
+    assert [job["job_name"] for job in jobs] == ["tieringd", "tieringd-partitions"]
+    assert jobs[1]["metrics_path"] == "/metrics/partitions"
+    assert jobs[1]["sample_limit"] == 100_000
+    assert [job["static_configs"] for job in jobs] == [[{"targets": ["a:1"]}]] * 2
+
+
 def test_dashboards_are_those_of_the_repository():
     """They are listed, each is printed as it is, and one that there is not is an error with their names."""
     directory = ROOT / "deploy" / "grafana"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
+from functools import partial
 
 import aiohttp
 import pytest
@@ -19,7 +21,7 @@ from tests.fakes.store import store_unavailable
 from tests.fakes.uploads import settle
 from tieringd.config.model import AdminConfig
 from tieringd.daemon.admin import AdminPage, serving
-from tieringd.errors import ConfigError
+from tieringd.errors import ConfigError, StoreFull
 from tieringd.formats.object_keys import data_key, topic_key
 from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
 from tieringd.policies.upload_control import UploadPace
@@ -32,6 +34,16 @@ class SilentStore(MemoryStore):
     async def list_page(self, prefix, *, start_after=None, limit=1000):
         """Fail as a store that is away."""
         raise store_unavailable("list_page")
+
+
+class FullStore(MemoryStore):
+    """A store that has room for manifests, and none for segments."""
+
+    async def put(self, key, body, *, crc32c, condition=None):
+        """Store a manifest, or fail as a full store."""
+        if key.endswith(".log"):
+            raise StoreFull("the disk of the file store is full")
+        return await super().put(key, body, crc32c=crc32c, condition=condition)
 
 
 ELSEWHERE = TopicIdPartition("cluster", "elsewhere", NO_TOPIC_ID, 0)
@@ -170,7 +182,7 @@ async def test_metrics_have_redpandas_pending_offsets(client, reconciler):
     """The metric that the data archiver's users know is there, under its own name and labels."""
     await reconciler.run_once()
 
-    async with client.get("/metrics") as response:
+    async with client.get("/metrics/partitions") as response:
         assert response.content_type == "text/plain"
         families = text_string_to_metric_families(await response.text())
         samples = [each for family in families for each in family.samples]
@@ -180,6 +192,79 @@ async def test_metrics_have_redpandas_pending_offsets(client, reconciler):
     assert pending.value == 2
     (uploads,) = [each for each in samples if each.name == "tieringd_uploads_total"]
     assert uploads.value == 1
+
+
+async def test_metrics_of_topics_are_on_their_own_page(client, reconciler):
+    """The daemon's page has totals and the largest topics; each page is complete for its purpose."""
+    await reconciler.run_once()
+    _, brief = await text_of(client, "/metrics")
+    _, detail = await text_of(client, "/metrics/partitions")
+    assert 'tieringd_uploads_total{topic="orders"} 1.0' in detail
+    assert "tieringd_uploads_total" not in brief
+    assert "\ntieringd_daemon_uploads_total 1.0" in brief
+    assert 'tieringd_topic_archive_segments{topic="orders"} 1.0' in brief
+    assert not [line for line in brief.splitlines() if "partition=" in line]
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/partitions"])
+async def test_metrics_are_compressed_for_those_who_take_that(client, reconciler, path):
+    """Prometheus does; a person's curl gets text."""
+    await reconciler.run_once()
+    async with client.get(path, headers={"Accept-Encoding": "gzip"}) as response:
+        assert response.headers["Content-Encoding"] == "gzip"
+        compressed = await response.text()
+    async with client.get(path, headers={"Accept-Encoding": "identity"}) as response:
+        assert "Content-Encoding" not in response.headers
+        plain = await response.text()
+    names = [{line.split(" ")[0] for line in page.splitlines()} for page in (compressed, plain)]
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/partitions"])
+async def test_metrics_are_rendered_outside_the_event_loop(client, metrics, path):
+    """The loop archives and serves clients; a page of ten thousand partitions must not hold it up."""
+    threads = set()
+
+    class Spy:
+        def collect(self):
+            threads.add(threading.current_thread())
+            return []
+
+    metrics.default_page.register(Spy())
+    metrics.by_topic.register(Spy())
+    await text_of(client, path)
+    assert len(threads) == 1
+    assert threading.current_thread() not in threads
+
+
+async def test_partitions_are_counted_by_fault(metrics, reconciler, one_round, writer):
+    """Every kind is there from the first scrape on, and what is wrong now is counted."""
+    writer.flip_byte(0)
+    async with serving(AdminConfig(port=0), metrics, reconciler):
+        count = partial(metrics.registry.get_sample_value, "tieringd_partitions_in_fault")
+        kinds = ("corrupt", "fenced", "operator", "store", "other")
+        assert [count({"fault": one}) for one in kinds] == [0] * 5
+        await one_round("segment is corrupt: the partition is neither uploaded nor trimmed from here on")
+        assert [count({"fault": one}) for one in kinds] == [1, 0, 0, 0, 0]
+
+
+async def test_status_and_metrics_agree_while_the_store_is_full(tmp_path, metrics, writer, broker, log):
+    """What waits is the same on both, and the fault is counted as the store's."""
+    archive = archive_in(FullStore())
+    reconciler = reconciler_of(tiered_config(tmp_path, interval_ms=1), archive, broker, metrics=metrics)
+    run = asyncio.create_task(reconciler.run())
+    await log.said("archiver step failed")
+    page = AdminPage(metrics, reconciler)
+    async with TestClient(TestServer(page.application())) as client, client.get("/status") as response:
+        (partition,) = (await response.json())["partitions"]
+    pending = metrics.registry.get_sample_value(
+        "tieringd_upload_pending_segments", {"topic": "orders", "partition": "0"}
+    )
+    assert "full" in partition["fault"]
+    assert partition["pending_segments"] == pending == 1
+    assert reconciler.faults()["store"] == 1
+    reconciler.stop()
+    await run
 
 
 async def test_status_before_the_first_round_is_empty(client):
@@ -269,7 +354,7 @@ async def test_status_tells_the_problems(client, reconciler, writer):
 
 async def test_other_pages_are_not_found(client):
     """Nothing else is served, and nothing can be changed."""
-    assert (await text_of(client, "/"))[0] == 404
+    assert (await text_of(client, "/other"))[0] == 404
     async with client.post("/status") as response:
         assert response.status == 405
 

@@ -1,14 +1,12 @@
 """
-Prices of object stores, and the number of requests of an upload.
+An operator's own prices of an object store, and the number of requests of an upload.
 
-The price lists here are public list prices for a region of the United States, of the year in their label, of
-the first tier and without a discount. An operator can give others in a file.
+Without a file of prices the list prices of `policies.prices` are used.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from tieringd.errors import ConfigError
+from tieringd.policies.prices import LIST_PRICES, Prices
 
 if TYPE_CHECKING:
     # An ordinary import would load pydantic and xxhash into processes that do not need them.
@@ -23,35 +22,6 @@ if TYPE_CHECKING:
 
 _BESIDE_PARTS: Final = {"s3": 2, "azure": 1}
 """Requests of a multipart upload besides those of its parts: to begin and to complete it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """The prices of one storage class."""
-
-    label: str
-    """The store, the region and the year of the prices."""
-    currency: str
-    storage_gib_month: float
-    """The price of one GiB for one month; stores call the unit GB."""
-    writes_1000: float
-    """The price of 1000 writing requests."""
-
-    def storage_cost(self, size_bytes: int) -> float:
-        """Return the cost of storing *size_bytes* for a month."""
-        return size_bytes / (1 << 30) * self.storage_gib_month
-
-    def write_cost(self, requests: int) -> float:
-        """Return the cost of a number of writing requests."""
-        return requests / 1000 * self.writes_1000
-
-
-LIST_PRICES: Final[Mapping[str, Prices]] = {
-    "aws": Prices("S3 Standard, us-east-1, list price of 2025", "USD", 0.023, 0.005),
-    "google": Prices("Cloud Storage Standard, us-central1, list price of 2025", "USD", 0.020, 0.005),
-    "azure": Prices("Blob Storage Hot LRS, East US, list price of 2025", "USD", 0.0184, 0.005),
-}
-"""List prices by backend."""
 
 
 def list_prices(config: Config) -> Prices | None:

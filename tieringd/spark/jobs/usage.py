@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 from tieringd.archive.scrub.survey import ScrubbedTopics
 from tieringd.model.partition import TopicIdPartition
+from tieringd.policies.prices import Prices
 from tieringd.policies.scrub import Finding
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.job_progress import Progress, silent, watched
-from tieringd.spark.jobs.prices import Prices, list_prices
+from tieringd.spark.jobs.prices import list_prices
 from tieringd.spark.jobs.report import Report, Table, Value
 from tieringd.spark.jobs.tasks import failures_in_words
 from tieringd.spark.jobs.topic_choice import is_chosen_by, require_matched

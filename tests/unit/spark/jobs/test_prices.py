@@ -6,7 +6,8 @@ import pytest
 
 from tieringd.config import parse_config
 from tieringd.errors import ConfigError
-from tieringd.spark.jobs.prices import LIST_PRICES, Prices, UploadRequests, list_prices, read_prices
+from tieringd.policies.prices import LIST_PRICES, Prices
+from tieringd.spark.jobs.prices import UploadRequests, list_prices, read_prices
 
 MIB, GIB = 1 << 20, 1 << 30
 S3 = """\

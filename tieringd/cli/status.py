@@ -1,0 +1,160 @@
+"""`tieringd status`: the status page of the running daemon, on one screen of a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from tieringd.cli.daemon_status import asked
+from tieringd.cli.options import ConfigFile, Format, OutputFormat, loaded
+from tieringd.config import Config
+from tieringd.daemon.overview import DiskLine, Overview, PartitionLine, Task, UploadLine
+from tieringd.daemon.recent_errors import FoldedError
+from tieringd.daemon.status_page import duration, scaled, size, times
+
+_COLUMNS: Final = 79
+_BAR: Final = 24
+_MOST_LINES: Final = 5
+
+
+def status(
+    config: ConfigFile = Path("/etc/tieringd/tieringd.yaml"), output: Format = OutputFormat.TEXT
+) -> None:
+    """
+    Show the running daemon: health, lag, the worst partitions, disks, uploads, errors, and what to do.
+
+    Exits 1 when the daemon is not ready or does not answer.
+    """
+    found = asyncio.run(_overview(loaded(config)))
+    if output is OutputFormat.JSON:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        for line in screen(overview_of(found)):
+            typer.echo(line)
+    if found["reasons"]:
+        raise typer.Exit(1)
+
+
+async def _overview(config: Config) -> dict[str, Any]:
+    found: dict[str, Any] | None = await asked(config, "/status/overview")
+    if found is None:
+        typer.echo(
+            f"no daemon answers on {config.admin.host}:{config.admin.port}: is it running, and with this "
+            "configuration?",
+            err=True,
+        )
+        raise typer.Exit(1)
+    return found
+
+
+def overview_of(document: Mapping[str, Any]) -> Overview:
+    """Return the overview that a daemon sent as JSON; fields that this version does not know are left out."""
+    known = {one.name: document[one.name] for one in fields(Overview)}
+    kinds = {
+        "tasks": Task,
+        "partitions": PartitionLine,
+        "disks": DiskLine,
+        "uploads": UploadLine,
+        "errors": FoldedError,
+    }
+    for name, kind in kinds.items():
+        names = [one.name for one in fields(kind)]
+        known[name] = tuple(kind(**{key: one[key] for key in names}) for one in document[name])
+    return Overview(**known)
+
+
+def screen(seen: Overview) -> Iterator[str]:
+    """Yield the lines, none of which is wider than a terminal of 80 columns."""
+    state = "NOT READY" if seen.reasons else "needs a person" if seen.tasks else "well"
+    yield f"tieringd {seen.version}: {state}, up {duration(seen.uptime_seconds)}"
+    yield from _wrapped("", f"cluster {seen.cluster or 'unknown'}, broker {seen.broker}, store {seen.store}")
+    for name, why in seen.reasons.items():
+        yield from _wrapped("  ", f"{name}: {why}")
+    loss = "not near" if seen.seconds_to_loss is None else duration(seen.seconds_to_loss)
+    yield ""
+    yield (
+        f"{seen.led_partitions} partitions led, {seen.followed_partitions} followed, "
+        f"{sum(seen.faults.values())} in error"
+    )
+    yield (
+        f"waiting {size(seen.pending_bytes)} in {seen.pending_segments} segments, "
+        f"oldest {duration(seen.lag_seconds)}"
+    )
+    yield f"until loss: {loss}; archive {size(seen.archived_bytes)}, local {size(seen.local_bytes)}"
+    yield from _section("What needs a person", [f"{one.what}\n  {one.command}" for one in seen.tasks])
+    yield from _section(
+        "Worst partitions (= archive, - local log, # both)",
+        [line for one in seen.partitions[:_MOST_LINES] for line in _partition(one)],
+    )
+    yield from _section("Disks", [line for one in seen.disks for line in _disk(one)])
+    yield from _section(
+        "Uploads in flight",
+        [f"{duration(one.seconds)}, attempt {one.attempts}: {one.key}" for one in seen.uploads[:_MOST_LINES]],
+    )
+    yield from _section(
+        "Warnings and errors",
+        [
+            f"{one.event}{f' ({one.where})' if one.where else ''}, {times(one.times)}\n  {one.remedy}"
+            for one in seen.errors[:_MOST_LINES]
+        ],
+    )
+
+
+def _section(title: str, texts: Sequence[str]) -> Iterator[str]:
+    yield ""
+    yield f"{title}:" if texts else f"{title}: none"
+    for text in texts:
+        first, *rest = text.split("\n")
+        yield from _wrapped("  ", first)
+        for line in rest:
+            yield from _wrapped("  ", line)
+
+
+def _partition(line: PartitionLine) -> Iterator[str]:
+    late = f"lag {duration(line.lag_seconds)}, {size(line.pending_bytes)} waiting"
+    yield f"{_bar(line)} {line.topic}-{line.partition}: {late}"
+    if line.fault or line.because:
+        yield f"  {f'{line.fault}: ' if line.fault else ''}{line.because}"
+
+
+def _bar(line: PartitionLine) -> str:
+    """Return both ranges of offsets on one scale."""
+    cells = [" "] * _BAR
+    for mark, (left, width) in zip("=-", scaled(line), strict=True):
+        begin = min(_BAR - 1, int(left * _BAR))
+        end = max(begin + 1, round((left + width) * _BAR)) if width else begin
+        for cell in range(begin, min(_BAR, end)):
+            cells[cell] = "#" if cells[cell] == "=" else mark
+    return f"[{''.join(cells)}]"
+
+
+def _disk(line: DiskLine) -> Iterator[str]:
+    yield f"{line.directories}: {line.state}, {size(line.free_bytes)} free of {size(line.total_bytes)}"
+    if line.log_bytes is not None:
+        yield f"  logs {size(line.log_bytes)} of their {size(line.log_area_bytes or 0)}"
+    if line.phase:
+        yield f"  phase {line.phase}"
+
+
+def _wrapped(indent: str, text: str) -> Iterator[str]:
+    """Yield *text* in lines of a terminal's width; a word that is longer is cut."""
+    depth = len(text) - len(text.lstrip())
+    begin, room = indent + " " * depth, _COLUMNS - len(indent) - depth
+    line = ""
+    text = text.strip() if not text.startswith("[") else text
+    for word in text.split(" "):
+        pieces = [word[at : at + room] for at in range(0, len(word), room)] or [""]
+        for piece in pieces:
+            if line and len(line) + 1 + len(piece) > room:
+                yield begin + line
+                line, begin = piece, indent + " " * (depth + 2 if depth + 2 < room else depth)
+                room = _COLUMNS - len(begin)
+            else:
+                line = f"{line} {piece}" if line else piece
+    yield begin + line

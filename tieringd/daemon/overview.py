@@ -1,0 +1,298 @@
+"""
+The overview of a daemon: what the status page and `tieringd status` show on one screen.
+
+It is made of the same figures as the metrics, so the two agree. It costs one walk over the partitions, in
+the thread that renders the page, and holds only the worst of them, so that its size does not grow.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tieringd import __version__
+from tieringd.archiving.partition_status import FaultKind, PartitionStatus
+from tieringd.archiving.reconciler import Reconciler
+from tieringd.daemon.recent_errors import FoldedError, RecentErrors
+from tieringd.metrics import Metrics
+from tieringd.metrics.partitions import PartitionFigures, by_labels
+from tieringd.model.partition import TopicPartition
+from tieringd.space.space_manager import SpaceManager
+from tieringd.storage.resilient import ResilientStore
+
+MOST_PARTITIONS: Final = 20
+_MOST_TASKS_OF_A_KIND: Final = 5
+_FAULT_TEXTS: Final = {
+    FaultKind.CORRUPT: (
+        "corrupt local data: the partition is not archived from there on",
+        "tieringd explain {topic} {partition}   # then delete this replica, and let Kafka copy it again",
+    ),
+    FaultKind.FENCED: (
+        "another daemon archives the partition under the same leader epoch",
+        "systemctl stop tieringd   # on the host that should not run it; then restart it here",
+    ),
+    FaultKind.OPERATOR: (
+        "the partition waits for a decision about its records",
+        "tieringd explain {topic} {partition}",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonFacts:
+    """What does not change while a daemon runs."""
+
+    store: str
+    """The kind of the object store and the bucket's name."""
+    broker: str
+    started_at: float = field(default_factory=time.monotonic)
+    """By the monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLine:
+    """One of the worst partitions."""
+
+    topic: str
+    partition: int
+    fault: str
+    """The kind of its fault; empty without one."""
+    because: str
+    """The fault in words, or what the partition waits for."""
+    lag_seconds: float
+    pending_bytes: int
+    seconds_to_loss: float | None
+    """None where the broker will not delete what is not durable."""
+    remote: tuple[int, int]
+    """The first archived offset, and the one after the last."""
+    local: tuple[int, int]
+    """The same of the local log."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskLine:
+    """One filesystem."""
+
+    directories: str
+    total_bytes: int
+    free_bytes: int
+    state: str
+    """`ok`, `low` or `degraded`."""
+    log_bytes: int | None = None
+    log_area_bytes: int | None = None
+    phase: str = ""
+    """The last phase of space management that trims; empty while the logs are within their area."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadLine:
+    """One write to the object store that is under way."""
+
+    key: str
+    seconds: float
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Something that only a person can do."""
+
+    what: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """One screen about a daemon."""
+
+    version: str
+    uptime_seconds: float
+    cluster: str
+    store: str
+    broker: str
+    reasons: Mapping[str, str]
+    """What keeps the daemon from being ready, by a reason's name; empty when it is ready."""
+    led_partitions: int
+    followed_partitions: int
+    pending_bytes: int
+    pending_segments: int
+    lag_seconds: float
+    seconds_to_loss: float | None
+    archived_bytes: int
+    local_bytes: int
+    faults: Mapping[str, int]
+    tasks: tuple[Task, ...]
+    partitions: tuple[PartitionLine, ...]
+    """The worst first, at most `MOST_PARTITIONS`."""
+    disks: tuple[DiskLine, ...]
+    cache_bytes: int
+    cache_limit_bytes: int
+    uploads: tuple[UploadLine, ...]
+    errors: tuple[FoldedError, ...]
+
+
+class OverviewMaker:
+    """Make overviews of one daemon. `make` may run in any thread."""
+
+    def __init__(
+        self,
+        facts: DaemonFacts,
+        *,
+        metrics: Metrics,
+        reconciler: Reconciler,
+        store: ResilientStore,
+        space: SpaceManager,
+        errors: RecentErrors,
+    ) -> None:
+        self._facts = facts
+        self._metrics = metrics
+        self._reconciler = reconciler
+        self._store = store
+        self._space = space
+        self._errors = errors
+
+    def make(self) -> Overview:
+        """Return the overview as it is now."""
+        metrics, reconciler = self._metrics, self._reconciler
+        figures, snapshot = metrics.partitions.known(), reconciler.snapshot
+        statuses = reconciler.statuses()
+        sums = metrics.partitions.sums()
+        faults = {kind.value: 0 for kind in FaultKind}
+        for status in statuses.values():
+            if status.fault_kind is not None:
+                faults[status.fault_kind.value] += 1
+        lines = [
+            _line(
+                leadership.partition.topic,
+                leadership.partition.partition,
+                status,
+                figures.get(leadership.partition.topic_partition, PartitionFigures()),
+            )
+            for leadership, status in statuses.items()
+        ]
+        worst = heapq.nsmallest(MOST_PARTITIONS, lines, key=_badness)
+        return Overview(
+            version=__version__,
+            uptime_seconds=time.monotonic() - self._facts.started_at,
+            cluster=snapshot.cluster if snapshot is not None else "",
+            store=self._facts.store,
+            broker=self._facts.broker,
+            reasons={name: why for name, why in reconciler.readiness().items() if why},
+            led_partitions=len(statuses) - faults[FaultKind.FENCED.value],
+            followed_partitions=len(snapshot.followed) if snapshot is not None else 0,
+            pending_bytes=sums.pending_bytes,
+            pending_segments=sums.pending_segments,
+            lag_seconds=sums.lag_seconds,
+            seconds_to_loss=_finite(sums.seconds_to_loss),
+            archived_bytes=sums.archived_bytes,
+            local_bytes=sums.local_bytes,
+            faults={name: count for name, count in faults.items() if count},
+            tasks=tuple(self._tasks(lines, figures)),
+            partitions=tuple(worst),
+            disks=tuple(self._disks()),
+            cache_bytes=int(metrics.cache.size_bytes._value.get()),  # noqa: SLF001
+            cache_limit_bytes=int(metrics.cache.limit_bytes._value.get()),  # noqa: SLF001
+            uploads=tuple(UploadLine(*one) for one in self._store.writes_in_flight(time.monotonic())),
+            errors=tuple(self._errors.folded()),
+        )
+
+    def _tasks(
+        self, lines: list[PartitionLine], figures: Mapping[TopicPartition, PartitionFigures]
+    ) -> Iterator[Task]:
+        yield from _partition_tasks(lines)
+        if lost := self._metrics.partitions.sums().gap_offsets:
+            yield Task(
+                f"{lost} offsets were lost before they could be copied: {_with_gaps(figures)}",
+                "tieringd archive describe TOPIC",
+            )
+        for place, why in list(self._reconciler.problems.items())[:_MOST_TASKS_OF_A_KIND]:
+            yield Task(f"{place} cannot be read: {why}", f"ls -ld {place}")
+        if self._reconciler.paused_topics:
+            names = ", ".join(self._reconciler.paused_topics[:_MOST_TASKS_OF_A_KIND])
+            yield Task(f"paused topics: {names}", "tieringd topic resume TOPIC")
+        yield from self._settings_tasks()
+
+    def _settings_tasks(self) -> Iterator[Task]:
+        health = self._metrics.health
+        if not health.reload_succeeded._value.get():  # noqa: SLF001
+            yield Task(
+                "the last reload found a fault; the configuration before it is in use",
+                "tieringd config check",
+            )
+        for (log_dir,), available in by_labels(health.pins_available).items():
+            if not available:
+                yield Task(
+                    f"segments in {log_dir} are not pinned: the broker may delete what is not durable",
+                    "set broker.pin_directory to a directory on the same file system",
+                )
+        if scrubbed := int(sum(by_labels(self._metrics.scrub.faults).values())):
+            yield Task(
+                f"{scrubbed} faults in the archive that scrubbing cannot mend", "tieringd archive scrub"
+            )
+
+    def _disks(self) -> Iterator[DiskLine]:
+        disk = self._metrics.disk
+        total, free, state = (
+            {key[0]: value for key, value in by_labels(pair[1]).items()}
+            for pair in (disk.total_bytes, disk.free_bytes, disk.alert)
+        )
+        reports = {report.space.log_dirs[0]: report for report in self._space.reports}
+        for directory, size in total.items():
+            report = reports.get(directory)
+            phases = (
+                [one.phase for one in report.plan.phases if one.removals] if report and report.plan else []
+            )
+            yield DiskLine(
+                ", ".join(report.space.log_dirs) if report else directory,
+                int(size),
+                int(free.get(directory, 0)),
+                ("ok", "low", "degraded")[int(state.get(directory, 0))],
+                report.space.log_used_bytes if report else None,
+                report.space.areas.log_bytes if report else None,
+                f"{phases[-1].value} of 5: {phases[-1].title}" if phases else "",
+            )
+
+
+def _line(topic: str, partition: int, status: PartitionStatus, figures: PartitionFigures) -> PartitionLine:
+    return PartitionLine(
+        topic,
+        partition,
+        status.fault_kind.value if status.fault_kind is not None else "",
+        status.fault or status.waits_because,
+        figures.lag_seconds,
+        figures.pending_bytes,
+        _finite(figures.seconds_to_loss) if figures.pending_bytes else None,
+        (figures.start_offset, figures.next_offset),
+        (figures.local_start_offset, figures.local_next_offset),
+    )
+
+
+def _badness(line: PartitionLine) -> tuple[bool, float, float, str, int]:
+    """Return what sorts the worst partition first: a fault, then a loss that is near, then what is late."""
+    loss = math.inf if line.seconds_to_loss is None else line.seconds_to_loss
+    return not line.fault, loss, -line.lag_seconds, line.topic, line.partition
+
+
+def _finite(seconds: float) -> float | None:
+    return None if math.isinf(seconds) else seconds
+
+
+def _partition_tasks(lines: list[PartitionLine]) -> Iterator[Task]:
+    for kind, (what, command) in _FAULT_TEXTS.items():
+        found = [one for one in lines if one.fault == kind.value]
+        for one in found[:_MOST_TASKS_OF_A_KIND]:
+            name = f"{one.topic}-{one.partition}"
+            yield Task(f"{name}: {what}", command.format(topic=one.topic, partition=one.partition))
+        left = len(found) - _MOST_TASKS_OF_A_KIND
+        if left > 0:
+            yield Task(f"{left} more partitions: {what}", "curl -s localhost:9640/status")
+
+
+def _with_gaps(figures: Mapping[TopicPartition, PartitionFigures]) -> str:
+    """Return the partitions with the most lost offsets."""
+    most = heapq.nlargest(3, figures, key=lambda one: figures[one].gap_offsets)
+    return ", ".join(f"{one.topic}-{one.partition}" for one in most if figures[one].gap_offsets)
