@@ -35,7 +35,8 @@ from tieringd.config.units import format_duration
 from tieringd.daemon.admin import serving
 from tieringd.daemon.assembly import DaemonParts, apply_config, assembled
 from tieringd.daemon.certificates import certificate_files
-from tieringd.errors import ConfigError, StorageUnavailable
+from tieringd.daemon.service_manager import ServiceManager
+from tieringd.errors import BucketNotFound, ConfigError, StorageDenied, StorageUnavailable
 from tieringd.metrics import Metrics
 from tieringd.storage.at_once import cancelled
 
@@ -83,6 +84,7 @@ class Reloader:
         load: Callable[[], Config],
         on_change: Callable[[Config], None],
         metrics: Metrics,
+        manager: ServiceManager,
     ) -> None:
         """Take the collaborators; *load* reads the file again, *on_change* gets the configuration in use."""
         self.config = config
@@ -90,16 +92,22 @@ class Reloader:
         self._load = load
         self._on_change = on_change
         self._metrics = metrics
+        self._manager = manager
 
     async def run(self, asked: asyncio.Event) -> None:
         """Reload each time *asked* is set, until cancelled."""
         while True:
             await asked.wait()
             asked.clear()
-            await self.reload()
+            self._manager.reloading()
+            self._manager.ready(await self.reload())
 
-    async def reload(self) -> None:
-        """Read the configuration again; the one in use changes only if all of the new one is valid."""
+    async def reload(self) -> str:
+        """
+        Read the configuration again, and return the outcome as one line.
+
+        The configuration in use changes only if all of the new one is valid.
+        """
         try:
             found = await asyncio.to_thread(self._load)
         except ConfigError as error:
@@ -109,7 +117,7 @@ class Reloader:
                 problems=error.problems,
             )
             self._metrics.health.reload_succeeded.set(0)
-            return
+            return f"running; the last reload changed nothing: {error}"
         plan = compare_configs(self.config, found)
         self.config = plan.config
         self._on_change(plan.config)
@@ -123,6 +131,7 @@ class Reloader:
         self._metrics.health.reload_succeeded.set(1)
         log.info("configuration reloaded", applied=len(plan.applied), waiting=len(plan.needs_restart))
         self._parts.reconciler.hint()
+        return "running"
 
 
 async def run_daemon(
@@ -136,12 +145,16 @@ async def run_daemon(
 
     On SIGHUP *load* reads the configuration again, and *on_change* gets the one in use after that.
 
+    The gateway listens before the store is asked for anything: clients are served while the store is away.
+
     Raises:
-        ConfigError: The configuration cannot be used on this host.
-        StorageError: The bucket does not exist, or the credentials are refused.
+        ConfigError: The configuration cannot be used on this host, the bucket does not exist, or the store
+            refuses the credentials: another try does not help.
+        StorageError: The disk of a file store is not mounted.
     """
     keep_arenas_few()
     metrics = Metrics()
+    manager = ServiceManager()
     stop, hurry, hangup = asyncio.Event(), asyncio.Event(), asyncio.Event()
     # The start takes long where a store does not answer, and SIGHUP ends a process that has no handler
     # for it.
@@ -153,12 +166,22 @@ async def run_daemon(
         _report_start(config, parts)
         _measure_oldest_upload(metrics, parts)
         metrics.watch_certificates(lambda: certificate_files(config))
-        await _check_store(parts)
         reloader = Reloader(
-            config, parts, load=load or (lambda: config), on_change=on_change, metrics=metrics
+            config,
+            parts,
+            load=load or (lambda: config),
+            on_change=on_change,
+            metrics=metrics,
+            manager=manager,
         )
-        with _stopped_by_signals(stop, hurry), startup_objects_spared():
-            await _run_until_stopped(reloader, parts, stop, hurry, hangup)
+        with _stopped_by_signals(stop, hurry):
+            async with _serving_clients(parts) as gateway, _fed(manager):
+                manager.ready("running")
+                if await _store_allows_start(config, parts, stop, gateway):
+                    with startup_objects_spared():
+                        await _run_until_stopped(
+                            reloader, parts, stop, hurry, hangup, gateway=gateway, manager=manager
+                        )
     log.info("stopped")
 
 
@@ -173,8 +196,9 @@ async def run_once(config: Config) -> PassResult:
     # A pass ends soon and uses the configuration of its start, so SIGHUP does nothing.
     async with _on_hangup(lambda: None), assembled(config, metrics) as parts:
         _report_start(config, parts)
-        await parts.archive.store.list_page("meta/", limit=1)
-        await parts.archive.check_store()
+        with _permanent_faults_named(config):
+            await parts.archive.store.list_page("meta/", limit=1)
+            await parts.archive.check_store()
         stop, hurry = asyncio.Event(), asyncio.Event()
         with _stopped_by_signals(stop, hurry):
             work = asyncio.create_task(parts.reconciler.run_once())
@@ -187,8 +211,58 @@ async def run_once(config: Config) -> PassResult:
                     await stopper
 
 
+@asynccontextmanager
+async def _serving_clients(parts: DaemonParts) -> AsyncIterator[tuple[asyncio.Task[None], ...]]:
+    """Let the gateway listen and serve for the time of the context; yield its task, if it is enabled."""
+    if parts.gateway is None:
+        yield ()
+        return
+    await parts.gateway.listen()
+    serving_task = asyncio.create_task(parts.gateway.run())
+    try:
+        yield (serving_task,)
+    finally:
+        await cancelled((serving_task,))
+
+
+@asynccontextmanager
+async def _fed(manager: ServiceManager) -> AsyncIterator[None]:
+    """Feed the watchdog for the time of the context: also while the store is awaited at the start."""
+    feeding = asyncio.create_task(manager.feed_watchdog())
+    try:
+        yield
+    finally:
+        await cancelled((feeding,))
+
+
+async def _store_allows_start(
+    config: Config, parts: DaemonParts, stop: asyncio.Event, gateway: tuple[asyncio.Task[None], ...]
+) -> bool:
+    """Check the store. Return False when the daemon was asked to stop meanwhile."""
+    checking = asyncio.create_task(_check_store(config, parts))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({checking, stopping, *gateway}, return_when=asyncio.FIRST_COMPLETED)
+        for one in gateway:
+            if one.done():
+                await one
+        if checking.done():
+            await checking
+            return True
+        return False
+    finally:
+        await cancelled((checking, stopping))
+
+
 async def _run_until_stopped(
-    reloader: Reloader, parts: DaemonParts, stop: asyncio.Event, hurry: asyncio.Event, hangup: asyncio.Event
+    reloader: Reloader,
+    parts: DaemonParts,
+    stop: asyncio.Event,
+    hurry: asyncio.Event,
+    hangup: asyncio.Event,
+    *,
+    gateway: tuple[asyncio.Task[None], ...],
+    manager: ServiceManager,
 ) -> None:
     config = reloader.config
     watch = DirectoryWatch([str(path) for path in config.broker.log_dirs])
@@ -203,7 +277,7 @@ async def _run_until_stopped(
         ),
         asyncio.create_task(parts.housekeeping.service.run()),
         *parts.disks.start(),
-        *([asyncio.create_task(parts.gateway.run())] if parts.gateway else []),
+        *gateway,
     ]
     try:
         stopping = asyncio.create_task(stop.wait())
@@ -214,6 +288,7 @@ async def _run_until_stopped(
                 # A failed helper ends the daemon: without the helper the daemon would only look alive.
                 await helper
         if not reconciling.done():
+            manager.stopping()
             await _finish(reloader.config, reconciling, hurry)
         if not reconciling.cancelled():
             await reconciling
@@ -266,13 +341,29 @@ async def _follow(watch: DirectoryWatch, parts: DaemonParts) -> None:
             parts.reconciler.hint()
 
 
-async def _check_store(parts: DaemonParts) -> None:
+async def _check_store(config: Config, parts: DaemonParts) -> None:
     """Fail at once where an operator must act; a store that is unavailable now may come back."""
+    with _permanent_faults_named(config):
+        try:
+            await parts.archive.store.list_page("meta/", limit=1)
+            await parts.archive.check_store()
+        except StorageUnavailable as error:
+            log.warning("object store does not answer yet", error=str(error))
+
+
+@contextmanager
+def _permanent_faults_named(config: Config) -> Iterator[None]:
+    """
+    Turn a store's refusal at the start into a fault of the configuration, which ends the unit's restarts.
+
+    The directory of a file store is left out: it comes back when its disk is mounted.
+    """
     try:
-        await parts.archive.store.list_page("meta/", limit=1)
-        await parts.archive.check_store()
-    except StorageUnavailable as error:
-        log.warning("object store does not answer yet", error=str(error))
+        yield
+    except (BucketNotFound, StorageDenied) as error:
+        if config.backend == "file":
+            raise
+        raise ConfigError(error.message, hint=error.hint) from error
 
 
 def _report_start(config: Config, parts: DaemonParts) -> None:

@@ -103,12 +103,20 @@ class Gateway:
     cache: ReadCache
     server: GatewayServer
 
+    async def listen(self) -> None:
+        """
+        Begin to listen; `run` serves.
+
+        Raises:
+            ConfigError: The address cannot be listened on.
+        """
+        await self.server.start()
+
     async def run(self) -> None:
         """Serve until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.cache.keeper.run())
             tasks.create_task(self.cache.hydrator.run())
-            await self.server.start()
             await self.server.watch()
 
 

@@ -21,7 +21,7 @@ from tests.fakes.log_writer import LogWriter
 from tests.support.raw_http import serving
 from tieringd.config import parse_config
 from tieringd.daemon.app import run_daemon, run_once
-from tieringd.errors import BucketNotFound, ConfigError
+from tieringd.errors import ConfigError
 
 _EMPTY_LISTING = (
     b'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>b</Name><Prefix></Prefix>'
@@ -248,10 +248,14 @@ async def test_helper_that_fails_ends_the_daemon(config, bucket, log):
 
 
 async def test_missing_bucket_ends_the_daemon_at_its_start(config, bucket, log):
-    """What an operator must mend is said at once, and nothing keeps running."""
+    """
+    What an operator must mend is said at once, and nothing keeps running.
+
+    It is a fault of the configuration: the unit does not start such a daemon again.
+    """
     bucket.exists = False
     async with running(run_daemon(config())) as daemon:
-        with pytest.raises(BucketNotFound):
+        with pytest.raises(ConfigError, match="there is no bucket archive"):
             await daemon
 
 
@@ -297,5 +301,5 @@ async def test_single_pass_without_a_bucket_raises(config, bucket, log):
     """A pass on a bucket that does not exist is the caller's to report."""
     bucket.exists = False
     async with running(run_once(config())) as work:
-        with pytest.raises(BucketNotFound):
+        with pytest.raises(ConfigError, match="there is no bucket archive"):
             await work
