@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The order of sets is a part of a simulated history: with another seed of hashes it is another history.
 export PYTHONHASHSEED := 0
 
-.PHONY: help install install-dev kafka azurite promtool dashboards metrics-reference class-data demo components test durations quick affected sim mutants hypothesis soak fuzz nightly coverage-map figures check format bench clean
+.PHONY: help install install-dev kafka azurite promtool dashboards metrics-reference lock class-data demo components test durations quick affected sim mutants hypothesis soak fuzz nightly coverage-map figures check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -44,6 +44,9 @@ metrics-reference: .venv/.installed-dev ## Write docs/metrics_reference.md from 
 
 dashboards: .venv/.installed-dev ## Write deploy/grafana from its definition
 	$(BIN)/python -m deploy.grafana_dashboards
+
+lock: .venv/.installed-dev ## Write the locks of the container's packages from pyproject.toml (deploy/container)
+	$(BIN)/python -m deploy.container_locks
 
 class-data: kafka ## Make the archives that JVMs of tests start from in half the time (in ~/.cache/tieringd and .venv)
 	$(BIN)/python -m tests.support.make_class_data

@@ -57,13 +57,17 @@ def s3_config(seaweedfs, prefix, partition, tmp_path):
 )
 @pytest.mark.parametrize("options", [(), ("--once",)], ids=["daemon", "once"])
 def test_unusable_bucket_ends_the_command(s3_config, partition, changes, says, options):
-    """A missing bucket or wrong credentials end daemon and pass with exit 1, what to look at, and no trim."""
+    """
+    A missing bucket or wrong credentials end daemon and pass, with what to look at, and no trim.
+
+    The exit code is that of a faulty configuration, with which the unit does not start the daemon again.
+    """
     closed = closed_segments(partition)
 
     done = run_command("run", *options, "--config", str(s3_config(**changes)))
 
     told = done.stderr.decode()
-    assert done.returncode == 1
+    assert done.returncode == 2
     (error,) = [line for line in told.splitlines() if line.startswith("error: ")]
     assert all(text in error for text in says), error
     assert "Traceback" not in told

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 from base64 import urlsafe_b64decode
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from kio.schema.errors import ErrorCode
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import SEGMENTS
 from tests.support.certificate import write_certificate
-from tests.support.daemon import Daemon, kafka_config, running_daemon, write_config
+from tests.support.daemon import Daemon, kafka_config, run_command, running_daemon, write_config
 from tests.support.gateway_clients import read_aiokafka, read_librdkafka
 from tests.support.gateways import LISTENER, BrokerBehind
 from tests.support.kafka_messages import fetch_request, request_module
@@ -284,3 +285,64 @@ async def test_plain_client_is_not_served(guarded):
     login = guarded.login("reader")
     read = await read_aiokafka(guarded.behind.bootstrap, TOPIC, len(VALUES), **login.aiokafka())
     assert read == WHOLE
+
+
+async def log_start(bootstrap: str) -> int:
+    """Return where the broker's own log begins."""
+    async with AIOKafkaConsumer(bootstrap_servers=bootstrap) as consumer:
+        name = TopicPartition(TOPIC, 0)
+        return (await consumer.beginning_offsets([name]))[name]
+
+
+async def test_doctor_reads_the_permissions_that_the_broker_lists(guarded, tmp_path, seaweedfs):
+    """
+    Each operation that is missing is named with the command that grants it; no record is deleted to find out.
+
+    The store is tried as well, and has no object more than before.
+    """
+    cluster = guarded.behind.cluster
+    config = kafka_config(cluster, seaweedfs, tmp_path / "state", bucket=BUCKET, prefix="doctor")
+    config["broker"] |= {
+        "bootstrap": [guarded.behind.gateway_config["broker"]],
+        "security": {
+            "protocol": "SASL_SSL",
+            "sasl_mechanism": "PLAIN",
+            "sasl_username": "describer",
+            "sasl_password": password_of("describer"),
+            "ssl_ca_file": str(guarded.certificate),
+        },
+    }
+    config["topics"] = {TOPIC: {"redpanda.remote.write": True}}
+    path = write_config(tmp_path / "doctor.yaml", config)
+    before = await log_start(cluster.bootstrap)
+
+    done = await asyncio.to_thread(run_command, "doctor", "--config", str(path), "--format", "json")
+
+    found = {one["check"]: one for one in json.loads(done.stdout)}
+    assert done.returncode == 1
+    assert {name: one["outcome"] for name, one in found.items() if name.startswith(("acl", "store"))} == {
+        "store_read": "ok",
+        "store_write": "ok",
+        "store_checksum": found["store_checksum"]["outcome"],
+        "store_conditional_write": "ok",
+        "acl_cluster_describe": "fault",
+        "acl_cluster_describe_configs": "warning",
+        "acl_cluster_alter_configs": "warning",
+        "acl_topic_describe": "ok",
+        "acl_topic_describe_configs": "fault",
+        "acl_topic_delete": "warning",
+    }
+    assert found["acl_topic_delete"]["subject"] == TOPIC
+    assert found["acl_topic_delete"]["remedy"].endswith(
+        f"--allow-principal User:describer --operation Delete --topic '{TOPIC}'"
+    )
+    assert found["pins"]["outcome"] == "ok"
+    assert await log_start(cluster.bootstrap) == before
+
+    config["broker"]["security"] = {}
+    config["broker"]["bootstrap"] = [cluster.bootstrap]
+    write_config(path, config)
+    done = await asyncio.to_thread(run_command, "doctor", "--config", str(path), "--format", "json")
+    found = {one["check"]: one for one in json.loads(done.stdout)}
+    assert [one for one in found.values() if one["check"].startswith("acl") and one["outcome"] != "ok"] == []
+    assert done.returncode == 0, done.stdout

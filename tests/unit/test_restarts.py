@@ -28,15 +28,23 @@ async def test_task_is_started_again_after_each_defect():
     assert [each["task"] for each in logs if each["log_level"] == "error"] == ["scan", "scan"]
 
 
-async def test_error_that_an_operator_must_act_on_ends_the_task():
-    """It is raised as it is, and not counted."""
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(ConfigError("the port is taken"), id="one"),
+        pytest.param(ExceptionGroup("tasks", [KeyError(), ConfigError("the port is taken")]), id="group"),
+    ],
+)
+async def test_error_that_an_operator_must_act_on_ends_the_task(error):
+    """It is raised as it is, and not counted. A group of tasks raises it in a group."""
     failures = []
 
     async def run():
-        raise ConfigError("the port is taken")
+        raise error
 
-    with pytest.raises(ConfigError):
+    with pytest.raises(type(error)) as caught:
         await restarted("gateway", run, on_failure=failures.append)
+    assert caught.value is error
     assert failures == []
 
 

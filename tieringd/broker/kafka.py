@@ -32,7 +32,7 @@ from uuid import UUID
 import structlog
 from kio.schema.errors import ErrorCode
 
-from tieringd.broker import kafka_quotas, kafka_topic_configs
+from tieringd.broker import kafka_permissions, kafka_quotas, kafka_topic_configs
 from tieringd.broker.kafka_errors import DENIED_HINTS, refusal
 from tieringd.broker.kafka_protocol import (
     DELETE_RECORDS,
@@ -325,6 +325,10 @@ class KafkaBroker:
         """
         request = kafka_topic_configs.alter_request(topic, changes, send_by=send_by)
         kafka_topic_configs.check_altered(topic, changes, await self._ask(request))
+
+    async def permissions(self, topics: Collection[str]) -> kafka_permissions.Permissions:
+        """Return the ACL operations that this user may do with the cluster and with *topics*."""
+        return await kafka_permissions.asked(self._ask, topics)
 
     async def client_quotas(self) -> Mapping[QuotaEntity, Mapping[str, float]]:
         """Return every client quota that is set. This needs the ACL DESCRIBE_CONFIGS on the cluster."""

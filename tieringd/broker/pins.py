@@ -20,6 +20,7 @@ which writes to the same file: a pinned segment is checked like any other.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -45,6 +46,8 @@ _NAME: Final = re.compile(r"(?P<base>\d{20})-(?P<next>\d{20})(?:\.log|-\d+\.stra
 _STRAY: Final = ".stray"
 _ANCHOR: Final = "anchor"
 _NEW: Final = ".new"
+_TRIAL: Final = ".trial"
+_PROPERTIES: Final = "meta.properties"
 _HINT: Final = (
     "Run tieringd as the broker's user: a hard link needs ownership of the file, or permission to write it"
 )
@@ -221,29 +224,86 @@ class PinDirectory:
 
 def pin_root(log_dir: str, candidates: Sequence[str]) -> str:
     """
-    Return the first of *candidates* that exists, or can be made, on the filesystem of *log_dir*.
+    Return the first of *candidates* that exists, or can be made, and that hard links from *log_dir* reach.
+
+    A link of a file of the log directory is made in the candidate and removed again. Device numbers alone
+    do not tell: a bind mount has the number of its filesystem, and no link leads from one mount to another.
+    An empty log directory has nothing to link, and then the device numbers decide.
 
     Raises:
-        ConfigError: No candidate does, so hard links cannot reach any; or the log directory is missing.
+        ConfigError: No candidate does; the message has the cause for each. Or the log directory is missing.
     """
     try:
         wanted = os.stat(log_dir).st_dev  # noqa: PTH116 - paths are text throughout this layer
+        sample = _sample(log_dir)
     except OSError as error:
         raise ConfigError(
             f"log directory {log_dir} cannot be read: {error.strerror}, so segments there cannot be pinned",
             hint="Start the broker first, or correct broker.log_dirs; then restart tieringd",
         ) from error
+    causes = []
     for candidate in candidates:
-        with suppress(OSError):
-            os.makedirs(candidate, mode=0o750, exist_ok=True)  # noqa: PTH103 - likewise
-            if os.stat(candidate).st_dev == wanted:  # noqa: PTH116 - likewise
-                return candidate
+        cause = _cause_against_links(candidate, wanted, sample)
+        if not cause:
+            return candidate
+        causes.append(f"{candidate}: {cause}")
     raise ConfigError(
-        f"none of {', '.join(candidates)} is a directory on the filesystem of {log_dir}, so segments there "
-        "cannot be pinned",
-        hint="Set broker.pin_directory to a directory on that filesystem, outside the log directory, or set "
-        "pin_segments: false",
+        f"no hard link can be made on the filesystem of {log_dir}, so segments there cannot be pinned "
+        f"({'; '.join(causes)})",
+        hint="Set broker.pin_directory to a directory on that filesystem and in the same mount, outside the "
+        "log directory (docs/operating.md, Where pins are), or set pin_segments: false",
     )
+
+
+def _sample(log_dir: str) -> str | None:
+    """
+    Return a file of the broker's that can be linked for a trial; None if there is none yet.
+
+    Kafka keeps a file of its own in each log directory, which is better for a trial than a segment.
+    """
+    properties = f"{log_dir}/{_PROPERTIES}"
+    if os.path.isfile(properties):  # noqa: PTH113 - paths are text throughout this layer
+        return properties
+    with os.scandir(log_dir) as entries:
+        directories = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for directory in directories:
+        with suppress(FileNotFoundError), os.scandir(directory) as files:
+            for file in files:
+                if file.is_file(follow_symlinks=False):
+                    return file.path
+    return None
+
+
+def _cause_against_links(candidate: str, device: int, sample: str | None) -> str:
+    """Return why no link to *sample* can be in the directory *candidate*; empty if one can."""
+    trial = f"{candidate}/{_TRIAL}"
+    try:
+        os.makedirs(candidate, mode=0o750, exist_ok=True)  # noqa: PTH103 - paths are text throughout this layer
+        if os.stat(candidate).st_dev != device:  # noqa: PTH116 - likewise
+            return "it is on another filesystem"
+        if sample is not None:
+            try:
+                # A link that a killed process left behind would hold a file for nothing.
+                _unlink(candidate, [trial], is_kept=True)
+                with suppress(FileExistsError):
+                    os.link(sample, trial, follow_symlinks=False)
+            finally:
+                _unlink(candidate, [trial], is_kept=True)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            return (
+                "it is in another mount of that filesystem, such as a bind mount, a container's volume, or "
+                "the state directory of a systemd unit that is protected by ProtectSystem"
+            )
+        if error.errno == errno.EPERM:
+            return (
+                f"{sample} may not be linked by this user (fs.protected_hardlinks); run tieringd as the "
+                "broker's user"
+            )
+        if error.errno == errno.EROFS:
+            return "it is read-only for this process; a systemd unit names it in ReadWritePaths"
+        return error.strerror or str(error)
+    return ""
 
 
 def _noted_epochs(directory: str) -> tuple[EpochStart, ...] | None:
@@ -290,11 +350,13 @@ def _tidy(directory: str) -> None:
     _unlink(directory, [f"{directory}/{_ANCHOR}", f"{directory}/{EPOCH_CHECKPOINT}"])
 
 
-def _unlink(directory: str, names: Sequence[str]) -> None:
-    """Unlink the existing ones of *names*, and *directory* when it is empty then."""
+def _unlink(directory: str, names: Sequence[str], *, is_kept: bool = False) -> None:
+    """Unlink the existing ones of *names*, and *directory* when it is empty then, unless *is_kept*."""
     for name in names:
         with suppress(FileNotFoundError):
             os.unlink(name)  # noqa: PTH108 - paths are text throughout this layer
+    if is_kept:
+        return
     with suppress(OSError):
         os.rmdir(directory)  # noqa: PTH106 - likewise; one that is not empty stays
 

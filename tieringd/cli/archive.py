@@ -28,8 +28,8 @@ from tieringd.cli.options import (
     Format,
     OutputFormat,
     loaded,
+    print_document,
     print_fields,
-    print_json,
     print_listing,
     print_rows,
     print_table,
@@ -159,7 +159,7 @@ Partition = Annotated[int, typer.Argument(help="The partition's number.", min=0)
 
 
 @archive_app.command()
-def topics(config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
+def topics(config: ConfigFile, output: Format = OutputFormat.TABLE) -> None:
     """List the topics in the bucket."""
     columns = (
         "cluster",
@@ -176,7 +176,7 @@ def topics(config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
 
 
 @archive_app.command()
-def describe(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
+def describe(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TABLE) -> None:
     """
     Show each partition of a topic: offsets, sizes, last commit, gaps, and what it waits for.
 
@@ -200,13 +200,13 @@ def describe(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEX
 
 @archive_app.command()
 def manifest(
-    topic: Topic, partition: Partition, config: ConfigFile, output: Format = OutputFormat.TEXT
+    topic: Topic, partition: Partition, config: ConfigFile, output: Format = OutputFormat.TABLE
 ) -> None:
     """Show one partition's manifest, every field and every segment."""
     found = run_async(_manifest(loaded(config), topic, partition))
     document = _manifest_document(found)
-    if output is OutputFormat.JSON:
-        print_json(document)
+    if output.is_data:
+        print_document(document, output)
         return
     print_fields([(name, value) for name, value in document.items() if name not in ("segments", "gaps")])
     typer.echo()
@@ -223,15 +223,15 @@ def verify(
         bool, typer.Option("--deep", help="Read every byte: batch checksums, offsets, indexes.")
     ] = False,
     topic: Annotated[str | None, typer.Option(help="Verify this topic only.")] = None,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """Compare the manifests with the objects; exit 1 when anything is wrong."""
     with unreadable_topics_reported() as on_fault:
         reports = run_async(_verify(loaded(config), topic, on_fault, deep=deep))
         rows = [_report_row(report) for report in reports]
         faults = sum(len(report.faults) for report in reports)
-        if output is OutputFormat.JSON:
-            print_json({"deep": deep, "faults": faults, "partitions": rows})
+        if output.is_data:
+            print_document({"deep": deep, "faults": faults, "partitions": rows}, output)
         else:
             columns = ("topic", "partition", "segments", "size_bytes", "records", "gap_offsets", "faults")
             print_table(

@@ -17,7 +17,7 @@ from tieringd.cli.options import (
     Format,
     OutputFormat,
     loaded,
-    print_json,
+    print_document,
     print_listing,
     print_table,
     run_async,
@@ -57,7 +57,7 @@ def scrub(
             "in quarantine is over.",
         ),
     ] = False,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
     json: Json = False,
 ) -> None:
     """
@@ -67,8 +67,8 @@ def scrub(
     a crash leaves some.
     """
     report = run_async(_scrub(loaded(config, needs_broker=False), topic, deep=deep, fix=fix))
-    if json or output is OutputFormat.JSON:
-        print_json(_document(report, deep=deep))
+    if json or output.is_data:
+        print_document(_document(report, deep=deep), output)
     else:
         _print(report)
     if report.faults:
@@ -76,7 +76,7 @@ def scrub(
 
 
 @quarantine_app.command(name="list")
-def list_objects(config: ConfigFile, output: Format = OutputFormat.TEXT, json: Json = False) -> None:
+def list_objects(config: ConfigFile, output: Format = OutputFormat.TABLE, json: Json = False) -> None:
     """List the objects in quarantine."""
     rows = [
         {"key": one.key, "size_bytes": one.size_bytes, "quarantined_at": time_text(one.quarantined_at_ms)}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tieringd.cli.options import Format, OutputFormat, loaded, print_json
+from tieringd.cli.options import Format, OutputFormat, loaded, print_document, print_json
 from tieringd.config import Config
 from tieringd.config.effective import Setting, effective_settings
 from tieringd.config.load import load_with_origins
@@ -34,12 +34,12 @@ def check(file: File) -> None:
 
 
 @config_app.command()
-def show(file: File, output: Format = OutputFormat.TEXT) -> None:
+def show(file: File, output: Format = OutputFormat.TABLE) -> None:
     """Print every property in effect and where its value came from; secrets are masked."""
     found = load_with_origins(file, environ=os.environ)
     settings = list(effective_settings(found))
-    if output is OutputFormat.JSON:
-        print_json({dotted(one.place): _document(one) for one in settings})
+    if output.is_data:
+        print_document({dotted(one.place): _document(one) for one in settings}, output)
     else:
         _print_settings(settings)
     _remark(found.config)

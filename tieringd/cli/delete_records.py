@@ -14,7 +14,7 @@ from tieringd.cli.options import (
     Format,
     OutputFormat,
     loaded,
-    print_json,
+    print_document,
     print_rows,
     run_async,
 )
@@ -41,7 +41,7 @@ def delete_records(
         str | None,
         typer.Option("--requested-by", help="Who asks for it; by default this user and this host."),
     ] = None,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """
     Delete the records of a topic before an offset, on the broker and in the archive, for good.
@@ -60,8 +60,10 @@ def delete_records(
         }
         for one in done.results
     ]
-    if output is OutputFormat.JSON:
-        print_json({"topic": topic, "before_offset": before, "partitions": rows, "record": done.record})
+    if output.is_data:
+        print_document(
+            {"topic": topic, "before_offset": before, "partitions": rows, "record": done.record}, output
+        )
     else:
         print_rows(_COLUMNS, rows)
     faulty = [one.partition for one in done.results if one.fault]
@@ -72,7 +74,7 @@ def delete_records(
             err=True,
         )
         raise typer.Exit(1)
-    if output is not OutputFormat.JSON:
+    if not output.is_data:
         typer.echo(
             f"The records of {topic} before offset {before} are deleted. The bucket's record: {done.record}"
         )

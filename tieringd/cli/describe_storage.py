@@ -18,8 +18,8 @@ from tieringd.cli.options import (
     Format,
     OutputFormat,
     loaded,
+    print_document,
     print_fields,
-    print_json,
     print_table,
     run_async,
 )
@@ -76,7 +76,7 @@ def describe_storage(
     human_readable: Annotated[
         bool, typer.Option("--human-readable", "-H", help="Print times and sizes in readable units.")
     ] = False,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """
     Show what this broker and the bucket hold of a topic. Without options: the summary and the sizes.
@@ -86,8 +86,8 @@ def describe_storage(
     snapshot = run_async(take_topic_snapshot(loaded(config), topic))
     rows = [storage_row(one, now_ms=wall_clock_ms()) for one in snapshot.partitions]
     document = {**_summary(snapshot, rows), "partitions": rows}
-    if output is OutputFormat.JSON:
-        print_json(document)
+    if output.is_data:
+        print_document(document, output)
         return
     if not (print_summary or print_offset or print_size or print_sync):
         print_summary, print_size = True, True

@@ -14,8 +14,8 @@ from tieringd.cli.options import (
     Format,
     OutputFormat,
     loaded,
+    print_document,
     print_fields,
-    print_json,
     print_rows,
     run_async,
 )
@@ -45,7 +45,7 @@ def explain_partition(
     topic: Annotated[str, typer.Argument(help="The topic's name.")],
     partition: Annotated[int, typer.Argument(help="The partition's number.", min=0)],
     config: ConfigFile,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """
     Show for each segment where it is, why, and what would upload, trim or delete it.
@@ -54,8 +54,8 @@ def explain_partition(
     segments.
     """
     document = run_async(_explained(loaded(config), topic, partition))
-    if output is OutputFormat.JSON:
-        print_json(document)
+    if output.is_data:
+        print_document(document, output)
         return
     segments = document.pop("segments")
     print_fields(list(document.items()))

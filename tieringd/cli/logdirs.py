@@ -22,7 +22,7 @@ from tieringd.cli.options import (
     Format,
     OutputFormat,
     loaded,
-    print_json,
+    print_document,
     print_table,
     run_async,
     unreadable_topics_reported,
@@ -84,7 +84,7 @@ def describe(
         bool, typer.Option("--human-readable", "-H", help="Print sizes in readable units.")
     ] = False,
     sort_by_size: Annotated[bool, typer.Option("--sort-by-size", help="Print the smallest first.")] = False,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """
     List what each broker holds of each partition, on its disks and in the bucket.
@@ -100,8 +100,8 @@ def describe(
         if sort_by_size:
             rows.sort(key=lambda row: row.size)
         columns = _COLUMNS[aggregate_into]
-        if output is OutputFormat.JSON:
-            print_json([{name: _field(row, name) for name in columns} for row in rows])
+        if output.is_data:
+            print_document([{name: _field(row, name) for name in columns} for row in rows], output)
             return
         shown = [
             [

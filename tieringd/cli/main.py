@@ -1,7 +1,7 @@
 """The `tieringd` command: its groups, and the exit codes of its errors.
 
 Exit codes: 0 all went well; 1 something failed or is wrong, and standard error says what;
-2 the command line or the configuration is wrong.
+2 the command line or the configuration is wrong, and another try does not help.
 
 A command's module is imported when that command is asked for, so that `tieringd version`,
 help and completion do not wait for the object stores' SDKs.
@@ -51,6 +51,16 @@ COMMANDS: Final = {
         "tieringd.cli.gateway",
         "gateway",
         "Serve archived topics to ordinary Kafka clients, read-only; ends on SIGTERM.",
+    ),
+    "init": CommandPlace(
+        "tieringd.cli.init",
+        "init",
+        "Write a first configuration, and print the permissions that it needs; asks what no option gives.",
+    ),
+    "doctor": CommandPlace(
+        "tieringd.cli.doctor",
+        "doctor",
+        "Try what the daemon will need on this host, and say how to mend what is missing.",
     ),
     "explain": CommandPlace(
         "tieringd.cli.explain",

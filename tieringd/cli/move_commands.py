@@ -19,7 +19,7 @@ from tieringd.cli.options import (
     Format,
     OutputFormat,
     loaded,
-    print_json,
+    print_document,
     print_rows,
     run_async,
     unreadable_topics_reported,
@@ -76,7 +76,7 @@ def copy(
     topics: Topics = None,
     verify: Verify = False,
     deep: Deep = False,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """
     Copy archives to another bucket, and leave everything here as it is.
@@ -102,7 +102,7 @@ def move(
     verify: Verify = False,
     deep: Deep = False,
     delete_source: DeleteSource = False,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """
     Move archives to another bucket, while daemons go on uploading.
@@ -301,8 +301,8 @@ def _row(moved: MovedPartition, *, is_move: bool) -> dict[str, Any]:
 
 def _print(outcome: dict[str, Any], output: OutputFormat) -> None:
     rows = outcome["partitions"]
-    if output is OutputFormat.JSON:
-        print_json(outcome)
+    if output.is_data:
+        print_document(outcome, output)
     else:
         print_rows(_COLUMNS, rows)
         for fault in outcome["faults"]:

@@ -9,11 +9,14 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated, Any, TypeVar
 
 import typer
+import yaml
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tieringd.config import Config, load_config
 from tieringd.config.units import Quantity, parse_quantity
@@ -26,16 +29,25 @@ T = TypeVar("T")
 class OutputFormat(StrEnum):
     """How a command prints data."""
 
-    TEXT = "text"
     TABLE = "table"
-    """Another name for TEXT, which other tools use."""
     JSON = "json"
+    YAML = "yaml"
+    TEXT = "text"
+    """The former name of TABLE."""
+
+    @property
+    def is_data(self) -> bool:
+        """Return whether programs are to read the output."""
+        return self in {OutputFormat.JSON, OutputFormat.YAML}
 
 
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", help="The configuration file.", envvar="TIERINGD_CONFIG")
 ]
-Format = Annotated[OutputFormat, typer.Option("--format", "-f", help="Print a table, or JSON.")]
+Format = Annotated[
+    OutputFormat,
+    typer.Option("--format", "-f", help="Print a table, JSON or YAML; text is the former name of table."),
+]
 
 
 def amount(quantity: Quantity) -> Callable[[str], int]:
@@ -93,17 +105,56 @@ def print_json(document: object) -> None:
     typer.echo(json.dumps(document, indent=2))
 
 
+def print_document(document: object, output: OutputFormat) -> None:
+    """Print *document* on standard output as YAML where *output* says so, else as JSON."""
+    if output is OutputFormat.YAML:
+        # Through JSON: YAML has tags of its own for tuples and enumerations, which no reader expects.
+        plain = json.loads(json.dumps(document))
+        typer.echo(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), nl=False)
+    else:
+        print_json(document)
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print *rows* under *columns*, numbers flush right. Piped output is never cut to a width."""
+    """
+    Print *rows* under *columns*, numbers flush right. Nothing is ever cut to a width.
+
+    Where a terminal is too narrow for the table, each row is a block of lines: a name and its value. Piped
+    output is always a table.
+    """
+    cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    console = Console()
+    if console.is_terminal and _table_width(columns, cells) > console.width:
+        _print_blocks(columns, cells, console.width)
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for position, column in enumerate(columns):
         is_number = all(isinstance(row[position], int) for row in rows) and bool(rows)
-        table.add_column(column, justify="right" if is_number else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*("-" if cell is None else str(cell) for cell in row))
-    console = Console()
+        table.add_column(Text(column), justify="right" if is_number else "left", no_wrap=True)
+    for row in cells:
+        # Text, since a string with brackets would be markup.
+        table.add_row(*(Text(cell) for cell in row))
     console = console if console.is_terminal else Console(width=10_000)
     console.print(table, soft_wrap=True)
+
+
+def _table_width(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
+    widths = [max([len(column), *(len(row[at]) for row in cells)]) for at, column in enumerate(columns)]
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _print_blocks(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> None:
+    names = max(len(column) for column in columns)
+    indent = " " * (names + 2)
+    for number, row in enumerate(cells):
+        if number:
+            typer.echo()
+        for column, cell in zip(columns, row, strict=True):
+            # A long word, such as a key, stays whole so that it can be copied.
+            lines = wrap(cell, max(20, width - len(indent)), break_long_words=False, break_on_hyphens=False)
+            typer.echo(f"{column:<{names}}  {lines[0] if lines else ''}".rstrip())
+            for line in lines[1:]:
+                typer.echo(f"{indent}{line}")
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
@@ -112,9 +163,9 @@ def print_rows(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> 
 
 
 def print_listing(columns: Sequence[str], rows: Sequence[Mapping[str, object]], output: OutputFormat) -> None:
-    """Print *rows* as JSON, or their *columns* as a table."""
-    if output is OutputFormat.JSON:
-        print_json(rows)
+    """Print *rows* as data, or their *columns* as a table."""
+    if output.is_data:
+        print_document(rows, output)
     else:
         print_rows(columns, rows)
 

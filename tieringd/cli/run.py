@@ -12,6 +12,7 @@ import uvloop
 from tieringd.archiving.partition_status import PassResult
 from tieringd.cli.logging import configure_logging, set_level
 from tieringd.cli.options import ConfigFile, loaded
+from tieringd.config import Config
 from tieringd.daemon.app import run_daemon, run_once
 
 
@@ -24,15 +25,30 @@ def run(
             help="Upload all eligible segments, trim, and exit; the exit code is 0 when nothing remains.",
         ),
     ] = False,
+    admin_host: Annotated[
+        str | None,
+        typer.Option(
+            "--admin-host",
+            help="Where the admin page listens, in place of admin.host; for containers.",
+            envvar="TIERINGD_ADMIN_HOST",
+        ),
+    ] = None,
 ) -> None:
     """Archive the partitions that the broker on this host leads."""
-    loaded_config = loaded(config)
+
+    def load() -> Config:
+        found = loaded(config)
+        if not admin_host:
+            return found
+        return found.model_copy(update={"admin": found.admin.model_copy(update={"host": admin_host})})
+
+    loaded_config = load()
     configure_logging(loaded_config.log)
     if not once:
         _on_uvloop(
             run_daemon(
                 loaded_config,
-                load=lambda: loaded(config),
+                load=load,
                 on_change=lambda changed: set_level(changed.log),
             )
         )

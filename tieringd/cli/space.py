@@ -16,8 +16,8 @@ from tieringd.cli.options import (
     Format,
     OutputFormat,
     loaded,
+    print_document,
     print_fields,
-    print_json,
     print_rows,
     run_async,
 )
@@ -36,11 +36,11 @@ ballast_app = typer.Typer(
 )
 
 
-def plan(config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
+def plan(config: ConfigFile, output: Format = OutputFormat.TABLE) -> None:
     """Print what the space manager would let go now, without doing it."""
     documents = [_document(report) for report in run_async(plan_space_once(loaded(config)))]
-    if output is OutputFormat.JSON:
-        print_json(documents)
+    if output.is_data:
+        print_document(documents, output)
         return
     for document in documents:
         _print(document)
@@ -131,7 +131,7 @@ space_app.add_typer(ballast_app, name="ballast")
 
 
 @ballast_app.command()
-def show(config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
+def show(config: ConfigFile, output: Format = OutputFormat.TABLE) -> None:
     """Show the path of the ballast file and its size."""
     loaded_config = loaded(config)
     status = run_async(_show(loaded_config))
@@ -142,8 +142,8 @@ def show(config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
         "held_bytes": status.held_bytes,
         "release_when_degraded": loaded_config.ballast_release_when_degraded,
     }
-    if output is OutputFormat.JSON:
-        print_json(document)
+    if output.is_data:
+        print_document(document, output)
     else:
         print_fields(list(document.items()))
 

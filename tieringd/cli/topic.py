@@ -17,8 +17,8 @@ from tieringd.cli.options import (
     Format,
     OutputFormat,
     loaded,
+    print_document,
     print_fields,
-    print_json,
     print_rows,
     run_async,
 )
@@ -41,7 +41,7 @@ _COVERAGE = ("partition", "archive_next_offset", "local_first_offset", "missing_
 
 
 @topic_app.command()
-def show(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
+def show(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TABLE) -> None:
     """Show what the bucket records about a topic: its state, and its original retention."""
     found = run_async(_found(loaded(config), topic)).topic
     original = found.original_retention
@@ -54,8 +54,8 @@ def show(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEXT) -
         "original_retention_ms": original.retention_ms if original else None,
         "original_retention_bytes": original.retention_bytes if original else None,
     }
-    if output is OutputFormat.JSON:
-        print_json(document)
+    if output.is_data:
+        print_document(document, output)
     else:
         print_fields(list(document.items()))
 
@@ -71,13 +71,13 @@ def pause(topic: Topic, config: ConfigFile) -> None:
 
 
 @topic_app.command()
-def resume(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
+def resume(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TABLE) -> None:
     """Resume uploading a paused topic, and compare the archive with the local log on this host."""
     loaded_config = loaded(config)
     found = run_async(_change(loaded_config, topic, lambda known: replace(known, archiving=Archiving.ON)))
     rows = _coverage(loaded_config, found)
-    if output is OutputFormat.JSON:
-        print_json(rows)
+    if output.is_data:
+        print_document(rows, output)
         return
     print_rows(_COVERAGE, rows)
     missing = sum(row["missing_offsets"] or 0 for row in rows)

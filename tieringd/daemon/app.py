@@ -41,7 +41,8 @@ from tieringd.daemon.assembly import DaemonParts, apply_config, assembled
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.overview import DaemonFacts, OverviewMaker
 from tieringd.daemon.recent_errors import RecentErrors, remembering
-from tieringd.errors import ConfigError, StorageUnavailable
+from tieringd.daemon.service_manager import ServiceManager
+from tieringd.errors import BucketNotFound, ConfigError, StorageDenied, StorageUnavailable
 from tieringd.metrics import Metrics
 from tieringd.metrics.restarts import restarted
 from tieringd.policies.prices import LIST_PRICES
@@ -94,6 +95,7 @@ class Reloader:
         load: Callable[[], Config],
         on_change: Callable[[Config], None],
         metrics: Metrics,
+        manager: ServiceManager,
     ) -> None:
         """Take the collaborators; *load* reads the file again, *on_change* gets the configuration in use."""
         self.config = config
@@ -101,16 +103,22 @@ class Reloader:
         self._load = load
         self._on_change = on_change
         self._metrics = metrics
+        self._manager = manager
 
     async def run(self, asked: asyncio.Event) -> None:
         """Reload each time *asked* is set, until cancelled."""
         while True:
             await asked.wait()
             asked.clear()
-            await self.reload()
+            self._manager.reloading()
+            self._manager.ready(await self.reload())
 
-    async def reload(self) -> None:
-        """Read the configuration again; the one in use changes only if all of the new one is valid."""
+    async def reload(self) -> str:
+        """
+        Read the configuration again, and return the outcome as one line.
+
+        The configuration in use changes only if all of the new one is valid.
+        """
         try:
             found = await asyncio.to_thread(self._load)
         except ConfigError as error:
@@ -120,7 +128,7 @@ class Reloader:
                 problems=error.problems,
             )
             self._metrics.health.reload_succeeded.set(0)
-            return
+            return f"running; the last reload changed nothing: {error}"
         plan = compare_configs(self.config, found)
         self.config = plan.config
         self._metrics.health.show_config(config_hash(plan.config))
@@ -136,6 +144,7 @@ class Reloader:
         self._metrics.health.reload_succeeded.set(1)
         log.info("configuration reloaded", applied=len(plan.applied), waiting=len(plan.needs_restart))
         self._parts.reconciler.hint()
+        return "running"
 
 
 async def run_daemon(
@@ -149,15 +158,19 @@ async def run_daemon(
 
     On SIGHUP *load* reads the configuration again, and *on_change* gets the one in use after that.
 
+    The gateway listens before the store is asked for anything: clients are served while the store is away.
+
     Raises:
-        ConfigError: The configuration cannot be used on this host.
-        StorageError: The bucket does not exist, or the credentials are refused.
+        ConfigError: The configuration cannot be used on this host, the bucket does not exist, or the store
+            refuses the credentials: another try does not help.
+        StorageError: The disk of a file store is not mounted.
     """
     keep_arenas_few()
     metrics, errors = Metrics(), RecentErrors()
     facts = DaemonFacts(
         f"{config.backend} {bucket_name(config)}" if config.backend else "none", config.broker.kind
     )
+    manager = ServiceManager()
     stop, hurry, hangup = asyncio.Event(), asyncio.Event(), asyncio.Event()
     # The start takes long where a store does not answer, and SIGHUP ends a process that has no handler
     # for it.
@@ -184,12 +197,29 @@ async def run_daemon(
         _publish_facts(config, metrics)
         _measure_oldest_upload(metrics, parts)
         metrics.watch_certificates(lambda: certificate_files(config))
-        await _check_store(config, parts)
         reloader = Reloader(
-            config, parts, load=load or (lambda: config), on_change=on_change, metrics=metrics
+            config,
+            parts,
+            load=load or (lambda: config),
+            on_change=on_change,
+            metrics=metrics,
+            manager=manager,
         )
-        with _stopped_by_signals(stop, hurry), startup_objects_spared():
-            await _run_until_stopped(reloader, parts, metrics, stop, hurry=hurry, hangup=hangup)
+        with _stopped_by_signals(stop, hurry):
+            async with _serving_clients(parts, metrics) as gateway, _fed(manager):
+                manager.ready("running")
+                if await _store_allows_start(config, parts, stop, gateway):
+                    with startup_objects_spared():
+                        await _run_until_stopped(
+                            reloader,
+                            parts,
+                            metrics,
+                            stop,
+                            hurry=hurry,
+                            hangup=hangup,
+                            gateway=gateway,
+                            manager=manager,
+                        )
     log.info("stopped")
 
 
@@ -204,8 +234,9 @@ async def run_once(config: Config) -> PassResult:
     # A pass ends soon and uses the configuration of its start, so SIGHUP does nothing.
     async with _on_hangup(lambda: None), assembled(config, metrics) as parts:
         _report_start(config, parts)
-        await parts.archive.store.list_page("meta/", limit=1)
-        await parts.check(await parts.broker.cluster_id())
+        with _permanent_faults_named(config):
+            await parts.archive.store.list_page("meta/", limit=1)
+            await parts.check(await parts.broker.cluster_id())
         stop, hurry = asyncio.Event(), asyncio.Event()
         with _stopped_by_signals(stop, hurry):
             work = asyncio.create_task(parts.reconciler.run_once())
@@ -218,6 +249,53 @@ async def run_once(config: Config) -> PassResult:
                     await stopper
 
 
+@asynccontextmanager
+async def _serving_clients(
+    parts: DaemonParts, metrics: Metrics
+) -> AsyncIterator[tuple[asyncio.Task[None], ...]]:
+    """Let the gateway listen and serve for the time of the context; yield its task, if it is enabled."""
+    if parts.gateway is None:
+        yield ()
+        return
+    await parts.gateway.listen()
+    serving_task = asyncio.create_task(
+        restarted("gateway", parts.gateway.run, on_failure=metrics.health.task_failed)
+    )
+    try:
+        yield (serving_task,)
+    finally:
+        await cancelled((serving_task,))
+
+
+@asynccontextmanager
+async def _fed(manager: ServiceManager) -> AsyncIterator[None]:
+    """Feed the watchdog for the time of the context: also while the store is awaited at the start."""
+    feeding = asyncio.create_task(manager.feed_watchdog())
+    try:
+        yield
+    finally:
+        await cancelled((feeding,))
+
+
+async def _store_allows_start(
+    config: Config, parts: DaemonParts, stop: asyncio.Event, gateway: tuple[asyncio.Task[None], ...]
+) -> bool:
+    """Check the store. Return False when the daemon was asked to stop meanwhile."""
+    checking = asyncio.create_task(_check_store(config, parts))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({checking, stopping, *gateway}, return_when=asyncio.FIRST_COMPLETED)
+        for one in gateway:
+            if one.done():
+                await one
+        if checking.done():
+            await checking
+            return True
+        return False
+    finally:
+        await cancelled((checking, stopping))
+
+
 async def _run_until_stopped(
     reloader: Reloader,
     parts: DaemonParts,
@@ -226,6 +304,8 @@ async def _run_until_stopped(
     *,
     hurry: asyncio.Event,
     hangup: asyncio.Event,
+    gateway: tuple[asyncio.Task[None], ...],
+    manager: ServiceManager,
 ) -> None:
     watch = DirectoryWatch([str(path) for path in reloader.config.broker.log_dirs])
     reconciling = asyncio.create_task(parts.reconciler.run())
@@ -235,6 +315,7 @@ async def _run_until_stopped(
             asyncio.create_task(restarted(name, run, on_failure=metrics.health.task_failed))
             for name, run in _parts_to_run(reloader, parts, metrics, watch, hangup).items()
         ),
+        *gateway,
     ]
     try:
         stopping = asyncio.create_task(stop.wait())
@@ -246,6 +327,7 @@ async def _run_until_stopped(
                 # only look alive.
                 await helper
         if not reconciling.done():
+            manager.stopping()
             await _finish(reloader.config, reconciling, hurry)
         if not reconciling.cancelled():
             await reconciling
@@ -259,7 +341,7 @@ def _parts_to_run(
 ) -> dict[str, Callable[[], Awaitable[None]]]:
     """Return what runs beside the reconciler until the daemon stops, by the names of metrics and logs."""
     interval_seconds = reloader.config.cloud_storage_upload_ctrl_update_interval_ms / 1000
-    running: dict[str, Callable[[], Awaitable[None]]] = {
+    return {
         "reload": lambda: reloader.run(hangup),
         "directory_watch": lambda: _follow(watch, parts),
         "loop_measurement": lambda: _measure_loop(metrics),
@@ -268,9 +350,6 @@ def _parts_to_run(
         "housekeeping": parts.housekeeping.service.run,
         **parts.disks.tasks(),
     }
-    if parts.gateway is not None:
-        running["gateway"] = parts.gateway.run
-    return running
 
 
 async def _finish(config: Config, reconciling: asyncio.Task[None], hurry: asyncio.Event) -> None:
@@ -323,12 +402,28 @@ async def _check_store(config: Config, parts: DaemonParts) -> None:
 
     Where only the broker knows the cluster's id, the archive's owner is checked in the first round.
     """
+    with _permanent_faults_named(config):
+        try:
+            await parts.archive.store.list_page("meta/", limit=1)
+            cluster = await asyncio.to_thread(cluster_on_disk, config)
+            await (parts.archive.check_store() if cluster is None else parts.check(cluster))
+        except StorageUnavailable as error:
+            log.warning("object store does not answer yet", error=str(error))
+
+
+@contextmanager
+def _permanent_faults_named(config: Config) -> Iterator[None]:
+    """
+    Turn a store's refusal at the start into a fault of the configuration, which ends the unit's restarts.
+
+    The directory of a file store is left out: it comes back when its disk is mounted.
+    """
     try:
-        await parts.archive.store.list_page("meta/", limit=1)
-        cluster = await asyncio.to_thread(cluster_on_disk, config)
-        await (parts.archive.check_store() if cluster is None else parts.check(cluster))
-    except StorageUnavailable as error:
-        log.warning("object store does not answer yet", error=str(error))
+        yield
+    except (BucketNotFound, StorageDenied) as error:
+        if config.backend == "file":
+            raise
+        raise ConfigError(error.message, hint=error.hint) from error
 
 
 def _report_start(config: Config, parts: DaemonParts) -> None:

@@ -14,6 +14,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import quote
 
 import structlog
@@ -287,22 +288,29 @@ def _pace_limits(config: Config) -> PaceLimits:
     )
 
 
-def _pin_directories(config: Config) -> dict[str, PinDirectory]:
-    """Return the pin directory of each log directory. Without a broker no other process deletes segments."""
-    directories: dict[str, PinDirectory] = {}
+def pin_candidates(config: Config, log_dir: Path) -> list[str]:
+    """Return where the pins of a log directory may be, in the order of preference; none without pins."""
+    # Without a broker no other process deletes segments.
     if config.broker.kind != "kafka" or not config.pin_segments:
-        return directories
+        return []
+    name = quote(str(log_dir), safe="")
+    if config.broker.pin_directory is not None:
+        return [str(config.broker.pin_directory / name)]
+    return [
+        str(config.state_directory / "pins" / name),
+        str(log_dir.parent / f".{log_dir.name}.tieringd-pins"),
+    ]
+
+
+def _pin_directories(config: Config) -> dict[str, PinDirectory]:
+    """Return the pin directory of each log directory that has one."""
+    directories: dict[str, PinDirectory] = {}
     for log_dir in config.broker.log_dirs:
-        name = quote(str(log_dir), safe="")
-        if config.broker.pin_directory is not None:
-            candidates = [config.broker.pin_directory / name]
-        else:
-            candidates = [
-                config.state_directory / "pins" / name,
-                log_dir.parent / f".{log_dir.name}.tieringd-pins",
-            ]
+        candidates = pin_candidates(config, log_dir)
+        if not candidates:
+            continue
         try:
-            root = pin_root(str(log_dir), [str(one) for one in candidates])
+            root = pin_root(str(log_dir), candidates)
         except ConfigError as error:
             if config.broker.pin_directory is not None:
                 raise

@@ -114,12 +114,20 @@ class Gateway:
     on_failure: Callable[[str], None] = lambda _: None
     """Gets the name of a task that failed by a defect, for a metric."""
 
+    async def listen(self) -> None:
+        """
+        Begin to listen; `run` serves.
+
+        Raises:
+            ConfigError: The address cannot be listened on.
+        """
+        await self.server.start()
+
     async def run(self) -> None:
         """Serve until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for task in self.cache.tasks(self.on_failure):
                 tasks.create_task(task)
-            await self.server.start()
             await self.server.watch()
 
 

@@ -40,12 +40,19 @@ async def restarted(
     while True:
         try:
             await run()
-        except TieringError:
-            raise
-        except Exception:
+        except Exception as error:
+            if _is_ours(error):
+                raise
             # The boundary between tasks: the other tasks go on.
             on_failure(task)
             log.exception("a task failed by a defect; it is started again", task=task)
             await asyncio.sleep(pause_seconds)
         else:
             return
+
+
+def _is_ours(error: Exception) -> bool:
+    """Return whether an error is of our tree, or a group of tasks ended by such an error."""
+    if isinstance(error, ExceptionGroup):
+        return error.subgroup(TieringError) is not None
+    return isinstance(error, TieringError)

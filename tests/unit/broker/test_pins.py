@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
@@ -504,3 +506,51 @@ def test_topics_with_the_longest_names_have_pins(log_dir, tmp_path, length):
         assert Path(pin.segment.path).read_bytes() == writer.data_of(0)
     assert pins.others([one.partition for one in writers]) == set()
     assert len(pins.others([writers[0].partition])) == 1
+
+
+def test_root_on_another_mount_of_the_same_filesystem_is_refused_with_the_cause(tmp_path):
+    """
+    As systemd and containers mount them: a bind mount has the device number, and refuses the link.
+
+    The next candidate, which shares the log directory's mount, is taken. Nothing of the trial stays.
+    """
+    program = tmp_path / "choose.py"
+    program.write_text(
+        "import sys\n"
+        "from tieringd.broker.pins import pin_root\n"
+        "from tieringd.errors import ConfigError\n"
+        "log_dir, bound, beside = sys.argv[1:]\n"
+        "print(pin_root(log_dir, [bound + '/pins', beside]))\n"
+        "try:\n"
+        "    pin_root(log_dir, [bound + '/pins'])\n"
+        "except ConfigError as error:\n"
+        "    print(error)\n"
+    )
+    log_dir, bound, beside = tmp_path / "kafka/data", tmp_path / "state", tmp_path / "kafka/pins"
+    (log_dir / "orders-0").mkdir(parents=True)
+    (log_dir / "orders-0/00000000000000000000.log").write_bytes(b"")
+    bound.mkdir()
+    done = subprocess.run(
+        [
+            *("unshare", "--mount", "--map-root-user", "sh", "-ec"),
+            'mount --bind "$1" "$1"; exec "$2" "$3" "$4" "$1" "$5"',
+            *("sh", bound, sys.executable, program, log_dir, beside),
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+    )
+    assert done.returncode == 0, done.stderr
+    chosen, _, refused = done.stdout.partition("\n")
+    assert chosen == str(beside)
+    assert "another mount" in refused
+    assert str(bound) in refused
+    assert list(beside.iterdir()) == []
+    assert (log_dir / "orders-0/00000000000000000000.log").stat().st_nlink == 1
+
+
+def test_a_log_directory_without_files_is_compared_by_device(tmp_path):
+    """A broker that has not started yet has nothing to link."""
+    (tmp_path / "logs").mkdir()
+    assert pin_root(str(tmp_path / "logs"), [str(tmp_path / "pins")]) == str(tmp_path / "pins")

@@ -269,10 +269,14 @@ async def test_part_that_needs_an_operator_ends_the_daemon(config, bucket, log):
 
 
 async def test_missing_bucket_ends_the_daemon_at_its_start(config, bucket, log):
-    """What an operator must mend is said at once, and nothing keeps running."""
+    """
+    What an operator must mend is said at once, and nothing keeps running.
+
+    It is a fault of the configuration: the unit does not start such a daemon again.
+    """
     bucket.exists = False
     async with running(run_daemon(config())) as daemon:
-        with pytest.raises(BucketNotFound):
+        with pytest.raises(ConfigError, match="there is no bucket archive"):
             await daemon
 
 
@@ -318,5 +322,5 @@ async def test_single_pass_without_a_bucket_raises(config, bucket, log):
     """A pass on a bucket that does not exist is the caller's to report."""
     bucket.exists = False
     async with running(run_once(config())) as work:
-        with pytest.raises(BucketNotFound):
+        with pytest.raises(ConfigError, match="there is no bucket archive"):
             await work

@@ -42,7 +42,9 @@ async def test_gateway_ends_with_its_listener(tmp_path):
     """And so does the daemon, which does not run on without one of its parts."""
     cache = ReadCache(endpoint_config(tmp_path), archive_in(MemoryStore()), Metrics())
     server = FaultyServer()
-    await fails_with_its_listener(server, Gateway(cache, server).run())
+    gateway = Gateway(cache, server)
+    await gateway.listen()
+    await fails_with_its_listener(server, gateway.run())
     await cache.hydrator.close()
 
 

@@ -62,7 +62,7 @@ def list_topics(
     config: ConfigFile,
     topics: Topics = ".*",
     from_cluster: FromCluster = None,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """List the topics that can be restored: topics of all clusters, their sizes and time ranges."""
     wanted = TopicSelection(topics, from_cluster)
@@ -96,7 +96,7 @@ def directory(
     ] = False,
     validate: Validate = Validation.CHECK_MANIFEST_EXISTENCE,
     validation_depth: ValidationDepth = DEFAULT_DEPTH,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """
     Restore topics with their offsets into the log directory of a stopped broker.
@@ -162,7 +162,7 @@ def cluster(
     parallel: Annotated[int, typer.Option(help="How many partitions to write at once.", min=1, max=64)] = 4,
     validate: Validate = Validation.CHECK_MANIFEST_EXISTENCE,
     validation_depth: ValidationDepth = DEFAULT_DEPTH,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """
     Write topics into the live cluster of the configuration's broker section; records get new offsets.

@@ -47,7 +47,7 @@ def scrub(
     ] = True,
     master: Master = None,
     conf: Conf = None,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
     report: ReportFile = None,
 ) -> None:
     """
@@ -93,7 +93,7 @@ def usage(
     ] = None,
     master: Master = None,
     conf: Conf = None,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
     report: ReportFile = None,
 ) -> None:
     """
@@ -131,7 +131,7 @@ def rebuild(
     ] = False,
     master: Master = None,
     conf: Conf = None,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
     report: ReportFile = None,
 ) -> None:
     """
@@ -183,7 +183,7 @@ def compact(
     dry_run: DryRun = False,
     master: Master = None,
     conf: Conf = None,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
     report: ReportFile = None,
 ) -> None:
     """
@@ -251,7 +251,7 @@ def erase(
     dry_run: DryRun = False,
     master: Master = None,
     conf: Conf = None,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
     report: ReportFile = None,
 ) -> None:
     """
@@ -317,7 +317,7 @@ def merge(
     delete_after: DeleteAfter = None,
     master: Master = None,
     conf: Conf = None,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
     report: ReportFile = None,
 ) -> None:
     """

@@ -260,7 +260,7 @@ def export(
     ] = None,
     master: Master = None,
     conf: Conf = None,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
     report: ReportFile = None,
 ) -> None:
     """

@@ -7,6 +7,7 @@ line every few seconds.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import typer
 
-from tieringd.cli.options import OutputFormat, loaded
+from tieringd.cli.options import OutputFormat, loaded, print_document
 from tieringd.cli.spark.session import interruptible, is_submitted, parse_conf, spark_session
 from tieringd.config import Config
 from tieringd.errors import ConfigError, LocalFileError
@@ -105,7 +106,7 @@ def run_job(
     if report is not None:
         _require_writable(report)
     # `spark-submit` has one output for both streams: progress would stand in the midst of the JSON.
-    is_quiet = output is OutputFormat.JSON and is_submitted(os.environ)
+    is_quiet = output.is_data and is_submitted(os.environ)
     progress = JobProgress(is_terminal=sys.stderr.isatty(), is_quiet=is_quiet)
 
     def work() -> Report:
@@ -131,7 +132,10 @@ def tell(report: Report, *, output: OutputFormat, path: Path | None) -> None:
         LocalFileError: The file cannot be written.
     """
     try:
-        typer.echo(report.as_json() if output is OutputFormat.JSON else report.as_text().rstrip("\n"))
+        if output.is_data:
+            print_document(json.loads(report.as_json()), output)
+        else:
+            typer.echo(report.as_text().rstrip("\n"))
     finally:
         # The reader of standard output may have closed the pipe, as `| head` does.
         if path is not None:
