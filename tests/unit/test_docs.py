@@ -81,6 +81,13 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_tests_that_a_page_names_exist(page):
+    """A page that proves something by `file::test` names a test that there is."""
+    for path, name in re.findall(r"`(tests/[\w/.]+\.py)::(\w+)`", page.read_text()):
+        assert f"def {name}(" in (ROOT / path).read_text(), f"{path} has no {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_commands_exist(page):
     """With the subcommands and options that the page gives them."""
     for command in commands(page):

@@ -219,7 +219,8 @@ class LineageKeeper(LeadershipLogger):
         replacement = plan.replacement
         if replacement is None or replacement.only_archived is None:
             self._good_part = None
-            await self._end_decisions(stored.existing)
+            if plan.lineage is not Lineage.UNDECIDED:
+                await self._end_decisions(stored.existing)
         if replacement is None:
             return stored, "" if plan.lineage.may_append else plan.reason
         if new_holes:

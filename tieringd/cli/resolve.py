@@ -137,14 +137,18 @@ async def _resolve(
         stored = (await archive.manifests.load(found.partition)).existing
         waiting, _ = await archive.manifests.decisions.of(found.partition)
         version = ManifestVersion.of(stored)
+        if stored.is_closed:
+            raise ConfigError(
+                f"the archive of {topic}-{number} in this bucket is closed. Nothing was changed",
+                hint="`tieringd archive topics` says why. After a move, name the new bucket in the "
+                "configuration",
+            )
         shown: dict[str, Any] = {
             "partition": f"{topic}-{number}",
             "manifest": str(version),
             "case": case,
             "without_daemon": _WITHOUT_DAEMON if case is None else None,
-            "ways_out": [
-                {"option": one.option, "loses": one.loses} for one in await _ways_out(archive, stored, case)
-            ],
+            "ways_out": [],
             "earlier_decisions": [
                 f"{one.decision_id} of {one.decided_by}, {time_text(one.decided_at_ms)}: "
                 + (
@@ -158,6 +162,9 @@ async def _resolve(
             "record": None,
         }
         if draft is None:
+            shown["ways_out"] = [
+                {"option": one.option, "loses": one.loses} for one in await _ways_out(archive, stored, case)
+            ]
             return shown
         decision = OperatorDecision(
             stored.partition,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -464,6 +465,21 @@ async def test_decision_is_refused_where_the_case_has_ended(writer, archive, bro
     await steps(archiver, writer)
     assert archiver.manifest.gaps == ()
     assert outcomes(store) == {"d1": "refused"}
+
+
+async def test_decision_outlives_an_observation_that_decides_nothing(writer, archive, broker, store):
+    """An observation that came too early does not end the case, so it does not end the decision."""
+    divergence = lost_outcome(writer)
+    await archived(writer, archive)
+    then_trimmed(writer, divergence)
+    archiver = await waiting(writer, archive, broker, OperatorReason.OUTCOME_LOST)
+    await decide(archive, archiver.manifest, is_aborted={PRODUCER: True})
+    seen = observed(writer)
+    early = replace(seen, log=replace(seen.log, epochs=seen.log.epochs[:-1]))
+    assert (await archiver.step(early)).waits_for_lineage
+    assert len(left(store, writer)) == 1
+    await steps(archiver, writer, 4)
+    assert outcomes(store) == {"d1": "carried_out"}
 
 
 async def test_unreadable_decision_is_reported_and_left(writer, archive, broker, store):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -32,7 +33,7 @@ from tieringd.errors import CorruptDataError, FencedError, ObjectNotFound
 from tieringd.formats.object_keys import data_key, spillover_key
 from tieringd.formats.record_batch import parse_header
 from tieringd.metrics import Metrics
-from tieringd.policies.total_retention import TotalRetention
+from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.reading.index_cache import CachedFiles
 from tieringd.reading.partition_reader import PartitionReader
 
@@ -464,6 +465,28 @@ async def test_deletion_that_a_successor_overtakes_leaves_its_spilled_parts(writ
             break
     assert theirs in store.objects
     assert first not in spilled_names(store, writer)
+
+
+async def test_deposed_leader_deletes_no_spilled_segment(writer, archiver, store, clock):
+    """What has expired is its successor's to delete, from the successor's claim on."""
+    await filled(writer, archiver)
+    expired = TotalRetention(limit_ms=None, limit_bytes=1)
+    while stored_manifest(store, writer).start_offset == 0:
+        await archiver.step(observe(writer, total=expired))
+        clock.now_ms += MINUTE_MS
+    # Between two looks for edits the archiver does not ask for the manifest by itself.
+    pace = RetentionPace(interval_ms=1000 * MINUTE_MS, delete_delay_ms=10 * MINUTE_MS)
+    await archiver.step(observe(writer, total=expired, retention_pace=pace))
+    new = archive_in(store, writer_id="b1", now_ms=clock)
+    stored = await new.manifests.load(writer.identified)
+    assert stored.existing.spillover.retired
+    await new.manifests.commit(stored, stored.existing, leader_epoch=1)
+    before = set(data_keys(store))
+    clock.now_ms += 20 * MINUTE_MS
+    with suppress(FencedError):
+        for _ in range(3):
+            await archiver.step(observe(writer, total=expired, retention_pace=pace))
+    assert set(data_keys(store)) == before
 
 
 async def test_job_s_deletion_that_a_daemon_overtakes_leaves_its_spilled_parts(

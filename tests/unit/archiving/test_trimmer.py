@@ -325,6 +325,30 @@ async def test_trim_is_refused_once_leadership_has_moved(writer, archive, trimme
     assert metrics.registry.get_sample_value("tieringd_trim_failures_total", labels) == 3
 
 
+async def test_leader_that_does_not_know_its_successor_trims_nothing(writer, archive, broker, metrics, clock):
+    """Also where the trim is on record already, so that no commit stands between."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    answers = [False, True]
+
+    async def is_current() -> bool:
+        return answers.pop(0)
+
+    trimmer = HintedTrimmer(
+        Leadership(writer.identified, 0),
+        broker=broker,
+        remote_log=archive.remote_log,
+        metrics=metrics,
+        steady_ms=clock,
+        is_current=is_current,
+        record=recorded,
+    )
+    seen = observed(writer, target_bytes=0)
+    assert await trimmer.trim(manifest, seen) == 0
+    assert (broker.trims, writer.log_start_offset) == ([], 0)
+    assert await trimmer.trim(manifest, seen) == 1
+
+
 async def test_trim_waits_for_all_replicas_where_another_could_be_elected(writer, archive, trimmer, broker):
     """A replica that lacks the records may lead one day. A full disk does not wait for it."""
     for _ in range(2):

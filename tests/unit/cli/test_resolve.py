@@ -144,6 +144,19 @@ async def test_other_daemons_partition_is_refused(archived):
         await resolve(archived, "--give-up", "0-9", topic="other")
 
 
+async def test_closed_archive_is_refused(archived, tmp_path):
+    """After a move no daemon acts on this bucket any more."""
+    other = archived.root / "other.yaml"
+    config = directory_config([archived.root / "logs"], archived.root / "elsewhere", archived.root / "state")
+    write_config(other, config)
+    assert tieringd("archive", "init", "-c", other).exit_code == 0
+    moved = tieringd("archive", "move", "--to", other, "-c", archived.config)
+    assert moved.exit_code == 0, moved.errors
+    with pytest.raises(ConfigError, match="is closed"):
+        await resolve(archived, "--give-up", "0-9")
+    assert decisions(archived) == []
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -70,6 +70,7 @@ def test_commands_are_those_of_this_release():
         "archive quarantine restore",
         "archive quarantine purge",
         "archive delete",
+        "archive resolve",
         "archive undelete",
         "archive copy",
         "archive move",

@@ -237,6 +237,14 @@ def test_divergence_is_found_by_the_newest_epoch_that_both_logs_have(archived, l
             "known up to offset 279",
             id="the end of the log lags",
         ),
+        pytest.param(
+            archive((0, 99), (100, 299), epochs=((5, 0), (NEW, 210)), uploaded_under=NEW),
+            {"epochs": ((5, 0), (NEW, 210)), "log_end_offset": 280},
+            Lineage.UNDECIDED,
+            "the archive has leader epoch 8 up to offset 299, but the log that leads since epoch 8 is only "
+            "known up to offset 279",
+            id="own tail, past the end of the log",
+        ),
     ],
 )
 def test_nothing_is_replaced_without_proof(manifest, facts, lineage, reason):

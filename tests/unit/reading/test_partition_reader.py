@@ -128,6 +128,25 @@ async def test_read_goes_on_over_a_gap(writer, archive, host):
     assert first.base_offset == 0
 
 
+async def test_read_goes_on_over_what_a_cleaner_took_at_a_segments_end(writer, archive, host):
+    """The last batches of a segment are gone: a client that asks for them gets what comes after."""
+    for _ in range(3):
+        writer.append()
+    writer.roll()
+    writer.closed_segment()
+    writer.compact(0, without=[3, 6])
+    manifest = await archived(writer, archive)
+    assert [(one.base_offset, one.last_offset) for one in manifest.segments] == [(0, 8), (9, 11)]
+    async with running(host) as hydrator:
+        for offset in range(3, 9):
+            assert [one.base_offset for one in await read(hydrator, manifest, offset)] == [9]
+        found = await read_batches(
+            reader_of(hydrator), manifest, 2, size_bytes_max=1 << 30, needs_a_batch=True
+        )
+        found.close()
+        assert found.next_offset > 2
+
+
 async def test_gap_at_the_end_is_a_batch_without_records(writer, archive, host):
     """A client that gets nothing would ask for ever, and one that gets an error would begin anew."""
     writer.closed_segment()

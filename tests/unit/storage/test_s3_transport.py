@@ -84,6 +84,30 @@ async def test_every_object_is_encrypted_as_configured(slice_of, changes, expect
         assert headers == expected
 
 
+@pytest.mark.parametrize("code", ["InternalError", "SlowDown"])
+async def test_completion_with_an_error_in_its_body_is_no_success(slice_of, code):
+    """S3 may answer 200 to CompleteMultipartUpload, and tell only in the body that nothing was stored."""
+    recorder, data = Recorder(), random.Random(4).randbytes(6 * MIB)
+
+    async def server(exchange: Exchange) -> None:
+        if exchange.method == "POST" and not exchange.path.endswith("?uploads"):
+            await exchange.read_body()
+            recorder.seen.append(exchange)
+            body = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>no</Message></Error>'
+            await exchange.answer("200 OK", body.encode())
+        else:
+            await recorder(exchange)
+
+    async with (
+        serving(server) as url,
+        store_at(url, multipart_threshold_bytes=6 * MIB, multipart_part_bytes=5 * MIB) as store,
+    ):
+        with pytest.raises(StorageUnavailable):
+            await store.put("key", slice_of(data), crc32c=crc32c(data))
+    completions = [one for one in recorder.seen if one.method == "POST" and "uploadId" in one.path]
+    assert len(completions) == 1
+
+
 async def test_storage_class_is_for_segments_only(slice_of):
     """Files and uploads in parts get the class; manifests, which are replaced often, do not."""
     server, data = Recorder(), random.Random(4).randbytes(6 * MIB)
