@@ -18,6 +18,7 @@ pytest_plugins = [
     "tests.support.suite_report",
     "tests.support.shared_brokers",
     "tests.support.ended_fixtures",
+    "tests.support.final_scrub",
 ]
 
 load_profile()

@@ -13,7 +13,7 @@ import os
 import random
 import time
 import tracemalloc
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -30,6 +30,7 @@ from tieringd.errors import (
 )
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, JoinSource, TimedStore
 from tieringd.storage.checked_puts import CheckedPuts
+from tieringd.storage.listing import list_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -623,6 +624,62 @@ class VanishedBucketContract:
         assert (await vanishing.store.get("kept"))[0] == b"kept"
         await put(vanishing.store, "more", b"more")
         assert [each.key for each in (await vanishing.store.list_page("")).objects] == ["kept", "more"]
+
+
+class EmptyPagesContract:
+    """
+    What a store does whose server lists in pages, some of them empty and not the last.
+
+    `paging` is an async context manager: it takes the keys of each page, and gives a store.
+    """
+
+    @pytest.mark.parametrize(
+        "pages",
+        [
+            pytest.param([[], ["a"]], id="first"),
+            pytest.param([["a", "b"], [], [], ["c"]], id="in between"),
+            pytest.param([["a"], []], id="last"),
+        ],
+    )
+    async def test_empty_page_is_not_the_end_of_a_listing(self, paging, pages):
+        """Only the server says where a listing ends: what is not listed counts as gone."""
+        async with paging(pages) as store:
+            found = [one.key async for one in list_objects(store, "")]
+        assert found == [key for page in pages for key in page]
+
+
+class TwoOpeningsContract:
+    """
+    What two openings of one bucket see of each other, as two processes have them.
+
+    `store` is one of them, and `other` the second.
+    """
+
+    async def test_openings_lose_no_update_of_each_other(self, store, other):
+        """Each reads, adds one and swaps; neither takes what it knows of the object for what there is."""
+        await put(store, "counter", b"0")
+
+        async def add(one: ObjectStore) -> None:
+            done = 0
+            while done < 10:
+                data, info = await one.get("counter")
+                with suppress(PreconditionFailed):
+                    await put(one, "counter", b"%d" % (int(data) + 1), condition=IfVersion(info.version))
+                    done += 1
+
+        await asyncio.gather(add(store), add(other))
+        assert (await store.get("counter"))[0] == (await other.get("counter"))[0] == b"20"
+
+    async def test_version_of_before_anothers_write_is_refused(self, store, other):
+        """However lately this opening has asked for the object."""
+        old = await put(store, "key", b"first")
+        assert (await other.head("key")).version == old.version
+        await put(other, "key", b"by the other", condition=IfVersion(old.version))
+        with pytest.raises(PreconditionFailed):
+            await put(store, "key", b"by us", condition=IfVersion(old.version))
+        with pytest.raises(PreconditionFailed):
+            await put(store, "key", b"by us", condition=IfAbsent())
+        assert (await store.get("key"))[0] == b"by the other"
 
 
 class MissingBucketContract:

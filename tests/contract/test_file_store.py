@@ -11,6 +11,7 @@ from tests.contract.object_store_contract import (
     JoinContract,
     MissingBucketContract,
     ObjectStoreContract,
+    TwoOpeningsContract,
     VanishedBucketContract,
     put,
 )
@@ -97,7 +98,7 @@ class TestVanishingFileStore(VanishedBucketContract):
         await root.store.close()
 
 
-class TestFileStore(ObjectStoreContract, JoinContract, MissingBucketContract):
+class TestFileStore(ObjectStoreContract, JoinContract, MissingBucketContract, TwoOpeningsContract):
     """Files below a root, with a prefix."""
 
     copies_from_bytes = None
@@ -111,6 +112,12 @@ class TestFileStore(ObjectStoreContract, JoinContract, MissingBucketContract):
 
     @pytest.fixture
     async def store(self, root):
+        store = FileStore(root, prefix="/some/prefix/")
+        yield store
+        await store.close()
+
+    @pytest.fixture
+    async def other(self, root):
         store = FileStore(root, prefix="/some/prefix/")
         yield store
         await store.close()

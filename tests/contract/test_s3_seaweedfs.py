@@ -15,6 +15,7 @@ from tests.contract.object_store_contract import (
     MissingBucketContract,
     NestedKeysContract,
     ObjectStoreContract,
+    TwoOpeningsContract,
     content,
     put,
 )
@@ -35,7 +36,9 @@ def settings(server, **changes) -> S3Settings:
     return S3Settings(**values | changes)
 
 
-class TestS3StoreWithSeaweedFS(ObjectStoreContract, JoinContract, MissingBucketContract, NestedKeysContract):
+class TestS3StoreWithSeaweedFS(
+    ObjectStoreContract, JoinContract, MissingBucketContract, NestedKeysContract, TwoOpeningsContract
+):
     """One bucket for all tests, and a prefix for each: every bucket costs the server seven volumes."""
 
     # It keeps keys as a tree, and lists a directory where its name sorts without the slash.
@@ -49,6 +52,12 @@ class TestS3StoreWithSeaweedFS(ObjectStoreContract, JoinContract, MissingBucketC
 
     @pytest.fixture
     async def store(self, seaweedfs, prefix):
+        store = await S3Store.open(settings(seaweedfs, prefix=prefix))
+        yield store
+        await store.close()
+
+    @pytest.fixture
+    async def other(self, seaweedfs, prefix):
         store = await S3Store.open(settings(seaweedfs, prefix=prefix))
         yield store
         await store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 
 import pytest
@@ -26,11 +27,18 @@ from tests.support.daemon import (
 
 @pytest.fixture
 def config_of(seaweedfs, prefix, tmp_path):
-    """Give a function that writes the configuration of a daemon with a state directory of its own."""
+    """
+    Give a function that writes the configuration of a daemon with a state directory of its own.
+
+    All have the id of one host, as copies of a machine have: other hosts are refused at their start.
+    """
 
     def write(name: str, *, state: str):
         config = directory_config([tmp_path / "logs"], tmp_path, tmp_path / state)
         del config["cloud_storage_file_root"]
+        (tmp_path / state).mkdir(exist_ok=True)
+        host = {"version": 1, "id": "00ff" * 8, "is_first_start": False}
+        (tmp_path / state / "host.json").write_text(json.dumps(host))
         return write_config(
             tmp_path / f"{name}.yaml", config | s3_properties(seaweedfs, bucket=BUCKET, prefix=prefix)
         )

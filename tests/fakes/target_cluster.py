@@ -46,6 +46,10 @@ class FakeTargetCluster:
         self.topics[name] = TargetTopic(name, f"id-of-{name}", partitions, dict(settings))
         return self.topics[name]
 
+    async def cluster_id(self) -> str:
+        """Return the cluster's id."""
+        return "target"
+
     async def topic(self, name: str) -> TargetTopic | None:
         """Return a topic; None if it does not exist."""
         return self.topics.get(name)

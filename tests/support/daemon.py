@@ -144,9 +144,14 @@ def s3_properties(store: SeaweedFS, *, bucket: str, prefix: str) -> dict[str, An
     }
 
 
+written_configs: list[dict[str, Any]] = []
+"""The configurations that `write_config` wrote, oldest first. `tests.support.final_scrub` reads them."""
+
+
 def write_config(path: Path, config: Mapping[str, Any]) -> Path:
     """Write a configuration file and return its path."""
     path.write_text(yaml.safe_dump(dict(config)))
+    written_configs.append(dict(config))
     return path
 
 

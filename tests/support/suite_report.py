@@ -57,6 +57,7 @@ SHARED: Final = {
         "tests/integration/test_gateway_clients.py",
     ),
     "a broker to restore into": (
+        "tests/e2e/test_archive_owner.py",
         "tests/e2e/test_data_archiving.py",
         "tests/e2e/test_recover.py",
         "tests/e2e/test_recover_cluster.py",

@@ -463,7 +463,9 @@ class Reconciler:
         progressing = True
         while progressing and not self._stopping:
             snapshot = await self._observer.scan()
-            if await self._upkeep.keep_topics(snapshot):
+            # The first time shows which topics are archived. The second stores their manifests, before a
+            # pass that may be stopped stores segments: a restore finds topics by them.
+            while await self._upkeep.keep_topics(snapshot) and not self._stopping:
                 snapshot = await self._observer.scan()
             self.rounds += 1
             async with asyncio.TaskGroup() as tasks:

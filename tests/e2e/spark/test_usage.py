@@ -93,6 +93,7 @@ def archive(tmp_path):
     return path
 
 
+@pytest.mark.leaves_damage("the damaged manifest stays")
 def test_command_counts_and_exits_by_faults(spark, archive, tmp_path):
     """Prices of a file, for a store without any; 1 where a manifest cannot be read."""
     prices = tmp_path / "prices.yaml"

@@ -189,6 +189,7 @@ async def test_spark_that_dies_is_told_in_a_line(seaweedfs, prefix, tmp_path):
     assert "Traceback" not in errors
 
 
+@pytest.mark.leaves_damage("the damaged object stays")
 def test_damage_is_a_fault_and_exit_1(archive, ran):
     """What it belongs to stays as it is; an erasure says that the key may be there."""
     objects = FileObjects(archive.parent / "archive")

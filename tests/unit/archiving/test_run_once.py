@@ -13,6 +13,7 @@ from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.partition_status import PartitionStatus
 from tieringd.errors import BrokerUnavailable, LocalFileError
+from tieringd.formats.object_keys import topic_key, topic_manifest_key
 from tieringd.model.partition import Leadership
 
 
@@ -131,3 +132,22 @@ async def test_stopped_run_once_returns_after_the_step_in_hand(daemon, store):
     done = await work
 
     assert done.statuses[Leadership(daemon.writers[0].identified, 0)].uploaded == 3
+
+
+@virtually
+async def test_run_once_that_is_stopped_at_its_first_segment_has_stored_the_topic_manifest(daemon, store):
+    """A restore finds topics by them, so they come before any segment."""
+    daemon.writers[0].closed_segment()
+    key = topic_manifest_key(topic_key(daemon.writers[0].identified))
+    put, seen = store.put, []
+
+    async def noted(name, body, **options):
+        if name.endswith(".log"):
+            seen.append(key in store.objects)
+            daemon.reconciler.stop()
+        return await put(name, body, **options)
+
+    store.put = noted
+    await daemon.reconciler.run_once()
+    assert seen
+    assert all(seen)

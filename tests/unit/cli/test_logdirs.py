@@ -96,6 +96,8 @@ def test_former_topic_of_the_same_name_is_told_from_the_brokers_own(own_site):
     meta = own_site.partition_directory.parent / "meta.properties"
     for cluster, node_id in (("other", 9), ("ours", 4)):
         meta.write_text(f"version=1\ncluster.id={cluster}\nnode.id={node_id}\n")
+        if cluster == "ours":
+            invoked("archive", "claim", "-c", own_site.config)
         tieringd("run", "--once", "-c", own_site.config)
     metadata = own_site.partition_directory / "partition.metadata"
     metadata.write_text("version: 0\ntopic_id: W1xNUlUlTfigw_K-dvdxsA")

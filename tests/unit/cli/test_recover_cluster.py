@@ -46,7 +46,7 @@ class Place:
             writer.closed_segment()
         config = write_config(
             self.root / f"{name}.yaml",
-            directory_config([self.root / name], self.root / "archive", self.root / f"state-{name}"),
+            directory_config([self.root / name], self.root / "archive", self.root / "state"),
         )
         assert tieringd("run", "--once", "--config", config).exit_code == 0
         return config
