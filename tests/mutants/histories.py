@@ -25,6 +25,8 @@ import structlog
 
 from tests.fakes.virtual_loop import run_virtual
 from tests.simulation.cluster import Cluster
+from tests.simulation.pair import Pair
+from tests.simulation.squall import Squall
 from tests.simulation.storm import Storm
 from tests.simulation.world import World
 
@@ -54,10 +56,17 @@ def _broker_world(seed: int, root: Path) -> World:
     return World(seed, root)
 
 
+def _pair_world(seed: int, root: Path) -> World:
+    root.mkdir()
+    return Pair(seed, root)
+
+
 WORLDS: dict[str, Callable[[int, Path], Any]] = {
     "cluster": Cluster,
     "storm": Storm,
+    "squall": Squall,
     "broker": _broker_world,
+    "pair": _pair_world,
 }
 """How each world is made of a seed and an empty directory."""
 

@@ -117,6 +117,15 @@ class StormPromises(ClusterPromises):
                 what = f"{partition.name}: broker {broker} trims to {before_offset}"
                 assert is_there, f"{what}, and {batch.base_offset} is not in the archive any more"
 
+    def check_replicated(self, partition: Replication, before_offset: int) -> None:
+        """See that every replica has, or had, what the leader is about to let go of."""
+        begin = partition.log.log_start_offset
+        wanted = [one for one in partition.log.batches if begin <= one.base_offset < before_offset]
+        for broker, replica in enumerate(partition.replicas):
+            known = {one.data for one in replica.batches}
+            lacks = [one.base_offset for one in wanted if one.data not in known]
+            assert not lacks, f"{partition.name}: {lacks[0]} is trimmed, and broker {broker} never had it"
+
     def check_put(self, key: str) -> None:
         """See that no object is written over with other bytes; one that arrived damaged is sent again."""
         if key not in getattr(self._store, "damaged", ()):
