@@ -72,7 +72,7 @@ THEMES = (
         "deposed unheard",
         {"_depose_unheard": 10},
         elects_uncleanly=False,
-        targets=(200, 400),
+        targets=(1, 200, 400),
         delete_delays=("1200s",),
         event_count=10,
     ),
@@ -115,7 +115,7 @@ THEMES = (
     ),
     Theme(
         "housekeeping",
-        {"_burst": 4, "_cut_small": 4, "_rescan_partition": 3},
+        {"_burst": 8, "_cut_small": 1, "_rescan_partition": 2},
         elects_uncleanly=True,
         merges=True,
         scrubs=True,
@@ -181,6 +181,10 @@ class Squall(Storm):
         self._delete_delay = random.choice(theme.delete_delays)
         for replica in self.partitions[0].replicas:
             replica.notes_epochs_after = self.stream("notes") if theme.notes_late else None
+        self.promises.compares_pinned = theme.name == "replaced before archived"
+        if theme.scrubs:
+            # The ages of objects are those of this world.
+            self.store.now_ms = self.now_ms
         if theme.has_retention and self._retention_ms is None:
             self._retention_ms = RETENTION_MS
             self._keep_time(RETENTION_MS)
@@ -394,11 +398,14 @@ class Squall(Storm):
         """
         Let a leader that has not heard of it be deposed by a replica that lags, by an operator's order.
 
-        It appends in vain meanwhile, so that its log outgrows its target.
+        It appends in vain meanwhile, so that its log outgrows its target. Its broker may carry out no trims
+        until then.
         """
         random, deposed = self._drawn, partition.leader
+        node = next(one for one in self.nodes if one.number == deposed)
         self._sync(partition)
         self._end_transactions(partition)
+        node.broker_wire.refuses_writes = random.random() < 0.8
         self._leave_behind(partition)
         await self._archive()
         await self._archive()
@@ -409,6 +416,7 @@ class Squall(Storm):
             partition.hear(broker)
             partition.fetch(broker)
         await asyncio.sleep(random.choice([10.0, 45.0]))
+        node.broker_wire.refuses_writes = False
         for _ in range(random.randint(1, 8)):
             partition.replicas[deposed].append(b"never acknowledged" * 4)
         await asyncio.sleep(random.choice([4.0, 9.0]))

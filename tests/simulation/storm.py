@@ -463,7 +463,7 @@ archive_quarantine_ms: 60s
         manifest = self.promises.manifest_of(partition)
         replaced_ms = max((one.replaced_at_ms for one in manifest.replacements), default=0) if manifest else 0
         if (
-            node.has_rested_since(asyncio.get_running_loop().time() - 40)
+            node.has_reached_store_since(asyncio.get_running_loop().time() - 40)
             and self.now_ms() > replaced_ms + 20_000
         ):
             # No other leader changed the archive a moment ago, so the daemon can know what it holds.
