@@ -98,14 +98,15 @@ def tiered_config(
     retention_ms: int | None = None,
     retention_bytes: int | None = None,
     is_strict: bool = True,
+    delete_delay: str = "1s",
     more: str = "",
 ) -> Config:
     """
     Return a configuration that archives all topics and keeps *target_bytes* of each partition locally.
 
     *retention_ms* and *retention_bytes* are total retention. Unless *is_strict*, local targets of topics
-    that use Redpanda's names are only advisory. Objects are deleted one second after their segment expired.
-    *more* are further lines of YAML.
+    that use Redpanda's names are only advisory. Objects are deleted *delete_delay* after their segment
+    expired. *more* are further lines of YAML.
     """
     return parse_config(
         f"""\
@@ -125,7 +126,7 @@ retention_local_target_bytes_default: {target_bytes}
 log_retention_ms: {retention_ms or -1}
 retention_bytes: {retention_bytes or "null"}
 cloud_storage_housekeeping_interval_ms: {interval_ms}
-archive_delete_delay_ms: 1s
+archive_delete_delay_ms: {delete_delay}
 {more}""",
         source="test",
         environ={},

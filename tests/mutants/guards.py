@@ -50,6 +50,8 @@ class Guard:
     """More than one where a second check would do the work of the first."""
     worlds: tuple[str, ...] = ("storm", "cluster", "broker")
     """The simulated worlds that may notice, the likeliest first."""
+    theme: str = ""
+    """The theme of the squalls that are likeliest to notice."""
 
 
 def guard(
@@ -60,14 +62,17 @@ def guard(
     promise: str,
     *others: Edit,
     worlds: tuple[str, ...] = ("storm", "cluster", "broker"),
+    theme: str = "",
 ) -> Guard:
     """Return a guard that is in one place, or first in this one."""
-    return Guard(name, promise, (Edit(file, text, replacement), *others), worlds)
+    edits = (Edit(file, text, replacement), *others)
+    return Guard(name, promise, edits, SQUALL if theme else worlds, theme)
 
 
 _ARCHIVING = "tieringd/archiving"
 _POLICIES = "tieringd/policies"
 STORM = ("storm",)
+SQUALL = ("squall",)
 BROKER = ("broker", "storm", "cluster")
 
 GUARDS: tuple[Guard, ...] = (
@@ -116,7 +121,7 @@ GUARDS: tuple[Guard, ...] = (
         "if self._rival_commit not in {None, commit}:",
         "if False:",
         "Two daemons beside one broker do not both go on",
-        worlds=BROKER,
+        worlds=("pair",),
     ),
     guard(
         "own-commit-is-known",
@@ -144,7 +149,7 @@ GUARDS: tuple[Guard, ...] = (
             "if found.manifest is not None and found.manifest.writer_id == self._writer_id:",
             "if False:",
         ),
-        worlds=STORM,
+        theme="refused commits",
     ),
     # What may be appended.
     guard(
@@ -167,6 +172,7 @@ GUARDS: tuple[Guard, ...] = (
         "return judge(undecided_from=min(still_open.values(), default=None))",
         "return plan",
         "A transaction that is open at a divergence is archived anew as a whole",
+        theme="transactions that cross",
     ),
     guard(
         "only-in-the-archive",
@@ -174,6 +180,7 @@ GUARDS: tuple[Guard, ...] = (
         "if replacement.only_archived is not None:",
         "if False:",
         "Good records that only the archive has are never cut off",
+        theme="good part",
     ),
     guard(
         "history-too-early",
@@ -186,6 +193,7 @@ GUARDS: tuple[Guard, ...] = (
             "            if too_early:\n                return stored, too_early",
             "            del too_early",
         ),
+        theme="early history",
     ),
     guard(
         "newer-epoch-never-committed",
@@ -198,6 +206,13 @@ GUARDS: tuple[Guard, ...] = (
             "    if log.epochs and log.epochs[-1][0] > leader_epoch:",
             "    if False:",
         ),
+        # The broker answers for the epoch that it is asked for: the simulated one stands in for it.
+        Edit(
+            "tests/simulation/cluster_broker.py",
+            "if partition.heard[self._number][1] != leader_epochs[name]:",
+            "if False:",
+        ),
+        theme="there and back",
     ),
     guard(
         "below-the-last-stable-offset",
@@ -226,6 +241,7 @@ GUARDS: tuple[Guard, ...] = (
             "        if self._missed[0] == seen.scan_number:",
             "        if False:",
         ),
+        theme="torn scans",
     ),
     guard(
         "gap-scans-have-numbers",
@@ -233,6 +249,7 @@ GUARDS: tuple[Guard, ...] = (
         "        if self._missed[0] == seen.scan_number:",
         "        if False:",
         "One scan never counts as two for a gap",
+        theme="torn scans",
     ),
     guard(
         "hole-scans-have-numbers",
@@ -247,6 +264,7 @@ GUARDS: tuple[Guard, ...] = (
         "        if new_holes:",
         "        if False:",
         "Nothing is cut off while one scan alone has found a hole in the log",
+        theme="torn and crossing",
     ),
     # Trims.
     guard(
@@ -260,7 +278,7 @@ GUARDS: tuple[Guard, ...] = (
             "if not await self._record(before_offset, is_stored_end=is_stored_end):",
             "if False:",
         ),
-        worlds=STORM,
+        theme="deposed unheard",
     ),
     guard(
         "is-current-before-expired-trim",
@@ -268,6 +286,7 @@ GUARDS: tuple[Guard, ...] = (
         "        if not await self._is_current():\n            return 0\n        closed",
         "        closed",
         "A deposed leader trims nothing by an archive start of before",
+        theme="retention",
     ),
     guard(
         "checksum-before-trim",
@@ -275,6 +294,7 @@ GUARDS: tuple[Guard, ...] = (
         "if self._proved.get(local.base_offset) != local.identity:",
         "if False:",
         "Only a file with the archive's bytes is trimmed",
+        theme="bad disks",
     ),
     guard(
         "proof-is-of-this-file",
@@ -282,6 +302,7 @@ GUARDS: tuple[Guard, ...] = (
         "if self._proved.get(local.base_offset) != local.identity:",
         "if local.base_offset not in self._proved:",
         "A checksum counts only for the file that it was taken of",
+        theme="bad disks",
     ),
     guard(
         "trim-only-what-is-durable",
@@ -301,6 +322,7 @@ GUARDS: tuple[Guard, ...] = (
         "needs_every_replica=seen.topic.may_elect_uncleanly and not is_urgent,",
         "needs_every_replica=False,",
         "What a replica that is not in sync could replace is not trimmed",
+        theme="lagging followers",
     ),
     guard(
         "trim-is-recorded",
@@ -308,6 +330,7 @@ GUARDS: tuple[Guard, ...] = (
         "if not await self._record(before_offset, is_stored_end=is_stored_end):",
         "if False:",
         "A trim of ours is never taken for a user's DeleteRecords",
+        theme="cut elsewhere",
     ),
     guard(
         "trim-shows-all-that-goes",
@@ -315,7 +338,7 @@ GUARDS: tuple[Guard, ...] = (
         "        if _lacks_head(seen):\n            return 0\n",
         "",
         "An observation that lacks the log's first files trims nothing",
-        worlds=STORM,
+        theme="bad disks",
     ),
     # Pins.
     guard(
@@ -331,6 +354,7 @@ GUARDS: tuple[Guard, ...] = (
         "        if pin.segment.base_offset < first_offset and _end(pin.segment) > same_to\n",
         "        if False\n",
         "A pin of another lineage is never uploaded",
+        theme="begun anew",
     ),
     guard(
         "pin-of-a-replaced-file",
@@ -345,6 +369,7 @@ GUARDS: tuple[Guard, ...] = (
         "        if clock() > facts.good_until:",
         "        if False:",
         "A process that was stopped releases no pin by an old scan",
+        theme="stale pins",
     ),
     guard(
         "durable-by-lineage",
@@ -357,6 +382,7 @@ GUARDS: tuple[Guard, ...] = (
             "        return min(end, _lineage_end(manifest, log))",
             "        return manifest.next_offset",
         ),
+        theme="replaced before archived",
     ),
     # Retention and time.
     guard(
@@ -431,7 +457,7 @@ GUARDS: tuple[Guard, ...] = (
         "deletion = replace(deletion, leader_epoch=found.manifest.leader_epoch)\n"
         "        stored = await delete_archived(self._manifests, partition, deletion, now_ms=self._now_ms)",
         "A deletion through a gateway that was overtaken by an election takes no records of the new leader",
-        worlds=STORM,
+        theme="users overtaken",
     ),
     # Objects of the store.
     guard(
@@ -461,7 +487,7 @@ GUARDS: tuple[Guard, ...] = (
         "    if is_named(owner, one.key):\n        return Keep.NAMED",
         "    if False:\n        return Keep.NAMED",
         "A scrub takes no object that a manifest names",
-        worlds=STORM,
+        theme="housekeeping",
     ),
     guard(
         "trim-names-its-epoch",
@@ -470,7 +496,7 @@ GUARDS: tuple[Guard, ...] = (
         "if leader != self._number:",
         "A trim is carried out only under the leader epoch that it was decided under (`broker/kafka.py`; the "
         "simulated broker stands in for it)",
-        worlds=STORM,
+        theme="there and back",
     ),
     guard(
         "topic-manifest-before-trim",
@@ -490,7 +516,7 @@ GUARDS: tuple[Guard, ...] = (
         "        begin = stored.existing\n"
         "        gaps = 0\n",
         "A gap is committed together with what follows it",
-        worlds=STORM,
+        theme="gaps",
     ),
     guard(
         "begin-by-the-broker",
@@ -506,6 +532,6 @@ GUARDS: tuple[Guard, ...] = (
         "damaged = (one for one in local_log.segments if one.path == error.source)",
         "damaged = ()",
         "A partition that a damaged file holds back goes on once that file is mended",
-        worlds=BROKER,
+        worlds=("pair", "broker"),
     ),
 )

@@ -9,6 +9,7 @@ failed, with the reason, or how many histories held.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -25,11 +26,13 @@ import structlog
 
 from tests.fakes.virtual_loop import run_virtual
 from tests.simulation.cluster import Cluster
+from tests.simulation.pair import Pair
+from tests.simulation.squall import Squall
 from tests.simulation.storm import Storm
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
 HISTORY_CPU_SECONDS = 60.0
 """A history that takes longer goes round in circles: it counts as one that fails."""
@@ -54,10 +57,17 @@ def _broker_world(seed: int, root: Path) -> World:
     return World(seed, root)
 
 
+def _pair_world(seed: int, root: Path) -> World:
+    root.mkdir()
+    return Pair(seed, root)
+
+
 WORLDS: dict[str, Callable[[int, Path], Any]] = {
     "cluster": Cluster,
     "storm": Storm,
+    "squall": Squall,
     "broker": _broker_world,
+    "pair": _pair_world,
 }
 """How each world is made of a seed and an empty directory."""
 
@@ -75,6 +85,17 @@ def parse_histories(texts: list[str]) -> Iterator[tuple[str, int]]:
                     yield world, seed
 
 
+_simulated_seconds: list[float] = []
+"""How long each history of this process was on its own clock."""
+
+
+async def _timed(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    finally:
+        _simulated_seconds.append(asyncio.get_running_loop().time())
+
+
 def run_history(world: str, seed: int, root: Path) -> Failure | None:
     """Run one history under *root*; return how it failed, or None where every promise held."""
     made: Any = None
@@ -83,7 +104,7 @@ def run_history(world: str, seed: int, root: Path) -> Failure | None:
     signal.setitimer(signal.ITIMER_PROF, HISTORY_CPU_SECONDS)
     try:
         made = WORLDS[world](seed, root)
-        run_virtual(made.run(), seed=seed)
+        run_virtual(_timed(made.run()), seed=seed)
         for entry in logs.entries:
             assert not entry["event"].startswith("archiver failed"), f"{entry}"
     except (Exception, Hung) as error:  # noqa: BLE001 - whatever it is, the history has failed
@@ -110,6 +131,7 @@ def main(arguments: list[str]) -> int:
     found = {
         "histories": count,
         "cpu_seconds": round(time.process_time() - began, 1),
+        "simulated_hours": round(sum(_simulated_seconds) / 3600, 2),
         "failure": None if failure is None else failure.__dict__,
     }
     print(json.dumps(found))  # noqa: T201 - it is the answer

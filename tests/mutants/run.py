@@ -23,6 +23,7 @@ from shutil import copy2, copytree
 from tempfile import TemporaryDirectory
 
 from tests.mutants.guards import GUARDS, ROOT, Guard
+from tests.simulation.squall import THEMES
 
 DOCUMENT = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- mutants: begin -->", "<!-- mutants: end -->"
@@ -70,9 +71,12 @@ def without(guard: Guard, tree: Path) -> None:
 
 
 def histories_for(guard: Guard, *, seeds: int, known: tuple[str, int] | None) -> list[str]:
-    """Return which histories to run, the likeliest first: one that caught it before, then turns of worlds."""
+    """Return which histories to run, the likeliest first: one that caught it before, then its theme."""
     wanted = [f"{known[0]}:{known[1]}"] if known else []
     each = seeds // len(guard.worlds)
+    if guard.theme:
+        first = [one.name for one in THEMES].index(guard.theme)
+        wanted.append(f"squall:{','.join(map(str, range(first, each, len(THEMES))))}")
     for begin in range(0, each, 20):
         wanted += [f"{world}:{begin}-{min(begin + 20, each) - 1}" for world in guard.worlds]
     return wanted

@@ -49,6 +49,9 @@ _TOPIC = TopicKey(CLUSTER, "orders", TOPIC_ID)
 class Cluster:
     """Everything of one seed. Call `run` once, on a virtual loop."""
 
+    event_count = EVENTS
+    """How many events a history has before all faults end."""
+
     def __init__(self, seed: int, root: Path, *, brokers: int = 2, partitions: int = 2) -> None:
         self.random = Random(seed)
         self.store = MemoryStore()
@@ -148,7 +151,7 @@ class Cluster:
         """Let everything happen, then let all faults end, and see that nothing is left undone."""
         brokers = len(self.partitions[0].replicas)
         self.nodes = [self._start(broker) for broker in range(brokers)]
-        for _ in range(EVENTS):
+        for _ in range(self.event_count):
             await self._one_event()
             self._check()
             await asyncio.sleep(self.random.expovariate(0.7))
@@ -287,7 +290,11 @@ class Cluster:
 
     def _start(self, broker: int) -> Node:
         self._lives += 1
-        return Node(self, broker, f"{self._lives:04x}", fault_rate=self.random.choice([0.0, 0.02, 0.08]))
+        return Node(self, broker, f"{self._lives:04x}", fault_rate=self._fault_rate())
+
+    def _fault_rate(self) -> float:
+        """Return how many requests of the next daemon get lost."""
+        return self.random.choice([0.0, 0.02, 0.08])
 
     async def _settle(self) -> None:
         """End all faults, and expect the daemons, as they are, to finish the work."""

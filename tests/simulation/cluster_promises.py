@@ -6,6 +6,9 @@ Like `promises`, each check reads bytes and offsets only, and asks none of the d
 
 from __future__ import annotations
 
+import asyncio
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from crc32c import crc32c
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from tests.simulation.replica import Replica
     from tests.simulation.replication import Replication
     from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
+    from tieringd.model.manifest_parts import Gap, Replacement
     from tieringd.model.segment import RemoteSegment
     from tieringd.storage.memory import MemoryStore
 
@@ -37,6 +40,8 @@ class ClusterPromises:
         self._seen: dict[str, PartitionManifest] = {}
         self._stored: dict[str, int] = {}
         self._unjudged: dict[str, set[RemoteSegment]] = {}
+        self._cut_at: dict[tuple[str, int], float] = {}
+        """When each archive was cut the nth time, in loop time."""
         self.checks = 0
 
     def check(self) -> None:
@@ -82,7 +87,7 @@ class ClusterPromises:
         """See that what is closed and not durable is pinned, where the daemon had the time to see it."""
         for partition in self._partitions:
             replica, manifest = partition.replicas[node.number], self.manifest_of(partition)
-            durable_to = manifest.next_offset if manifest else 0
+            durable_to = self._durable_to(replica, manifest) if manifest else 0
             if manifest and any(now_ms - one.replaced_at_ms < _FOLLOWED_MS for one in manifest.replacements):
                 # A follower does not know yet that less is durable than it was.
                 continue
@@ -91,6 +96,11 @@ class ClusterPromises:
                 if next_offset > durable_to and node.has_scanned_since(closed_at):
                     what = f"{partition.name}: {base_offset} is not pinned beside broker {node.number}"
                     assert (base_offset, next_offset) in pins, what
+
+    def _durable_to(self, replica: Replica, manifest: PartitionManifest) -> int:
+        """Return the offset below which the archive has what *replica* has."""
+        del replica
+        return manifest.next_offset
 
     def manifest_of(self, partition: Replication) -> PartitionManifest | None:
         """Return the manifest that the bucket holds; it has to be a sound one."""
@@ -113,9 +123,12 @@ class ClusterPromises:
         if earlier is not None:
             assert manifest.leader_epoch >= earlier.leader_epoch, f"{name}: a deposed leader wrote"
             count = len(earlier.replacements)
-            assert manifest.replacements[:count] == earlier.replacements, f"{name}: history changed"
+            # An impossible time of a cut, by a wrong clock, is corrected later.
+            cuts = [[_undated(cut) for cut in one.replacements[:count]] for one in (manifest, earlier)]
+            assert cuts[0] == cuts[1], f"{name}: history changed"
             assert len(manifest.replacements) - count in {0, 1}, f"{name}: several cuts at once"
-            for cut in manifest.replacements[count:]:
+            for number, cut in enumerate(manifest.replacements[count:], count):
+                self._cut_at[name, number] = asyncio.get_running_loop().time()
                 self._check_cut(partition, earlier, manifest, cut.base_offset)
                 # Of a segment in which the archive begins, only what follows the start counts.
                 start_offset = manifest.start_offset
@@ -240,11 +253,14 @@ class ClusterPromises:
         assert not held, f"{name}: {gap} is recorded, and {min(held)} is on the leader's disk"
         for one in replica.deletions:
             if any(
-                cut.base_offset < one.next_offset and one.base_offset <= cut.last_offset
-                for cut in manifest.replacements
+                cut.base_offset < one.next_offset
+                and one.base_offset <= cut.last_offset
+                and (one.pinned_at is None or one.pinned_at <= self._cut_at.get((name, number), math.inf))
+                for number, cut in enumerate(manifest.replacements)
             ):
                 # Durable then, and cut off by another leader since: an unclean election that brings
-                # this log back cannot bring back what was trimmed of it.
+                # this log back cannot bring back what was trimmed of it. What was pinned after the cut
+                # is not durable, and may not go.
                 continue
             safe = offsets & set(range(one.base_offset, one.next_offset)) if one.is_safe else set()
             safe -= replica.unprovable_offsets()
@@ -311,6 +327,10 @@ class ClusterPromises:
     def _object(self, key: str) -> bytes | None:
         found = self._store.objects.get(key)
         return None if found is None else found[0]
+
+
+def _undated(cut: Replacement) -> Replacement:
+    return replace(cut, replaced_at_ms=0)
 
 
 def offsets_of_gaps(manifest: PartitionManifest) -> set[int]:

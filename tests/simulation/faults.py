@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tests.fakes.wire import UnreliableWire
+from tests.fakes.wire import EFFECTS, UnreliableWire
 from tieringd.errors import TieringError
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ class ClusterWire(UnreliableWire):
         self.hangs = False
         self.stops_at: tuple[str, bool] | None = None
         """The operation at which the daemon stops next, and whether that is after its effect."""
+        self.stops_after = 0
+        """How many of these operations pass before it stops."""
+        self.refuses_writes = False
+        """Whether no request that changes something gets through."""
         self.on_stop: Callable[[], None] = lambda: None
         self.disturbed_at = asyncio.get_running_loop().time()
         """When a request last failed, or took long."""
@@ -61,7 +65,7 @@ class ClusterWire(UnreliableWire):
     def restore(self) -> None:
         """End an outage, and let new calls be answered in time."""
         super().restore()
-        self.hangs = False
+        self.hangs = self.refuses_writes = False
         self.disturbed_at = asyncio.get_running_loop().time()
 
     def end_faults(self) -> None:
@@ -86,6 +90,8 @@ class ClusterWire(UnreliableWire):
         try:
             self._stop_if((operation, False))
             await self._running.wait()
+            if self.refuses_writes and operation in EFFECTS:
+                raise lost(operation, False)
             if self.hangs and self._random.random() < 0.6:
                 await self._hang(detach)
             result = await super().carry(operation, effect, lost=lost, detach=detach)
@@ -99,7 +105,9 @@ class ClusterWire(UnreliableWire):
         return result
 
     def _stop_if(self, point: tuple[str, bool]) -> None:
-        if point == self.stops_at:
+        if point == self.stops_at and self.stops_after:
+            self.stops_after -= 1
+        elif point == self.stops_at:
             self.stops_at = None
             self.on_stop()
 

@@ -92,6 +92,12 @@ class Node:
         is_disturbed = any(wire.is_disturbed for wire in self.wires)
         return not is_disturbed and asyncio.get_running_loop().time() > rested_at + seconds
 
+    def has_reached_store_since(self, moment: float) -> bool:
+        """Say whether the bucket answered the daemon in time for a while, all after *moment*."""
+        wire = self.store_wire
+        rested_at = max(moment, wire.disturbed_at) + 10 * ROUND_SECONDS
+        return not wire.is_disturbed and asyncio.get_running_loop().time() > rested_at
+
     @property
     def faults(self) -> dict[str, str]:
         """Return what holds each of its partitions back."""

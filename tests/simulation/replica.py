@@ -32,6 +32,8 @@ class Deletion:
     next_offset: int
     is_safe: bool
     """It was pinned then, or trimmed at the daemon's own request."""
+    pinned_at: float | None = None
+    """When it left, in loop time, if it was pinned then."""
 
 
 class Replica(LogWriter):
@@ -214,7 +216,8 @@ class Replica(LogWriter):
     def _note_deletion(self, base_offset: int, next_offset: int, *, is_requested: bool) -> None:
         pin = self._pins / f"{base_offset:020d}-{next_offset:020d}.log"
         is_pinned = pin.exists() and pin.samefile(self.log_path(base_offset))
-        self.deletions.append(Deletion(base_offset, next_offset, is_pinned or is_requested))
+        pinned_at = asyncio.get_running_loop().time() if is_pinned else None
+        self.deletions.append(Deletion(base_offset, next_offset, is_pinned or is_requested, pinned_at))
 
     def _cut_to(self, offset: int) -> None:
         if offset < self.next_offset:

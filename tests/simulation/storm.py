@@ -94,6 +94,8 @@ class Storm(Cluster):
         self._notes_late = shape.random() < 0.3
         for replica in self.partitions[0].replicas if self._notes_late else ():
             replica.notes_epochs_after = self.stream("notes")
+        self._delete_delay = "1s"
+        self._misses_middle = False
         self._moving: set[asyncio.Task[None]] = set()
         self._dying: int | None = None
         """The broker whose daemon dies at its next commit."""
@@ -106,10 +108,13 @@ class Storm(Cluster):
 
     async def run(self) -> None:
         """Run the history, with limits that are reached within it."""
-        remembered = self.stream("limits").choice([1, 2, manifests.SEGMENTS_REMEMBERED])
         self._begin_with_records(self.stream("begin"))
-        with patch.object(manifests, "SEGMENTS_REMEMBERED", remembered):
+        with patch.object(manifests, "SEGMENTS_REMEMBERED", self._segments_remembered()):
             await super().run()
+
+    def _segments_remembered(self) -> int:
+        """Return for how many segments an archive remembers the transactions that cross them."""
+        return self.stream("limits").choice([1, 2, manifests.SEGMENTS_REMEMBERED])
 
     def _keep_time(self, retention_ms: int) -> None:
         """Give the store a clock that is right, and the records their times; hosts' clocks go wrong."""
@@ -144,6 +149,7 @@ class Storm(Cluster):
             target_bytes=self.target_bytes,
             interval_ms=int(ROUND_SECONDS * 1000),
             retention_ms=self._retention_ms,
+            delete_delay=self._delete_delay,
             more=f"""\
 cloud_storage_enable_segment_merging: {str(self._merges).lower()}
 cloud_storage_segment_size_target: 900
@@ -176,11 +182,14 @@ archive_quarantine_ms: 60s
             on_trim=self.on_trim,
             elects_uncleanly=self.elects_uncleanly,
             before_trim=self._before_trim,
+            on_allowed=self._on_allowed_trim,
         )
 
     def layout(self) -> Layout:
         """Return how a daemon reads the files of its broker."""
-        return TornLayout(self.stream(f"torn {self._lives}"), rate=self._torn_rate)
+        return TornLayout(
+            self.stream(f"torn {self._lives}"), rate=self._torn_rate, misses_middle=self._misses_middle
+        )
 
     def jobs(
         self, config: Config, archive: Archive, reconciler: Reconciler, writer_id: str
@@ -454,7 +463,7 @@ archive_quarantine_ms: 60s
         manifest = self.promises.manifest_of(partition)
         replaced_ms = max((one.replaced_at_ms for one in manifest.replacements), default=0) if manifest else 0
         if (
-            node.has_rested_since(asyncio.get_running_loop().time() - 40)
+            node.has_reached_store_since(asyncio.get_running_loop().time() - 40)
             and self.now_ms() > replaced_ms + 20_000
         ):
             # No other leader changed the archive a moment ago, so the daemon can know what it holds.
@@ -465,6 +474,11 @@ archive_quarantine_ms: 60s
                 path = replica.log_path(base)
                 if path.read_bytes() != replica.bytes_between(base, end):
                     self._broken.append(AssertionError(f"{path} has other bytes, and is trimmed"))
+
+    def _on_allowed_trim(self, broker: int, partition: Replication, before_offset: int) -> None:
+        """See that a replica that may be elected without being in sync could replace nothing that goes."""
+        if self.elects_uncleanly and broker == partition.leader:
+            self._note_broken(lambda: self.promises.check_replicated(partition, before_offset))
 
     def _need_room(self, partition: Replication) -> None:
         """Ask the leader's daemon for room, as far as the last stable offset and past it."""

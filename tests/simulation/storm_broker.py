@@ -15,13 +15,23 @@ if TYPE_CHECKING:
 
 
 class StormBroker(ClusterBroker):
-    """A broker; *before_trim* hears of each trim when it is asked for: broker, partition and offset."""
+    """
+    A broker; *before_trim* hears of each trim when it is asked for: broker, partition and offset.
+
+    *on_allowed* hears of each that the broker has found to be under its own leader epoch.
+    """
 
     def __init__(
-        self, *arguments: Any, before_trim: Callable[[int, Replication, int], None], **options: Any
+        self,
+        *arguments: Any,
+        before_trim: Callable[[int, Replication, int], None],
+        on_allowed: Callable[[int, Replication, int], None],
+        **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self._before_trim = before_trim
+        self._on_allowed = on_allowed
+        self._asked_before = 0
 
     async def trim(
         self, leadership: Leadership, log: LocalLog, *, before_offset: int, needs_every_replica: bool = False
@@ -29,6 +39,12 @@ class StormBroker(ClusterBroker):
         """See `ClusterBroker.trim`."""
         partition = self._partitions[leadership.partition.topic_partition]
         self._before_trim(self._number, partition, before_offset)
+        self._asked_before = before_offset
         return await super().trim(
             leadership, log, before_offset=before_offset, needs_every_replica=needs_every_replica
         )
+
+    def _require_leadership(self, leadership: Leadership, needs_every_replica: bool) -> None:  # noqa: FBT001 - as the request has it
+        super()._require_leadership(leadership, needs_every_replica)
+        partition = self._partitions[leadership.partition.topic_partition]
+        self._on_allowed(self._number, partition, self._asked_before)

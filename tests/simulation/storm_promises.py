@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.simulation.cluster_promises import ClusterPromises
+from tests.simulation.cluster_promises import ClusterPromises, offsets_of_gaps
 from tieringd.formats.object_keys import topic_key, topic_manifest_key
 from tieringd.formats.record_batch import parse_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from tests.simulation.replica import Replica
     from tests.simulation.replication import Replication
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.segment import RemoteSegment
@@ -21,6 +22,9 @@ class StormPromises(ClusterPromises):
 
     old_before_ms: Callable[[], int] = staticmethod(lambda: 0)
     """Retention by age may take records that are dated before it."""
+
+    compares_pinned = False
+    """Whether what is not pinned has to be in the archive by its bytes, and not only by its offsets."""
 
     def _check_history(
         self,
@@ -116,6 +120,35 @@ class StormPromises(ClusterPromises):
                 is_there = stored is not None and batch.data in self._data(manifest, stored)
                 what = f"{partition.name}: broker {broker} trims to {before_offset}"
                 assert is_there, f"{what}, and {batch.base_offset} is not in the archive any more"
+
+    def check_replicated(self, partition: Replication, before_offset: int) -> None:
+        """See that every replica has, or had, what the leader is about to let go of."""
+        begin = partition.log.log_start_offset
+        wanted = [one for one in partition.log.batches if begin <= one.base_offset < before_offset]
+        for broker, replica in enumerate(partition.replicas):
+            known = {one.data for one in replica.batches}
+            lacks = [one.base_offset for one in wanted if one.data not in known]
+            assert not lacks, f"{partition.name}: {lacks[0]} is trimmed, and broker {broker} never had it"
+
+    def _durable_to(self, replica: Replica, manifest: PartitionManifest) -> int:
+        """Compare bytes: another leader's records may be in the archive at the same offsets."""
+        if not self.compares_pinned:
+            return manifest.next_offset
+        begin = max(manifest.start_offset, replica.bases_on_disk[0])
+        stored = manifest.segments.overlapping(begin, manifest.next_offset)
+        known = dict(self._records(manifest, stored))
+        lost = offsets_of_gaps(manifest)
+        wanted = (
+            one
+            for one in replica.batches
+            if begin <= one.base_offset and one.next_offset <= manifest.next_offset
+        )
+        others = (
+            one.base_offset
+            for one in wanted
+            if one.base_offset not in lost and known.get(one.base_offset) != one.data
+        )
+        return next(others, manifest.next_offset)
 
     def check_put(self, key: str) -> None:
         """See that no object is written over with other bytes; one that arrived damaged is sent again."""

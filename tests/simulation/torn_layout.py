@@ -25,15 +25,16 @@ class TornLayout(KafkaLayout):
     The scans that follow a torn one are whole: nothing moves all the time.
     """
 
-    def __init__(self, random: Random, *, rate: float) -> None:
+    def __init__(self, random: Random, *, rate: float, misses_middle: bool = False) -> None:
         super().__init__()
+        self._misses_middle = misses_middle
         self._random = random
         self._rate = rate
         self._whole_reads: dict[str, int] = {}
         """How many scans of a partition are whole from now on."""
 
     def read_log(self, partition: LocalPartition, known: Sequence[OffsetTranslation] = ()) -> LocalLog:
-        """Return the log, or all but its first closed segments."""
+        """Return the log, or all but its first closed segments, or all but one between others."""
         found = super().read_log(partition, known)
         whole = self._whole_reads.get(partition.path, 0)
         self._whole_reads[partition.path] = max(0, whole - 1)
@@ -41,4 +42,8 @@ class TornLayout(KafkaLayout):
         if whole or not count or self._random.random() >= self._rate:
             return found
         self._whole_reads[partition.path] = WHOLE_READS
+        if self._misses_middle and count > 1 and self._random.random() < 0.8:
+            place = self._random.randrange(1, count)
+            segments = (*found.segments[:place], *found.segments[place + 1 :])
+            return replace(found, segments=segments)
         return replace(found, segments=found.segments[self._random.randint(1, count) :])

@@ -28,6 +28,7 @@ from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from tieringd.broker.base import Broker
@@ -166,8 +167,9 @@ class World:
             await asyncio.sleep(self.random.expovariate(2))
         await self._settle()
 
-    async def _one_event(self) -> None:
-        chances = {
+    def _chances(self) -> dict[Callable[[LogWriter], Awaitable[None] | None], int]:
+        """Return how likely each event is."""
+        return {
             self._append: 20,
             self._transact: 16,
             self._roll: 24,
@@ -181,6 +183,9 @@ class World:
             self._corrupt_one: 2,
             self._set_clock: 4,
         }
+
+    async def _one_event(self) -> None:
+        chances = self._chances()
         (event,) = self.random.choices(list(chances), list(chances.values()))
         self.events.append(event.__name__)
         done = event(self.random.choice(self.writers))

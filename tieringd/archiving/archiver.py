@@ -216,8 +216,20 @@ class StepResult:
         return (self.uploaded > 0 or self.expired > 0 or self.gaps > 0) and not self.trimmed
 
 
+def _missing_head(seen: Observation) -> frozenset[Hole]:
+    """Return the offsets that the log has by the broker, before the first one that it has by its files."""
+    first_offset, log_start_offset = seen.uploadable.first_offset, seen.bounds.log_start_offset
+    if first_offset is None or first_offset <= log_start_offset or seen.log.is_reframed:
+        return frozenset()
+    return frozenset({(log_start_offset, first_offset)})
+
+
 class HoleWatch:
-    """Remember when each hole of one partition's log was first seen. Owned by its archiver."""
+    """
+    Remember when each hole of one partition's log was first seen. Owned by its archiver.
+
+    A scan may also miss the log's first files: what they hold counts as a hole as well.
+    """
 
     def __init__(self) -> None:
         self._first_scans: dict[Hole, int] = {}
@@ -229,9 +241,8 @@ class HoleWatch:
     def note(self, seen: Observation) -> None:
         """Take note of an observation. Noting the same observation again changes nothing."""
         self._scan_number = seen.scan_number
-        self._first_scans = {
-            hole: self._first_scans.get(hole, seen.scan_number) for hole in seen.uploadable.holes
-        }
+        holes = seen.uploadable.holes | _missing_head(seen)
+        self._first_scans = {hole: self._first_scans.get(hole, seen.scan_number) for hole in holes}
 
     @property
     def confirmed(self) -> frozenset[Hole]:

@@ -141,3 +141,31 @@ async def test_archive_is_not_cut_back_by_a_log_with_a_new_hole(writer, archive,
     assert archiver.manifest.segments == before.segments
     await archiver.step(observe(0, 1))
     assert archiver.manifest.replacements
+
+
+async def test_archive_is_not_cut_back_by_a_scan_without_the_first_files(tmp_path, archive, broker):
+    """A transaction that is open at the divergence may have begun in a file that the scan has missed."""
+    log = LogWriter(tmp_path / "crossing")
+    log.closed_segment(b"plain")
+    log.append(b"in doubt", producer_id=1)
+    log.roll()
+    log.closed_segment(b"before the end")
+    parts_at = log.next_offset
+    log.commit(1)
+    log.roll()
+    before = await archived(log, archive)
+    log.truncate(parts_at)
+    log.begin_epoch(1)
+    log.abort(1)
+    log.roll()
+    whole = observed(log)
+    torn = replace(whole, log=replace(whole.log, segments=whole.log.segments[2:]))
+    archiver = archiver_of(log, archive, broker, leader_epoch=1)
+    result = await archiver.step(torn)
+    assert "offsets 0 to 1 are missing on disk; nothing is replaced" in result.waits_because
+    assert result.needs_another_scan
+    assert archiver.manifest.segments == before.segments
+    while (await archiver.step(observed(log))).uploaded:
+        pass
+    committed = await values_in(archive, archiver.manifest, read_committed=True)
+    assert b"in doubt" not in committed.values()
