@@ -282,7 +282,7 @@ def test_what_was_read_behind_a_corrupt_batch_is_not_read_again(archive, writer)
     next_offset = archive.manifest(writer).segments[0].next_offset
     data[second + 62] ^= 0xFF
 
-    assert _end_of(BatchRun(0, memoryview(data), 0, ()), 0) == next_offset
+    assert _end_of(BatchRun(0, memoryview(data), 0, INDEX), 0) == next_offset
 
 
 def test_bytes_that_are_no_batches_may_be_passed_over(bucket, archive, writer, warnings):
