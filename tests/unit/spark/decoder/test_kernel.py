@@ -199,6 +199,7 @@ def test_types_of_the_arguments_never_change():
     assert [len(function.signatures) for function in kernel()] == [1] * FUNCTIONS
 
 
+# Long: it compiles three times, in processes of their own.
 @pytest.mark.timeout(900)
 def test_broken_cache_file_is_replaced(tmp_path):
     """A disk that was full, or lost power, does not fail every task of its machine from then on."""
