@@ -114,7 +114,17 @@ def _is_near(ahead: Sequence[Span]) -> bool:
 
 
 async def _opened(bucket: Bucket, number: int, span: Span, *, skip_corrupt: bool) -> _Opened:
-    index = await bucket.indexes.index_of(span.partition, span.segment)
+    try:
+        index = await bucket.indexes.index_of(span.partition, span.segment)
+    except CorruptDataError as error:
+        # No batch is known, so the error names the first offset that cannot be read.
+        raise CorruptDataError(
+            error.message,
+            source=error.source,
+            position=error.position,
+            offset=span.from_offset,
+            hint=error.hint,
+        ) from error
     runs = _runs(bucket, number, span, index, skip_corrupt=skip_corrupt)
     try:
         return _Opened(await anext(runs, None), runs)

@@ -129,7 +129,8 @@ class TaskReader:
         is_missing = isinstance(gone.cause, ObjectNotFound)
         if is_missing and not self._rules.skip_corrupt:
             raise ObjectNotFound(
-                f"the manifest of {name} names an object that the bucket does not have: {gone.key}",
+                f"offset {lost.from_offset} of {name} cannot be read: its manifest names an object that the "
+                f"bucket does not have: {gone.key}",
                 key=gone.key or "",
                 hint="`tieringd archive scrub` shows what is left of the segment",
             ) from gone.cause

@@ -225,7 +225,9 @@ def test_object_that_is_missing_for_no_reason(bucket, archive, writer, suffix):
     path = archive.object_of(writer, 1)
     path.with_name(path.name + suffix).unlink()
     reading = Reading(bucket, archive, writer, fail_on_data_loss=False)
-    with pytest.raises(ObjectNotFound, match=r"names an object that the bucket does not have.*archive scrub"):
+    offset = archive.manifest(writer).segments[1].base_offset
+    told = f"offset {offset} of orders-0 .*names an object that the bucket does not have.*archive scrub"
+    with pytest.raises(ObjectNotFound, match=told):
         reading.records()
 
 
