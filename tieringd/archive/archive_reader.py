@@ -2,7 +2,8 @@
 Read stored segments: object, index and offset in; checked record batches out.
 
 A read starts at the last index entry at or before the wanted offset, and fetches one chunk ahead of the
-chunk that is being parsed. The CRC of every batch is checked, for every caller.
+chunk that is being parsed. The CRC of every batch is checked, for every caller, and its offsets against the
+index.
 
 `SegmentIndexes` reads the index of a stored segment from its own object beside the data.
 """
@@ -12,10 +13,14 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from crc32c import crc32c
+
 from tieringd.errors import CorruptDataError
+from tieringd.formats.batch_offsets import BatchPlace, ExpectedBatches, OffsetCheck, places_in
 from tieringd.formats.object_keys import index_key
 from tieringd.formats.record_batch import HEADER_BYTES, BatchHeader, check_crc, parse_header
 from tieringd.formats.sidecar import decode_sidecar_of
@@ -92,17 +97,28 @@ class ArchiveReader:
 
         Raises:
             ObjectNotFound: The object was deleted. Read the manifest again.
-            CorruptDataError: The object is shorter than its index says, or a batch is damaged.
+            CorruptDataError: The object is shorter than its index says, a batch is damaged or has offsets
+                that it cannot have, or the object was read whole and its checksum is not that in its index.
         """
-        position = floor_position(index, from_offset)
-        return self.batches_between(
-            key,
-            position,
-            index.size_bytes,
-            from_offset=from_offset,
-            chunk_bytes=chunk_bytes,
-            boundaries=batch_boundaries(index),
-        )
+        return self._batches_of(key, index, from_offset=from_offset, chunk_bytes=chunk_bytes)
+
+    async def _batches_of(
+        self, key: str, index: SegmentIndex, *, from_offset: int, chunk_bytes: int
+    ) -> AsyncGenerator[Batch]:
+        expected = ExpectedBatches.of_index(index)
+        check, checksum = OffsetCheck(expected), 0
+        begin, boundaries = floor_position(index, from_offset), batch_boundaries(index)
+        async with aclosing(
+            self.runs(key, begin, index.size_bytes, chunk_bytes, boundaries=boundaries)
+        ) as runs:
+            async for view, position in runs:
+                checksum = crc32c(view, checksum)
+                for batch in checked_batches(view, position, key, check):
+                    if batch.header.last_offset >= from_offset:
+                        yield batch
+        if not begin:
+            with fault_in(key):
+                expected.require_checksum(checksum)
 
     async def batches_between(
         self,
@@ -112,19 +128,18 @@ class ArchiveReader:
         *,
         from_offset: int = 0,
         chunk_bytes: int = CHUNK_BYTES,
-        boundaries: Sequence[int] = (),
     ) -> AsyncGenerator[Batch]:
         """
         Yield the batches from byte *position* up to *end*, without those that end before *from_offset*.
 
-        *boundaries* is as for `runs`.
+        This is for objects without an index: nothing tells whether the batches' offsets are right.
 
         Raises:
             ObjectNotFound: The object was deleted. Read the manifest again.
             CorruptDataError: The object is shorter than *end*, *end* lies inside a batch, or a batch is
                 damaged.
         """
-        async for view, start in self.runs(key, position, end, chunk_bytes, boundaries=boundaries):
+        async for view, start in self.runs(key, position, end, chunk_bytes):
             for batch in checked_batches(view, start, key):
                 if batch.header.last_offset >= from_offset:
                     yield batch
@@ -189,7 +204,8 @@ class ArchiveReader:
 
         Raises:
             ObjectNotFound: The object was deleted. Read the manifest again.
-            CorruptDataError: The object is shorter than *end*, a batch would reach over *end* or over one of
+            CorruptDataError: The object is shorter than *end* (after the batches before the cut), a
+                batch would reach over *end* or over one of
                 *boundaries*, or *end* lies inside a batch's header.
         """
         held: list[bytes] = []
@@ -208,18 +224,26 @@ class ArchiveReader:
                 following = min(chunk_bytes, end - fetched_to)
                 ahead = (
                     asyncio.get_running_loop().create_task(self._fetch(key, fetched_to, following))
-                    if following
+                    if following and len(chunk) == size_bytes
                     else None
                 )
                 held.append(chunk)
                 held_bytes += len(chunk)
-                if held_bytes < needed_bytes:
+                is_cut = len(chunk) < size_bytes
+                if held_bytes < needed_bytes and not is_cut:
                     continue
                 data = held[0] if len(held) == 1 else b"".join(held)
                 start = fetched_to - held_bytes
                 whole = whole_batches_bytes(data)
                 if whole:
                     yield memoryview(data)[:whole], start
+                if is_cut:
+                    raise CorruptDataError(
+                        f"the object ends at byte {fetched_to}: it is at least {end - fetched_to} bytes "
+                        "shorter than its index says",
+                        source=key,
+                        position=fetched_to,
+                    )
                 held, held_bytes, needed_bytes = [data[whole:]], held_bytes - whole, HEADER_BYTES
                 if held_bytes >= HEADER_BYTES:
                     needed_bytes = _batch_bytes(data, whole)
@@ -236,19 +260,16 @@ class ArchiveReader:
                 await asyncio.gather(ahead, return_exceptions=True)
 
     async def _fetch(self, key: str, position: int, size_bytes: int) -> bytes:
-        data = await self._store.get_range(key, position=position, size_bytes=size_bytes)
-        if len(data) != size_bytes:
-            raise CorruptDataError(
-                f"the object is {size_bytes - len(data)} bytes shorter than its index says",
-                source=key,
-                position=position + len(data),
-            )
-        return data
+        return await self._store.get_range(key, position=position, size_bytes=size_bytes)
 
 
-def checked_batches(run: memoryview, position: int, key: str) -> Iterator[Batch]:
+def checked_batches(
+    run: memoryview, position: int, key: str, check: OffsetCheck | None = None
+) -> Iterator[Batch]:
     """
     Yield the batches of a run, which begins at byte *position* of the object *key*.
+
+    *check* holds their offsets against the object's index, and has seen the runs before this one.
 
     Raises:
         CorruptDataError: A batch is damaged. The error names its position.
@@ -262,8 +283,37 @@ def checked_batches(run: memoryview, position: int, key: str) -> Iterator[Batch]
             raise CorruptDataError(
                 error.message, source=key, position=position + at, offset=error.offset, hint=error.hint
             ) from error
+        if check is not None:
+            with fault_in(key):
+                check.require(BatchPlace(position + at, header.base_offset, header.next_offset))
         yield Batch(header, run[at : at + header.size_bytes], position + at)
         at += header.size_bytes
+
+
+def require_offsets(run: memoryview, position: int, key: str, check: OffsetCheck) -> None:
+    """
+    Check the offsets of the batches of a run, and nothing else of them.
+
+    Raises:
+        CorruptDataError: A batch has offsets that it cannot have. The error names its position.
+    """
+    with fault_in(key):
+        for place in places_in(run, position):
+            check.require(place)
+
+
+@contextmanager
+def fault_in(key: str) -> Iterator[None]:
+    """
+    Name the object *key* in an error that is raised inside.
+
+    Raises:
+        CorruptDataError: The error, with the object's name.
+    """
+    try:
+        yield
+    except CorruptDataError as error:
+        raise error.located(key) from error
 
 
 def require_checksum(segment: RemoteSegment, checksum: int, key: str) -> None:

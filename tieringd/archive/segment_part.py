@@ -21,10 +21,16 @@ from typing import IO, TypeAlias
 
 from crc32c import crc32c
 
-from tieringd.archive.archive_reader import ArchiveReader, SegmentIndexes, require_checksum
+from tieringd.archive.archive_reader import (
+    ArchiveReader,
+    SegmentIndexes,
+    require_checksum,
+    require_offsets,
+)
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archive.segment_swap import store_rewriting
 from tieringd.errors import CorruptDataError
+from tieringd.formats.batch_offsets import ExpectedBatches, OffsetCheck
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.record_batch import parse_header
 from tieringd.formats.segment_scan import SegmentScan, SegmentScanner
@@ -98,7 +104,7 @@ class SegmentParts:
             f"segments cannot be split in the directory {self._directory}",
             hint="Free some space there, or set TMPDIR to a disk with more space",
         ) as opened:
-            scan = await self._scan(request, opened.file)
+            scan = await self._scan(request, index, opened.file)
             aborted = await _aborted(index, request, scan.tracker.open_transactions)
             part = SegmentIndex(
                 base_offset=index.base_offset,
@@ -128,7 +134,7 @@ class SegmentParts:
 
     async def _store_whole(self, request: PartRequest, index: SegmentIndex) -> RemoteSegment:
         segment, partition = request.segment, request.partition
-        scan = await self._scan(request, None)
+        scan = await self._scan(request, index, None)
         require_checksum(segment, scan.crc32c, data_key(partition, segment))
         aborted = await _aborted(index, request, scan.tracker.open_transactions)
         if aborted == index.aborted:
@@ -147,7 +153,7 @@ class SegmentParts:
             rewriting = Rewriting.of(RewritingKind.REWRITTEN, (request.segment,), (segment,))
             await store_rewriting(self._store, request.partition, rewriting)
 
-    async def _scan(self, request: PartRequest, target: IO[bytes] | None) -> SegmentScan:
+    async def _scan(self, request: PartRequest, index: SegmentIndex, target: IO[bytes] | None) -> SegmentScan:
         """Check the part's batches, and write them to *target*."""
         segment, key = request.segment, data_key(request.partition, request.segment)
         scanner = (
@@ -155,8 +161,10 @@ class SegmentParts:
             if request.is_whole
             else SegmentScanner(segment.base_offset, None, stop_offset=request.next_offset, source=key)
         )
+        check = OffsetCheck(ExpectedBatches.of_index(index))
         async with aclosing(self._reader.runs(key, 0, segment.size_bytes)) as runs:
             async for run, position in runs:
+                require_offsets(run, position, key, check)
                 size_bytes = await in_thread(_fed, scanner, run, target)
                 if size_bytes < len(run):
                     _require_boundary(run, size_bytes, position, request, key)

@@ -27,6 +27,7 @@ from tieringd.archive.archive_reader import (
 )
 from tieringd.archive.segment_swap import Successor
 from tieringd.errors import CorruptDataError
+from tieringd.formats.batch_offsets import ExpectedBatches, OffsetCheck
 from tieringd.formats.index_merge import IndexedSegment, merged_index
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.segment_scan import SegmentScan, SegmentScanner
@@ -85,8 +86,9 @@ class SegmentRewriter:
             ObjectNotFound: The segment was deleted.
             CorruptDataError: The segment is damaged.
         """
-        cut.begin(await self._indexes.index_of(partition, segment))
-        source = _Source(partition, segment, cut)
+        index = await self._indexes.index_of(partition, segment)
+        cut.begin(index)
+        source = _Source(partition, segment, index, cut)
         async with aclosing(self._reader.runs(source.key, 0, segment.size_bytes)) as runs:
             async for run, position in runs:
                 if await in_thread(source.removes_any, run, position):
@@ -116,7 +118,7 @@ class SegmentRewriter:
                 index = await self._indexes.index_of(partition, part)
                 indexes.append(IndexedSegment(part, index))
                 cut.begin(index)
-                await self._copy(_Source(partition, part, cut), target)
+                await self._copy(_Source(partition, part, index, cut), target)
             scan = await in_thread(target.finish)
             index = _index_of(indexes, scan, keeps_aborted=cut.keeps_aborted)
             sidecar = encode_sidecar(index)
@@ -142,8 +144,11 @@ class SegmentRewriter:
 class _Source:
     """A segment that is read: the cut filters its batches, and its checksum is computed. Methods block."""
 
-    def __init__(self, partition: TopicIdPartition, segment: RemoteSegment, cut: Cut) -> None:
+    def __init__(
+        self, partition: TopicIdPartition, segment: RemoteSegment, index: SegmentIndex, cut: Cut
+    ) -> None:
         self.key = data_key(partition, segment)
+        self._check = OffsetCheck(ExpectedBatches.of_index(index))
         self.segment = segment
         self._cut = cut
         self._checksum = 0
@@ -152,14 +157,14 @@ class _Source:
         """Return what is left of a run of batches."""
         self._checksum = crc32c(run, self._checksum)
         left = bytearray()
-        for batch in checked_batches(run, position, self.key):
+        for batch in checked_batches(run, position, self.key, self._check):
             left += self._left_of(batch) or b""
         return left
 
     def removes_any(self, run: memoryview, position: int) -> bool:
         """Say whether the cut removes anything from a run."""
         self._checksum = crc32c(run, self._checksum)
-        for batch in checked_batches(run, position, self.key):
+        for batch in checked_batches(run, position, self.key, self._check):
             self._left_of(batch)
             if self._cut.removed_records:
                 return True

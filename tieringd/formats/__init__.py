@@ -5,7 +5,8 @@ In: bytes in any buffer of the caller, or values of `model`. Out: values for byt
 `CorruptDataError`.
 
 * the broker's files: `log_names`, `checkpoints`, `index_files`; batches in `record_batch`, `records`,
-  `compression` and `transactions`; whole segments in `segment_scan`, `batch_check` and `restored_batches`.
+  `compression` and `transactions`; whole segments in `segment_scan`, `batch_check`, `batch_offsets`
+  and `restored_batches`.
 * Redpanda's files: `redpanda_names`, `redpanda_batch`, `redpanda_index`, and `redpanda_reframe`, which
   makes Kafka segments.
 * our objects: names in `object_keys`; `envelope`, `sidecar`, `manifest_codec`; JSON in `topic_manifest`,

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from crc32c import crc32c
 
 from tieringd.errors import CorruptDataError
+from tieringd.formats.batch_offsets import BatchPlace, ExpectedBatches, OffsetCheck
 from tieringd.formats.record_batch import (
     CRC_STARTS_AT,
     HEADER_BYTES,
@@ -31,24 +32,26 @@ _FIELDS = struct.Struct(">qi4xbI2xi")
 _MAX_LENGTH = MAX_BATCH_BYTES - LENGTH_STARTS_AT
 
 
-def check_batches(data: memoryview, *, base_offset: int, next_offset: int) -> None:
+def check_batches(data: memoryview, expected: ExpectedBatches) -> None:
     """
-    Check that *data* is whole batches with offsets from *base_offset* up to *next_offset* (exclusive).
+    Check that *data* is whole batches, and those that are *expected*.
 
     Raises:
         CorruptDataError: It is not; with the position in *data*.
     """
-    consumed, expected = _check(data, expected=base_offset, next_offset=next_offset)
+    check = OffsetCheck(expected)
+    consumed = _check(data, 0, check)
     if consumed != len(data):
-        raise _cut(len(data) - consumed, consumed, expected)
+        raise _cut(len(data) - consumed, consumed, check.expected_offset)
+    if expected.checksum is not None:
+        expected.require_checksum(crc32c(data))
 
 
 def check_batches_in(
     read_at: Callable[[int, int], bytes],
     size_bytes: int,
+    expected: ExpectedBatches,
     *,
-    base_offset: int,
-    next_offset: int,
     window_bytes: int = _WINDOW_BYTES,
 ) -> None:
     """
@@ -59,25 +62,29 @@ def check_batches_in(
     Raises:
         CorruptDataError: They are not such batches, or end inside one.
     """
-    position, expected, least_bytes = 0, base_offset, window_bytes
+    check, checksum = OffsetCheck(expected), 0
+    position, least_bytes = 0, window_bytes
     while position < size_bytes:
         window = memoryview(read_at(position, min(window_bytes, size_bytes - position)))
         is_last = position + len(window) == size_bytes
         try:
-            consumed, expected = _check(window, expected=expected, next_offset=next_offset)
+            consumed = _check(window, position, check)
         except CorruptDataError as error:
             raise CorruptDataError(
                 error.message, position=position + (error.position or 0), offset=error.offset, hint=error.hint
             ) from error
         if not consumed and (is_last or len(window) < window_bytes):
-            raise _cut(len(window), position, expected)
+            raise _cut(len(window), position, check.expected_offset)
         # A batch larger than the window is read again through a larger window.
         window_bytes = least_bytes if consumed else window_bytes * 2
         position += consumed
+        if expected.checksum is not None:
+            checksum = crc32c(window[:consumed], checksum)
+    expected.require_checksum(checksum)
 
 
-def _check(view: memoryview, *, expected: int, next_offset: int) -> tuple[int, int]:
-    """Check the whole batches at the front of *view*; return their bytes, and the next offset."""
+def _check(view: memoryview, position: int, check: OffsetCheck) -> int:
+    """Check the whole batches at the front of *view*, which begins at *position*; return their bytes."""
     unpack_from, checksum = _FIELDS.unpack_from, crc32c
     at, size = 0, len(view)
     last_header = size - HEADER_BYTES
@@ -88,30 +95,24 @@ def _check(view: memoryview, *, expected: int, next_offset: int) -> tuple[int, i
         if is_possible and end > size:
             break
         if not (
-            is_possible
-            and expected <= offset
-            and 0 <= delta < next_offset - offset
-            and checksum(view[at + CRC_STARTS_AT : end]) == crc
+            is_possible and offset >= 0 and delta >= 0 and checksum(view[at + CRC_STARTS_AT : end]) == crc
         ):
-            raise _fault(view, at, expected, next_offset)
-        expected = offset + delta + 1
+            raise _fault(view, at)
+        fault = check.fault_of(BatchPlace(position + at, offset, offset + delta + 1))
+        if fault is not None:
+            raise CorruptDataError(fault, position=at, offset=offset)
         at = end
-    return at, expected
+    return at
 
 
-def _fault(view: memoryview, at: int, expected: int, next_offset: int) -> CorruptDataError:
+def _fault(view: memoryview, at: int) -> CorruptDataError:
     """Return the fault of the batch at *at*, found by a slower, detailed check."""
     try:
         header = parse_header(view, at)
         check_crc(view, header, at)
     except CorruptDataError as error:
         return error
-    return CorruptDataError(
-        f"the batch has offsets {header.base_offset} to {header.last_offset}, but offsets {expected} to "
-        f"{next_offset - 1} are expected here",
-        position=at,
-        offset=header.base_offset,
-    )
+    raise AssertionError("the check refuses a batch that parse_header and check_crc take")
 
 
 def _cut(left_bytes: int, position: int, offset: int) -> CorruptDataError:

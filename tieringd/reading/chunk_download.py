@@ -26,6 +26,7 @@ from tieringd.cache.cache_directory import OpenFile, PartFile
 from tieringd.cache.faults import located, read_exactly
 from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
 from tieringd.formats.batch_check import check_batches, check_batches_in
+from tieringd.formats.batch_offsets import ExpectedBatches
 from tieringd.metrics import CacheMetrics
 from tieringd.policies.chunk_layout import Chunk
 from tieringd.reading.cache_keeper import CacheKeeper
@@ -136,10 +137,17 @@ class ChunkDownloader:
         self._budget = DownloadBudget(limits.downloads_max, limits.bytes_max)
 
     async def download(
-        self, key: str, name: str, chunk: Chunk, *, is_cached: bool, is_streamed: bool
+        self,
+        key: str,
+        name: str,
+        chunk: Chunk,
+        expected: ExpectedBatches,
+        *,
+        is_cached: bool,
+        is_streamed: bool,
     ) -> Downloaded:
         """
-        Download *chunk* of the object *key* into the file *name*.
+        Download *chunk* of the object *key*, with the *expected* batches, into the file *name*.
 
         Without *is_cached* the chunk stays out of the cache. With *is_streamed* it is returned in memory
         if the cache does not take it, unless it is too large for that.
@@ -160,7 +168,7 @@ class ChunkDownloader:
                 for is_last in (False, True):
                     try:
                         return await self._attempt(
-                            key, name, chunk, is_cached=is_cached, is_streamed=is_streamed
+                            key, name, chunk, expected, is_cached=is_cached, is_streamed=is_streamed
                         )
                     except CorruptDataError as error:
                         self._metrics.corrupt.labels("download").inc()
@@ -175,13 +183,20 @@ class ChunkDownloader:
         return chunk.size_bytes if is_streamable else self._limits.piece_bytes
 
     async def _attempt(
-        self, key: str, name: str, chunk: Chunk, *, is_cached: bool, is_streamed: bool
+        self,
+        key: str,
+        name: str,
+        chunk: Chunk,
+        expected: ExpectedBatches,
+        *,
+        is_cached: bool,
+        is_streamed: bool,
     ) -> Downloaded:
         part = await self._keeper.begin(name, chunk.size_bytes) if is_cached else None
         if part is not None:
             found: Downloaded = None
             try:
-                found = await self._into(part, key, chunk)
+                found = await self._into(part, key, chunk, expected)
             finally:
                 if found is None or isinstance(found, bytes):
                     await self._keeper.abandon(part)
@@ -191,23 +206,23 @@ class ChunkDownloader:
                 return found
         if not is_streamed or chunk.size_bytes > self._limits.stream_bytes_max:
             return None
-        return await self._streamed(key, chunk)
+        return await self._streamed(key, chunk, expected)
 
-    async def _into(self, part: PartFile, key: str, chunk: Chunk) -> Downloaded:
+    async def _into(self, part: PartFile, key: str, chunk: Chunk, expected: ExpectedBatches) -> Downloaded:
         """Fill a part and publish it. If the disk fails, return the bytes if all of them are in memory."""
         data: bytes | None = None
         piece_bytes = self._limits.piece_bytes
         try:
             if chunk.size_bytes <= piece_bytes:
                 data = await self._piece(key, chunk, 0, chunk.size_bytes)
-                await self._checked(key, chunk, partial(_check_bytes, data, chunk))
+                await self._checked(key, chunk, partial(check_batches, memoryview(data), expected))
                 await in_thread(_write, part, 0, data)
             else:
                 for position in range(0, chunk.size_bytes, piece_bytes):
                     size_bytes = min(piece_bytes, chunk.size_bytes - position)
                     piece = await self._piece(key, chunk, position, size_bytes)
                     await in_thread(_write, part, position, piece)
-                await self._checked(key, chunk, partial(_check_file, part, chunk))
+                await self._checked(key, chunk, partial(_check_file, part, chunk.size_bytes, expected))
         except LocalFileError as error:
             self._keeper.note_refusal(error)
         else:
@@ -218,14 +233,14 @@ class ChunkDownloader:
             self._metrics.streamed_bytes.inc(len(data))
         return data
 
-    async def _streamed(self, key: str, chunk: Chunk) -> bytes:
+    async def _streamed(self, key: str, chunk: Chunk, expected: ExpectedBatches) -> bytes:
         piece_bytes = self._limits.piece_bytes
         pieces = [
             await self._piece(key, chunk, position, min(piece_bytes, chunk.size_bytes - position))
             for position in range(0, chunk.size_bytes, piece_bytes)
         ]
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        await self._checked(key, chunk, partial(_check_bytes, data, chunk))
+        await self._checked(key, chunk, partial(check_batches, memoryview(data), expected))
         self._metrics.streamed_bytes.inc(len(data))
         return data
 
@@ -266,29 +281,20 @@ def in_object(error: CorruptDataError, key: str, chunk: Chunk) -> CorruptDataErr
     )
 
 
-def check_file(fd: int, chunk: Chunk) -> None:
+def check_file(fd: int, size_bytes: int, expected: ExpectedBatches) -> None:
     """
-    Check that an open file holds the batches of *chunk*. This blocks.
+    Check that an open file holds the *expected* batches of a chunk. This blocks.
 
     Raises:
         CorruptDataError: The file holds other bytes.
         OSError: The file cannot be read.
     """
-    check_batches_in(
-        partial(read_exactly, fd),
-        chunk.size_bytes,
-        base_offset=chunk.base_offset,
-        next_offset=chunk.next_offset,
-    )
+    check_batches_in(partial(read_exactly, fd), size_bytes, expected)
 
 
-def _check_bytes(data: bytes, chunk: Chunk) -> None:
-    check_batches(memoryview(data), base_offset=chunk.base_offset, next_offset=chunk.next_offset)
-
-
-def _check_file(part: PartFile, chunk: Chunk) -> None:
+def _check_file(part: PartFile, size_bytes: int, expected: ExpectedBatches) -> None:
     try:
-        check_file(part.fd, chunk)
+        check_file(part.fd, size_bytes, expected)
     except OSError as error:
         raise located(part.name, "be read", error) from error
 

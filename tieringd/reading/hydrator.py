@@ -27,6 +27,7 @@ import structlog
 
 from tieringd.cache.cache_directory import OpenFile
 from tieringd.errors import CorruptDataError, LocalFileError, TieringError
+from tieringd.formats.batch_offsets import ExpectedBatches
 from tieringd.formats.cache_names import chunk_name
 from tieringd.formats.object_keys import data_key
 from tieringd.metrics import CacheMetrics
@@ -95,12 +96,18 @@ class HydratedChunk:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A wanted chunk, and its object key, file name and number of chunks in its segment."""
+    """A wanted chunk, and its object key, file name, and number of chunks and index of its segment."""
 
     key: str
     name: str
     chunk: Chunk
     chunk_count: int
+    index: SegmentIndex
+
+    @property
+    def expected(self) -> ExpectedBatches:
+        """Return what the index says of the chunk's batches."""
+        return ExpectedBatches.of_index(self.index, self.chunk.position, self.chunk.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +280,7 @@ class Hydrator:
     ) -> _Wanted:
         key = data_key(partition, segment)
         name = chunk_name(key, chunk.position, buckets=self._keeper.directory.buckets)
-        return _Wanted(key, name, chunk, len(self.layout(index).chunks))
+        return _Wanted(key, name, chunk, len(self.layout(index).chunks), index)
 
     async def _hydrated(self, wanted: _Wanted) -> HydratedChunk | None:
         """Return a chunk for a reader, or None if neither the cache nor the memory takes it."""
@@ -303,7 +310,12 @@ class Hydrator:
         is_hit = opened is not None
         if opened is None:
             got = await self._downloader.download(
-                wanted.key, wanted.name, wanted.chunk, is_cached=is_cached, is_streamed=not is_prefetch
+                wanted.key,
+                wanted.name,
+                wanted.chunk,
+                wanted.expected,
+                is_cached=is_cached,
+                is_streamed=not is_prefetch,
             )
             if got is None or isinstance(got, bytes):
                 return _Arrival(data=got, is_refused=got is None)
@@ -326,7 +338,7 @@ class Hydrator:
         if opened is None or opened.is_checked:
             return opened
         try:
-            await in_thread(check_file, opened.fd, wanted.chunk)
+            await in_thread(check_file, opened.fd, wanted.chunk.size_bytes, wanted.expected)
         except (CorruptDataError, OSError) as error:
             opened.close()
             self._metrics.corrupt.labels("file").inc()

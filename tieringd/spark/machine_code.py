@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numba
+import structlog
 
 R = TypeVar("R")
+
+log = structlog.get_logger(__name__)
 
 
 def compiled(function: Callable[..., R], *example: object) -> Callable[..., R]:
@@ -16,18 +19,25 @@ def compiled(function: Callable[..., R], *example: object) -> Callable[..., R]:
 
     Numba caches the code in NUMBA_CACHE_DIR, beside the function's file, or in the user's cache directory.
     The first process compiles; later ones load the code. Without a writable directory every process
-    compiles.
+    compiles. A cache file that a full disk or a power loss has cut short is replaced.
     """
     try:
-        return _compiled(function, example, is_cached=True)
+        return _cached(function, example)
     except (OSError, RuntimeError):
         # Numba finds no writable directory, or the disk is full. Compiling without a cache costs only time.
-        return _compiled(function, example, is_cached=False)
+        made: Callable[..., R] = numba.njit(nogil=True)(function)
+        made(*example)
+        return made
 
 
-def _compiled(
-    function: Callable[..., R], example: tuple[object, ...], *, is_cached: bool
-) -> Callable[..., R]:
-    made: Callable[..., R] = numba.njit(cache=is_cached, nogil=True)(function)
-    made(*example)
-    return made
+def _cached(function: Callable[..., R], example: tuple[object, ...]) -> Callable[..., R]:
+    made = numba.njit(cache=True, nogil=True)(function)
+    try:
+        made(*example)
+    except (OSError, RuntimeError):
+        raise
+    except Exception as error:  # noqa: BLE001 - a damaged pickle raises anything
+        log.warning("cached machine code cannot be used; it is compiled again", error=repr(error))
+        made.recompile()  # Nothing is compiled yet: this empties the cache.
+        made(*example)
+    return cast("Callable[..., R]", made)

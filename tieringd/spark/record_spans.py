@@ -41,6 +41,8 @@ _FAULTS: Final = (
     "bytes follow the last record",
 )
 _MISFIT, _DISORDER, _LEFT_OVER = range(1, len(_FAULTS))
+_RECORD_BYTES_MIN: Final = 7
+"""One byte for each field of a record: size, attributes, time, offset, key, value, number of headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,9 @@ def record_spans(header: BatchHeader, batch: memoryview) -> RecordSpans:
     packed = batch[HEADER_BYTES:]
     is_empty = header.record_count == 0 and not packed
     records = packed if is_empty else decompress(header.codec, packed)
+    if header.record_count * _RECORD_BYTES_MIN > len(records):
+        # Before the table is allocated: a damaged count would ask for more memory than there is.
+        raise CorruptDataError(_FAULTS[_MISFIT], offset=header.base_offset)
     table = np.empty((header.record_count, _COLUMNS), np.int64)
     fault = _compiled_walk()(np.frombuffer(records, np.uint8), header.last_offset_delta, table)
     if fault:

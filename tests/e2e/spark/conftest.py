@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.kafka_connector import connector_jars
 from tests.support.class_data import spark_environment
 from tests.support.spark_session import running_spark
 
@@ -25,5 +26,7 @@ def quick_java() -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Give a session on two cores."""
-    with running_spark(tmp_path_factory.mktemp("spark")) as session:
+    # Spark's own Kafka source is there as well, for tests that compare with it.
+    jars = {"spark.jars": connector_jars()}
+    with running_spark(tmp_path_factory.mktemp("spark"), options=jars) as session:
         yield session

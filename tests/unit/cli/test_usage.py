@@ -42,6 +42,7 @@ def test_commands_are_those_of_this_release():
         "spark erase",
         "spark export",
         "spark merge",
+        "spark offsets",
         "spark rebuild",
         "spark scrub",
         "spark submit-file",

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from tests.builders import OLD_MESSAGE_V1, batch, golden_log, segment_bytes
 from tieringd.errors import CorruptDataError
 from tieringd.formats.batch_check import check_batches, check_batches_in
+from tieringd.formats.batch_offsets import ExpectedBatches
 
 DATA = segment_bytes(100, batches=5, value=b"v" * 300)
 BATCH_BYTES = len(DATA) // 5
-BOUNDS = {"base_offset": 100, "next_offset": 115}
+BOUNDS = ExpectedBatches(100, 115)
 
 
 def reads(data):
@@ -23,18 +24,18 @@ def reads(data):
 def check(request):
     """Give the check of bytes in memory, and of bytes read through windows smaller than a batch."""
     if request.param == "memory":
-        return lambda data, **bounds: check_batches(memoryview(data), **bounds)
-    return lambda data, **bounds: check_batches_in(reads(data), len(data), window_bytes=100, **bounds)
+        return lambda data, bounds: check_batches(memoryview(data), bounds)
+    return lambda data, bounds: check_batches_in(reads(data), len(data), bounds, window_bytes=100)
 
 
 def test_whole_batches_pass(check):
     """One, many, none, and those that a real broker wrote."""
-    check(DATA, **BOUNDS)
-    check(b"", base_offset=0, next_offset=0)
-    check(batch(7), base_offset=7, next_offset=10)
+    check(DATA, BOUNDS)
+    check(b"", ExpectedBatches(0, 0))
+    check(batch(7), ExpectedBatches(7, 10))
     for topic in ("codec-gzip", "transactions", "compacted"):
         log = golden_log(topic)
-        check(log, base_offset=0, next_offset=1 << 40)
+        check(log, ExpectedBatches(0, 1 << 40))
 
 
 @pytest.mark.parametrize(
@@ -43,27 +44,23 @@ def test_whole_batches_pass(check):
         pytest.param(DATA[:-1], BOUNDS, "cut short", 4 * BATCH_BYTES, id="cut"),
         pytest.param(DATA[: BATCH_BYTES + 30], BOUNDS, "cut short", BATCH_BYTES, id="cut-header"),
         pytest.param(DATA + b"\0" * 70, BOUNDS, "magic is 0, not 2", 5 * BATCH_BYTES, id="zeros"),
-        pytest.param(
-            DATA[BATCH_BYTES:], {**BOUNDS, "base_offset": 104}, "are expected here", 0, id="too-early"
-        ),
-        pytest.param(
-            DATA, {**BOUNDS, "next_offset": 114}, "are expected here", 4 * BATCH_BYTES, id="too-late"
-        ),
+        pytest.param(DATA[BATCH_BYTES:], ExpectedBatches(104, 115), "are possible there", 0, id="too-early"),
+        pytest.param(DATA, ExpectedBatches(100, 114), "are possible there", 4 * BATCH_BYTES, id="too-late"),
         pytest.param(
             DATA[BATCH_BYTES:] + DATA[:BATCH_BYTES],
             BOUNDS,
-            "are expected here",
+            "are possible there",
             4 * BATCH_BYTES,
             id="disorder",
         ),
-        pytest.param(DATA[:BATCH_BYTES] * 2, BOUNDS, "are expected here", BATCH_BYTES, id="twice"),
+        pytest.param(DATA[:BATCH_BYTES] * 2, BOUNDS, "are possible there", BATCH_BYTES, id="twice"),
         pytest.param(OLD_MESSAGE_V1, BOUNDS, "v1 is not supported", 0, id="old-format"),
     ],
 )
 def test_wrong_bytes_are_named_with_their_position(check, data, bounds, message, position):
     """An operator can find them in the object."""
     with pytest.raises(CorruptDataError, match=message) as caught:
-        check(data, **bounds)
+        check(data, bounds)
     assert caught.value.position == position
 
 
@@ -73,22 +70,22 @@ def test_any_flipped_bit_is_noticed(at, bit):
     damaged = bytearray(DATA)
     damaged[at] ^= 1 << bit
     if 12 <= at % BATCH_BYTES < 16:
-        check_batches(memoryview(damaged), **BOUNDS)
+        check_batches(memoryview(damaged), BOUNDS)
         return
     with pytest.raises(CorruptDataError):
-        check_batches(memoryview(damaged), **BOUNDS)
+        check_batches(memoryview(damaged), BOUNDS)
     with pytest.raises(CorruptDataError):
-        check_batches_in(reads(bytes(damaged)), len(damaged), **BOUNDS)
+        check_batches_in(reads(bytes(damaged)), len(damaged), BOUNDS)
 
 
 def test_bytes_that_end_early_are_cut(check):
     """A file that became shorter is not read for ever."""
     with pytest.raises(CorruptDataError, match="cut short"):
-        check_batches_in(reads(DATA[: BATCH_BYTES + 10]), len(DATA), **BOUNDS)
+        check_batches_in(reads(DATA[: BATCH_BYTES + 10]), len(DATA), BOUNDS)
 
 
 def test_batch_with_an_impossible_length_is_not_waited_for():
     """No window grows to what a damaged length asks for beyond the bytes there are."""
     damaged = DATA[:8] + (200 << 20).to_bytes(4, "big") + DATA[12:]
     with pytest.raises(CorruptDataError, match="cut short"):
-        check_batches_in(reads(damaged), len(damaged), **BOUNDS)
+        check_batches_in(reads(damaged), len(damaged), BOUNDS)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tests.builders import batch
 from tieringd.formats.batch_check import check_batches
+from tieringd.formats.batch_offsets import ExpectedBatches
 from tieringd.formats.record_batch import parse_header
 from tieringd.formats.restored_batches import put_first_epoch
 
@@ -23,7 +24,7 @@ def test_batch_under_the_first_epoch_differs_in_nothing_else():
         assert (stored.leader_epoch, parse_header(moved, begin).leader_epoch) == (epoch, 0)
         assert parse_header(moved, begin)._replace(leader_epoch=epoch) == stored
         assert moved[begin + 16 : begin + SIZE_BYTES] == STORED[begin + 16 : begin + SIZE_BYTES]
-    check_batches(memoryview(moved), base_offset=100, next_offset=109)
+    check_batches(memoryview(moved), ExpectedBatches(100, 109))
 
 
 @given(st.integers(0, len(STORED)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.builders import GOLDEN, batch
 from tieringd.errors import CorruptDataError
 from tieringd.formats.batch_check import check_batches
+from tieringd.formats.batch_offsets import ExpectedBatches
 from tieringd.formats.index_files import parse_transaction_index
 from tieringd.formats.record_batch import ABORT_MARKER, HEADER_BYTES, encode_marker, parse_header
 from tieringd.formats.restored_batches import (
@@ -65,7 +66,7 @@ def test_restored_batch_is_sound_and_has_another_producer_id(batches):
         assert moved._replace(**same) == stored
     assert [one[HEADER_BYTES:] for one in new] == [one[HEADER_BYTES:] for one in batches]
     first, last = parse_header(new[0]), parse_header(new[-1])
-    check_batches(memoryview(b"".join(new)), base_offset=first.base_offset, next_offset=last.last_offset + 1)
+    check_batches(memoryview(b"".join(new)), ExpectedBatches(first.base_offset, last.last_offset + 1))
 
 
 @given(ids)

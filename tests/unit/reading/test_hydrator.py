@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from tests.builders import segment_bytes
 from tests.fakes.hydration import (
     BATCH_BYTES,
     CHUNK_BYTES,
@@ -232,6 +233,19 @@ async def test_object_that_is_wrong_twice_is_corrupt(tmp_path, store, stored, li
         assert not host.path_of(stored, 1).exists()
         assert store.downloads() == 2
         assert await host.read(stored, 1) == stored.bytes_of(chunk_of(host, stored, 1))
+
+
+@virtually
+async def test_batch_with_another_offset_than_the_index_says_is_corrupt(host, store):
+    """No checksum covers a base offset, and compaction may have left room for another one."""
+    batches = [segment_bytes(base, batches=1, value=b"v" * 300) for base in range(0, 80, 10)]
+    stored = Stored(store, data=b"".join(batches), next_offset=80)
+    moved = (12).to_bytes(8, "big") + batches[1][8:]
+    store.add(stored.key, b"".join([batches[0], moved, *batches[2:]]))
+    async with running(host):
+        with pytest.raises(CorruptDataError, match="it has to begin at offset 10") as caught:
+            await host.read(stored, 0)
+    assert (caught.value.source, caught.value.position) == (stored.key, BATCH_BYTES)
 
 
 @virtually

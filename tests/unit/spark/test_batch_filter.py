@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -191,3 +192,18 @@ def test_arbitrary_bytes_are_records_or_damage(body, count, last_delta):
     assert [(one.offset, one.key) for one in records] == list(
         zip(spans.offsets.tolist(), spans.keys(), strict=True)
     )
+
+
+@pytest.mark.parametrize("count", [10**6, 2**31 - 1])
+def test_count_of_more_records_than_there_are_bytes(count):
+    """It is refused before memory is taken for so many."""
+    stored = encode_batch(0, [NewRecord(b"v", key=b"k")])
+    header = parse_header(stored)._replace(record_count=count, last_offset_delta=2**31 - 1)
+    data = sealed(header, stored[HEADER_BYTES:])
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptDataError, match="does not fit"):
+            record_spans(parse_header(data), memoryview(data))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -340,6 +341,32 @@ def merge(
 
 
 spark_app.command()(export)
+
+
+@spark_app.command()
+def offsets(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(help="The checkpoint of a query on the archive: a directory on this machine."),
+    ],
+    partitions: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="How many partitions each topic has. Those of which nothing is archived begin at their "
+            "earliest offset.",
+        ),
+    ] = 0,
+) -> None:
+    """
+    Print where a query on the archive ended, as startingOffsets of Spark's Kafka source.
+
+    A query on the broker that begins there reads exactly what the query on the archive has not read.
+    """
+    with optional_parts():
+        from tieringd.spark.source.checkpoint import ended_at  # noqa: PLC0415 - as for the jobs
+
+    typer.echo(json.dumps(ended_at(checkpoint, partitions=partitions)))
 
 
 @spark_app.command()

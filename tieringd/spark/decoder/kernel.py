@@ -29,7 +29,7 @@ from tieringd.formats.record_batch import (
     MAGIC,
     MAX_BATCH_BYTES,
 )
-from tieringd.spark.decoder.record_tables import BATCH, CORRUPT, CURSOR, DONE, FULL, NULL_TIME, ROWS
+from tieringd.spark.decoder.record_tables import BATCH, CORRUPT, CURSOR, DONE, FULL, NULL_TIME, PLACE, ROWS
 from tieringd.spark.machine_code import compiled
 
 F = TypeVar("F")
@@ -169,6 +169,25 @@ def _time(base_ms: Long, delta_ms: Long) -> Long:
     return (base_ms + delta_ms) * 1000 if fits else NULL_TIME
 
 
+def place_batches(start: Long, end: Long, places: Any) -> Long:
+    """
+    Write the places of the batches from *start* on to *places*; return how many there are.
+
+    Only sizes and offsets are read. It stops before a batch whose size is impossible, or that is cut.
+    """
+    at, found = start, 0
+    while found < len(places) and end - at >= HEADER_BYTES:
+        size = _number(at + 8, 4) + LENGTH_STARTS_AT
+        if not HEADER_BYTES <= size <= end - at:
+            break
+        place = places[found]
+        place.position, place.end, place.base_offset = at - start, at - start + size, _number(at, 8)
+        place.next_offset = place.base_offset + _number(at + 23, 4) + 1
+        at += size
+        found += 1
+    return found
+
+
 def find_batches(run: Long, start: Long, end: Long, left_out: Long, cursors: Any, batches: Any) -> Long:  # noqa: PLR0917
     """
     Write the ordinary batches of *run* from *start* on to *batches*; return how many follow one another.
@@ -302,9 +321,10 @@ def read_batches(batches: Any, cursors: Any, rows_of: Any) -> Long:  # noqa: C90
 
 
 class Kernel(NamedTuple):
-    """`find_batches` and `read_batches` as machine code."""
+    """`find_batches`, `place_batches` and `read_batches` as machine code."""
 
     find_batches: Callable[[int, int, int, int, Any, Any], int]
+    place_batches: Callable[[int, int, Any], int]
     read_batches: Callable[[Any, Any, Any], int]
 
 
@@ -320,5 +340,6 @@ def kernel() -> Kernel:
     batches, cursors = np.zeros(0, BATCH), np.zeros(1, CURSOR)
     return Kernel(
         compiled(find_batches, 0, 0, 0, 0, cursors, batches),
+        compiled(place_batches, 0, 0, np.zeros(0, PLACE)),
         compiled(read_batches, batches, cursors, np.zeros(1, ROWS)),
     )

@@ -29,6 +29,9 @@ A stored batch: its start and end in a run, its checksum, the addresses of its d
 fields of its header.
 """
 
+PLACE: Final = _longs("position end base_offset next_offset")
+"""The position and the end of a stored batch, and the offsets that its header says it has."""
+
 CURSOR: Final = _longs(
     "from_offset next_offset expected_offset "
     "batch at left previous_delta row first_row needed_bytes needed_headers"

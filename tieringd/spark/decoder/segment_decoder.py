@@ -17,9 +17,11 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from tieringd.errors import CorruptDataError
+from tieringd.formats.batch_offsets import ExpectedBatches
 from tieringd.formats.compression import MAX_DECOMPRESSED_BYTES
-from tieringd.formats.record_batch import CRC_STARTS_AT
+from tieringd.formats.record_batch import CRC_STARTS_AT, parse_header
 from tieringd.formats.records import iter_records
+from tieringd.spark.decoder.batch_places import RunCheck
 from tieringd.spark.decoder.kernel import kernel
 from tieringd.spark.decoder.record_tables import BATCH, CORRUPT, CURSOR, DONE, FULL
 from tieringd.spark.decoder.row_buffer import RowBuffer
@@ -74,6 +76,7 @@ class SegmentDecoder:
         partition: int,
         selection: Selection,
         source: str,
+        expected: ExpectedBatches | None = None,
         skip_corrupt: bool = False,
         rows_max: int = ROWS_MAX,
         bytes_max: int = BYTES_MAX,
@@ -82,8 +85,9 @@ class SegmentDecoder:
         Decode *columns* of the object *source*.
 
         A record batch has at most *rows_max* rows, and *bytes_max* bytes of keys, values and headers. A
-        larger record is alone in its record batch. With *skip_corrupt* a damaged batch is left out
-        completely, and noted in `corrupt`.
+        larger record is alone in its record batch. *expected* is what the object's index says of all its
+        batches; without it no batch's offsets are checked but their order. With *skip_corrupt* a damaged
+        batch is left out completely, and noted in `corrupt`.
 
         Raises:
             ConfigError: A column is unknown or named twice, or *columns* is empty.
@@ -100,6 +104,7 @@ class SegmentDecoder:
         )
         limit_bytes = _TEXT_BYTES_LIMIT if "headers" in columns else MAX_DECOMPRESSED_BYTES
         self._batches = SegmentBatchReader(selection, limit_bytes=limit_bytes)
+        self._check = None if expected is None else RunCheck(expected)
         self._kernel = kernel()
         self._table = np.zeros(_TABLE_ROWS, BATCH)
         self._one_batch = np.zeros(1, BATCH)
@@ -121,8 +126,15 @@ class SegmentDecoder:
         assert not self._is_decoding, "the record batches of a run are taken before the next run comes"
         self._is_decoding = True
         run, at = pa.py_buffer(data).address, 0
+        faults = {} if self._check is None else self._check.faults_of(data, position)
+        stops = deque([*faults, position + len(data)])
         while at < len(data):
-            ordinary = self._ordinary_batches(data, run, at)
+            if position + at == stops[0] and stops[0] in faults:
+                fault = CorruptDataError(faults[stops.popleft()], offset=parse_header(data, at).base_offset)
+                self._note(fault, position + at)
+                at += size_of_batch(data, at)
+                continue
+            ordinary = self._ordinary_batches(data, run, at, stops[0] - position)
             if ordinary is not None:
                 yield from self._rows_of(ordinary, data, position)
                 at = int(ordinary[-1]["end"])
@@ -149,15 +161,15 @@ class SegmentDecoder:
             self._buffer.make_room()
             yield last
 
-    def _ordinary_batches(self, data: memoryview, run: int, at: int) -> Table | None:
+    def _ordinary_batches(self, data: memoryview, run: int, at: int, stop: int) -> Table | None:
         """
-        Return the batches that `find_batches` finds from *at* on, up to the first with a wrong checksum.
+        Return the batches that `find_batches` finds from *at* to *stop*, up to the first with a wrong CRC.
 
         None if there is none.
         """
         self._set_cursor(expected_offset=self._batches.expected_offset)
         found = self._kernel.find_batches(
-            run, run + at, run + len(data), self._batches.left_out, self._cursor, self._table
+            run, run + at, run + stop, self._batches.left_out, self._cursor, self._table
         )
         if not found:
             return None

@@ -7,7 +7,9 @@ Names of options are case-insensitive. An error begins with the name of its opti
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import TypeVar
 
 from tieringd.config.units import DURATION, SIZE, Quantity, parse_quantity
@@ -15,6 +17,17 @@ from tieringd.errors import ConfigError
 from tieringd.model.partition import TopicPartition
 
 T = TypeVar("T")
+_SPARK_UNITS = {
+    "us": Fraction(1, 1000),
+    "min": Fraction(60_000),
+    **dict.fromkeys(("millisecond", "milliseconds"), Fraction(1)),
+    **dict.fromkeys(("second", "seconds"), Fraction(1000)),
+    **dict.fromkeys(("minute", "minutes"), Fraction(60_000)),
+    **dict.fromkeys(("hour", "hours"), Fraction(3_600_000)),
+    **dict.fromkeys(("day", "days"), Fraction(86_400_000)),
+}
+"""Units of Spark's durations and intervals that `units.DURATION` does not have, in milliseconds."""
+_SPARK_DURATION = re.compile(rf"([0-9]{{1,19}})\s*({'|'.join(_SPARK_UNITS)})")
 _FLAGS = {"true": True, "false": False}
 
 
@@ -101,10 +114,19 @@ class OptionValues:
         """
         Return an option that is a duration such as 15m, in milliseconds.
 
+        Spark's own words are taken as well: `15min`, `15 minutes`, `100us`.
+
         Raises:
             ConfigError: The value is not a duration above 0.
         """
-        return self._quantity(name, DURATION, default)
+        value = self.text(name)
+        found = None if value is None else _SPARK_DURATION.fullmatch(value.lower())
+        if found is None:
+            return self._quantity(name, DURATION, default)
+        number, unit = int(found[1]), _SPARK_UNITS[found[2]]
+        if number * unit < 1:
+            raise fault(name, f"must be a duration of a millisecond or more, not {value!r}")
+        return int(number * unit)
 
     def by_partition(self, name: str, read: Callable[[object], T]) -> dict[TopicPartition, T] | None:
         """

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Final, Literal, TypeAlias, cast
+from warnings import catch_warnings
 
 import structlog
 
@@ -67,6 +68,13 @@ KNOWN: Final = (
     "cluster",
     "targetTaskBytes",
 )
+
+
+_QUOTED: Final = re.compile(r"\\Q(.*?)(?:\\E|\Z)", re.DOTALL)
+"""Text that Java takes literally."""
+_NESTED: Final = re.compile(r"(?<!\\)\[\^?\]?(?:[^\]\[\\]|\\.)*\[")
+"""A class of characters in another one, which Python takes for a bracket in the class."""
+_LOOKBEHIND: Final = re.compile(r"\(\?P<(?=[=!])")
 
 
 # Without slots, so that `names` is computed once: each topic of the bucket is compared with it.
@@ -196,11 +204,30 @@ def read_subscription(values: OptionValues) -> Subscription:
         case _:
             if not text:
                 raise fault("subscribePattern", "is empty")
-            try:
-                re.compile(text)
-            except re.error as error:
-                raise fault("subscribePattern", f"is not a regular expression: {error}") from error
-            return Subscription(pattern=text, cluster=cluster)
+            return Subscription(pattern=_pattern(text), cluster=cluster)
+
+
+def _pattern(text: str) -> str:
+    """
+    Return a regular expression of Java's, which Spark's Kafka source takes, as Python's.
+
+    Raises:
+        ConfigError: It is not one, or Python's means something else by it.
+    """
+    pattern = _QUOTED.sub(lambda found: re.escape(found[1]), text).replace("(?<", "(?P<")
+    pattern = _LOOKBEHIND.sub("(?<", pattern)
+    hint = (
+        "Patterns are read as Java's in what both languages have, and in \\Q...\\E and (?<name>...). Write "
+        "out classes such as \\p{Alpha}, and unions and intersections of classes: [a-c] for [a-z&&[a-c]]"
+    )
+    if _NESTED.search(pattern):
+        raise fault("subscribePattern", "is not a regular expression: a class is inside another", hint=hint)
+    try:
+        with catch_warnings(action="error", category=FutureWarning):
+            re.compile(pattern)
+    except (re.error, FutureWarning) as error:
+        raise fault("subscribePattern", f"is not a regular expression: {error}", hint=hint) from error
+    return pattern
 
 
 def _assigned(values: OptionValues) -> tuple[TopicPartition, ...]:

@@ -51,8 +51,16 @@ _VARIABLE: Final = "TIERINGD_OPTION_"
 _FROM_ENVIRONMENT: Final = "the value from the environment"
 _ASKED: Final = re.compile(r"\$\{(\w+)\}")
 _NOT_SET: Final = re.compile(r"the environment variable \w+ is not set")
-_SHOWN: Final = frozenset({"cloud_storage_azure_shared_key"})
-"""Secrets that Spark does not redact, because it chooses what to redact by the option's name."""
+_SHOWN: Final = {
+    "cloud_storage_azure_shared_key": "Write ${NAME} for an environment variable, or use config",
+    "cloud_storage_access_key": "Write accessKey instead, which Spark does not show, or ${NAME} for an "
+    "environment variable, or use config",
+}
+"""
+Options with credentials that Spark shows in plans of streams, because it chooses what to redact by the name.
+
+Each has what to write instead.
+"""
 _PORTS: Final = {"http": "80", "https": "443"}
 
 
@@ -116,11 +124,11 @@ def read_settings(given: Mapping[str, str]) -> StoreSettings:
         for key, value in one.items():
             if key in properties:
                 raise fault(name, f"another option already sets {key}; leave one of them out")
-            if key in _SHOWN and not _ASKED.search(value):
+            if name in _SHOWN and not _ASKED.search(value):
                 raise fault(
                     name,
-                    "Spark shows the values of options of this name in plans, but this value is a secret",
-                    hint="Write ${NAME} for an environment variable, or use config",
+                    "Spark shows the values of options of this name in plans, but this value is a credential",
+                    hint=_SHOWN[name],
                 )
             properties[key] = value
     if not properties:

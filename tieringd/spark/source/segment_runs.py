@@ -15,7 +15,7 @@ import structlog
 from tieringd.archive.archive_reader import CHUNK_BYTES, batch_boundaries, ceiling_position, floor_position
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
-from tieringd.model.segment import AbortedTransaction, SegmentIndex
+from tieringd.model.segment import SegmentIndex
 from tieringd.spark.source.planning import Span
 
 if TYPE_CHECKING:
@@ -30,13 +30,19 @@ AHEAD_BYTES: Final = 2 * CHUNK_BYTES
 
 
 class SegmentGone(Exception):
-    """The object of a span, or its index, is not in the bucket. `TaskReader` handles this."""
+    """
+    The object of a span, or its index, is not in the bucket, or the index is damaged.
 
-    def __init__(self, number: int, cause: ObjectNotFound) -> None:
+    `TaskReader` handles this.
+    """
+
+    def __init__(self, number: int, cause: ObjectNotFound | CorruptDataError) -> None:
         super().__init__(number)
         self.number = number
         """The span's place in the list of spans."""
         self.cause = cause
+        self.key = cause.key if isinstance(cause, ObjectNotFound) else cause.source
+        """The object that is missing or damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +54,8 @@ class BatchRun:
     data: memoryview
     position: int
     """The position of *data* in the data object, in bytes."""
-    aborted: tuple[AbortedTransaction, ...]
-    """The aborted transactions of the whole segment."""
+    index: SegmentIndex
+    """The index of the whole segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +73,15 @@ async def span_runs(bucket: Bucket, spans: Sequence[Span], *, skip_corrupt: bool
     chunk away.
 
     Raises:
-        SegmentGone: An object is not in the bucket. All runs before it were yielded.
+        SegmentGone: An object is not in the bucket, or with *skip_corrupt* an index is damaged. All runs
+            before it were yielded.
         CorruptDataError: An index is damaged, or an object is damaged and *skip_corrupt* is not set.
     """
     opening: deque[asyncio.Task[_Opened]] = deque()
     loop = asyncio.get_running_loop()
     started = 0
+    # With *skip_corrupt*, `_runs` passes over damage in the data: what it raises is damage in an index.
+    passed_on = (ObjectNotFound, CorruptDataError) if skip_corrupt else (ObjectNotFound,)
     try:
         for number in range(len(spans)):
             while started < len(spans) and _is_near(spans[number:started]):
@@ -87,7 +96,7 @@ async def span_runs(bucket: Bucket, spans: Sequence[Span], *, skip_corrupt: bool
                         yield opened.first
                     async for run in following:
                         yield run
-            except ObjectNotFound as error:
+            except passed_on as error:
                 raise SegmentGone(number, error) from error
             opening.popleft()
     finally:
@@ -105,7 +114,17 @@ def _is_near(ahead: Sequence[Span]) -> bool:
 
 
 async def _opened(bucket: Bucket, number: int, span: Span, *, skip_corrupt: bool) -> _Opened:
-    index = await bucket.indexes.index_of(span.partition, span.segment)
+    try:
+        index = await bucket.indexes.index_of(span.partition, span.segment)
+    except CorruptDataError as error:
+        # No batch is known, so the error names the first offset that cannot be read.
+        raise CorruptDataError(
+            error.message,
+            source=error.source,
+            position=error.position,
+            offset=span.from_offset,
+            hint=error.hint,
+        ) from error
     runs = _runs(bucket, number, span, index, skip_corrupt=skip_corrupt)
     try:
         return _Opened(await anext(runs, None), runs)
@@ -127,7 +146,7 @@ async def _runs(
                 bucket.reader.runs(key, section_begin, section_end, boundaries=boundaries)
             ) as runs:
                 async for data, position in runs:
-                    yield BatchRun(number, data, position, index.aborted)
+                    yield BatchRun(number, data, position, index)
         except CorruptDataError as error:
             if not skip_corrupt:
                 raise

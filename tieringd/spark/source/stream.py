@@ -11,6 +11,7 @@ source, with a few more fields.
     {"orders": {"0": 23, "1": 42},               the next offset of each partition
      "@topicIds": {"orders": "W1xNUlUlTfigw_K-dvdxsA"},
      "@begins": {"orders": {"1": 0}},            begins of partitions that the batch before did not have
+     "@awaits": {"orders": {"1": 42}},           starts that the archive has not reached yet
      "@isInitial": true}                         before the first batch
 
 A topic's name cannot contain @. The topic id distinguishes a topic that was created again from the deleted
@@ -18,7 +19,9 @@ one. A batch that is repeated after a crash must have the same records. Its begi
 before; for new partitions, and in the first batch for all partitions, the begin is stored with its own end.
 
 `batch_end` computes the end of the next batch. It is pure. New partitions and topics begin at their
-earliest offset. A limit is divided among the partitions in proportion to their waiting offsets, as in
+earliest offset. A query may begin ahead of the archive, such as where a query of Kafka's source ended: the
+start is marked until the archive reaches it, because an archive that ends before an offset that was read
+has been cut back. A limit is divided among the partitions in proportion to their waiting offsets, as in
 Spark's own Kafka source.
 """
 
@@ -30,6 +33,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any, Final
 
+import structlog
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -54,8 +58,11 @@ if TYPE_CHECKING:
     from tieringd.spark.source.read_request import Request
 
 
+log = structlog.get_logger(__name__)
+
 _TOPIC_IDS: Final = "@topicIds"
 _BEGINS: Final = "@begins"
+_AWAITS: Final = "@awaits"
 _IS_INITIAL: Final = "@isInitial"
 _MARK: Final = "@"
 
@@ -69,6 +76,8 @@ class StreamOffsets:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     begins: Mapping[TopicPartition, int] = field(default_factory=dict)
     """This batch's begin in partitions that the batch before did not have; in the first batch, in all."""
+    awaited: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The starts of partitions whose archive has not reached them yet. Nothing of these was read."""
     is_initial: bool = False
     """Whether these are the offsets at which the first batch begins, and not the end of a batch."""
 
@@ -78,6 +87,8 @@ class StreamOffsets:
         document[_TOPIC_IDS] = dict(sorted(self.topic_ids.items()))
         if self.begins:
             document[_BEGINS] = by_topic(self.begins)
+        if self.awaited:
+            document[_AWAITS] = by_topic(self.awaited)
         if self.is_initial:
             document[_IS_INITIAL] = True
         return document
@@ -95,6 +106,7 @@ class StreamOffsets:
                 _flat({topic: one for topic, one in document.items() if not topic.startswith(_MARK)}),
                 dict(document[_TOPIC_IDS]),
                 _flat(document.get(_BEGINS, {})),
+                _flat(document.get(_AWAITS, {})),
                 bool(document.get(_IS_INITIAL, False)),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -133,6 +145,7 @@ def goes_on_from(start: StreamOffsets, archived: SubscribedPartitions, *, rule: 
     """
     ids = archived.topic_ids
     offsets = dict(start.offsets)
+    awaited = starts_ahead(start.awaited, archived)
     begins = dict(start.offsets) if start.is_initial else {}
     recreated = {
         topic for topic, topic_id in start.topic_ids.items() if topic in ids and ids[topic] != topic_id
@@ -143,9 +156,10 @@ def goes_on_from(start: StreamOffsets, archived: SubscribedPartitions, *, rule: 
         if partition.topic in recreated:
             reason = "the topic was deleted and created again; later records of the old topic were not read"
             offsets.pop(partition)
+            awaited.pop(partition, None)
         elif partition not in archived.partitions:
             reason = "the bucket no longer has this partition"
-        elif manifest is not None and manifest.next_offset < offset:
+        elif manifest is not None and manifest.next_offset < offset and partition not in awaited:
             reason = f"the archive was cut back, and now ends at offset {manifest.next_offset}"
             offsets[partition] = manifest.next_offset
         if reason:
@@ -154,7 +168,18 @@ def goes_on_from(start: StreamOffsets, archived: SubscribedPartitions, *, rule: 
         if partition not in offsets:
             offsets[partition] = begins[partition] = manifest.start_offset
     kept_ids = {topic: topic_id for topic, topic_id in start.topic_ids.items() if topic not in ids}
-    return replace(start, offsets=offsets, topic_ids=kept_ids | ids, begins=begins)
+    return replace(start, offsets=offsets, topic_ids=kept_ids | ids, begins=begins, awaited=awaited)
+
+
+def starts_ahead(
+    starts: Mapping[TopicPartition, int], archived: SubscribedPartitions
+) -> dict[TopicPartition, int]:
+    """Return those of *starts* that the archive has not reached yet."""
+    return {
+        partition: offset
+        for partition, offset in starts.items()
+        if offset > (archived.manifests[partition].next_offset if partition in archived.manifests else 0)
+    }
 
 
 def ends_of(
@@ -218,7 +243,7 @@ def batch_end(begin: StreamOffsets, ends: Mapping[TopicPartition, int]) -> Strea
     begins = {partition: offset for partition, offset in begin.begins.items() if partition in offsets}
     topics = {partition.topic for partition in offsets}
     ids = {topic: topic_id for topic, topic_id in begin.topic_ids.items() if topic in topics}
-    return StreamOffsets(offsets, ids, begins)
+    return StreamOffsets(offsets, ids, begins, begin.awaited)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -261,7 +286,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for partition, offset in starts.items()
             if partition in archived.manifests or given.get(partition, -1) >= 0
         }
-        return StreamOffsets(known, archived.topic_ids, is_initial=True).to_json()
+        awaited = starts_ahead({name: known[name] for name in known if given.get(name, -1) >= 0}, archived)
+        if awaited:
+            log.warning("the query begins ahead of the archive, and waits for it", starts=by_topic(awaited))
+        return StreamOffsets(known, archived.topic_ids, awaited=awaited, is_initial=True).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 Spark's name
         """Return the limit that `maxOffsetsPerTrigger` and `minOffsetsPerTrigger` set."""

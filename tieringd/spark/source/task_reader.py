@@ -14,8 +14,11 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 import structlog
+from crc32c import crc32c
 
+from tieringd.archive.archive_reader import fault_in
 from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.formats.batch_offsets import ExpectedBatches
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.record_batch import check_crc, parse_header
 from tieringd.spark.decoder import SegmentDecoder, Selection
@@ -86,7 +89,7 @@ class TaskReader:
         Spans of the same partition are planned anew from its current manifest.
 
         Raises:
-            ObjectNotFound: The current manifest names the same object.
+            ObjectNotFound: The current manifest names the same object, and corrupt batches are not skipped.
             DataLossError: Offsets are missing, and the loss rule does not allow that.
         """
         first, left = reading.rest_of(gone.number), reading.after(gone.number)
@@ -108,15 +111,33 @@ class TaskReader:
             wanted = OffsetRange(name, manifest, first.from_offset, stale[-1].next_offset)
             fresh = find_spans(self._bucket, [wanted], rule=self._rules.loss)
         if fresh and fresh[0].segment == first.segment:
-            raise ObjectNotFound(
-                f"the manifest of {name} names an object that the bucket does not have: {gone.cause.key}",
-                key=gone.cause.key,
-                hint="`tieringd archive scrub` shows what is left of the segment",
-            ) from gone.cause
+            return [*self._after_loss(fresh, gone), *left[len(stale) :]]
         log.info(
             "a segment has been replaced; reading goes on", partition=str(name), offset=first.from_offset
         )
         return [*fresh, *left[len(stale) :]]
+
+    def _after_loss(self, spans: list[Span], gone: SegmentGone) -> list[Span]:
+        """
+        Return *spans* without the first one, whose object cannot be read at all.
+
+        Raises:
+            ObjectNotFound: The object is missing, and corrupt batches are not skipped.
+            DataLossError: The loss rule does not allow that offsets are missing.
+        """
+        lost, name = spans[0], spans[0].partition.topic_partition
+        is_missing = isinstance(gone.cause, ObjectNotFound)
+        if is_missing and not self._rules.skip_corrupt:
+            raise ObjectNotFound(
+                f"offset {lost.from_offset} of {name} cannot be read: its manifest names an object that the "
+                f"bucket does not have: {gone.key}",
+                key=gone.key or "",
+                hint="`tieringd archive scrub` shows what is left of the segment",
+            ) from gone.cause
+        fault = "the bucket does not have the object" if is_missing else "the index is damaged:"
+        reason = f"{fault} {gone.key}, which the manifest names; `tieringd archive scrub` shows what is left"
+        self._rules.loss.meet(Loss(name, lost.from_offset, lost.next_offset - 1, reason))
+        return spans[1:]
 
 
 class _Reading:
@@ -128,17 +149,30 @@ class _Reading:
         self._number = -1
         self._decoder: SegmentDecoder | None = None
         self._last: BatchRun | None = None
+        self._expected: ExpectedBatches | None = None
+        self._read_bytes = self._checksum = 0
+        """The bytes of the current span's object that were read without a hole, and their checksum."""
 
     def take(self, run: BatchRun) -> Iterator[pa.RecordBatch]:
         """Yield the Arrow record batches that the next run fills."""
         if run.number != self._number or self._decoder is None:
             yield from self.finish()
-            self._number, self._decoder = run.number, self._decoder_of(run)
+            self._number, self._expected = run.number, ExpectedBatches.of_index(run.index)
+            self._decoder = self._decoder_of(run, self._expected)
+            self._read_bytes = self._checksum = 0
+        if run.position == self._read_bytes:
+            self._read_bytes += len(run.data)
+            self._checksum = crc32c(run.data, self._checksum)
         yield from self._decoder.decode(run.data, run.position)
         self._last = run
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield the last record batch of the current span, and log its corrupt batches."""
+        """
+        Yield the last record batch of the current span, and log its corrupt batches.
+
+        Raises:
+            CorruptDataError: The whole object was read, and is another one than its index says.
+        """
         decoder, self._decoder = self._decoder, None
         if decoder is None:
             return
@@ -154,6 +188,20 @@ class _Reading:
             )
         if len(decoder.corrupt) > _CORRUPT_TOLD:
             log.warning("corrupt batches passed over", object=source, batches=len(decoder.corrupt))
+        if not decoder.corrupt:
+            self._check_whole(source)
+
+    def _check_whole(self, source: str) -> None:
+        """Compare the object's checksum if all of it was read. None of its batches is known to be damaged."""
+        if self._last is None or self._expected is None or self._read_bytes != self._last.index.size_bytes:
+            return
+        try:
+            with fault_in(source):
+                self._expected.require_checksum(self._checksum)
+        except CorruptDataError as error:
+            if not self._rules.skip_corrupt:
+                raise
+            log.warning("an object is damaged, but none of its batches", object=source, error=error.message)
 
     def rest_of(self, number: int) -> Span | None:
         """Return the part of span *number* that was not read; None if all of it was."""
@@ -167,15 +215,16 @@ class _Reading:
         """Return the spans after span *number*."""
         return list(self._spans[number + 1 :])
 
-    def _decoder_of(self, run: BatchRun) -> SegmentDecoder:
+    def _decoder_of(self, run: BatchRun, expected: ExpectedBatches) -> SegmentDecoder:
         span = self._spans[run.number]
-        aborted = run.aborted if self._rules.read_committed else None
+        aborted = run.index.aborted if self._rules.read_committed else None
         return SegmentDecoder(
             self._rules.columns,
             topic=span.partition.topic,
             partition=span.partition.partition,
             selection=Selection(span.from_offset, span.next_offset, aborted),
             source=data_key(span.partition, span.segment),
+            expected=expected,
             skip_corrupt=self._rules.skip_corrupt,
         )
 
@@ -183,6 +232,8 @@ class _Reading:
 def _end_of(run: BatchRun, from_offset: int) -> int:
     """
     Return the offset after the last valid batch of a run, or *from_offset* if that is later.
+
+    A batch that claims offsets past the segment's end has a damaged base offset.
 
     The decoder read up to this offset, and skipped the corrupt batches before it.
     """
@@ -195,6 +246,7 @@ def _end_of(run: BatchRun, from_offset: int) -> int:
         with suppress(CorruptDataError):
             header = parse_header(run.data, at)
             check_crc(run.data, header, at)
-            next_offset = max(next_offset, header.next_offset)
+            if header.last_offset <= run.index.last_offset:
+                next_offset = max(next_offset, header.next_offset)
         at = end
     return next_offset

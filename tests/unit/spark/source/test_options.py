@@ -87,6 +87,56 @@ def test_limits_of_a_stream_are_read():
 
 
 @pytest.mark.parametrize(
+    ("value", "delay_ms"),
+    [
+        ("15m", 900_000),
+        ("15min", 900_000),
+        ("15 minutes", 900_000),
+        ("1 minute", 60_000),
+        ("2000us", 2),
+        ("30s", 30_000),
+        ("1 hour", 3_600_000),
+        ("2 Days", 172_800_000),
+        ("900000", 900_000),
+    ],
+)
+def test_durations_are_those_of_spark(value, delay_ms):
+    """A query of the Kafka source writes them so."""
+    assert parsed(is_streaming=True, maxTriggerDelay=value).limits.max_delay_ms == delay_ms
+
+
+def test_duration_under_a_millisecond_is_refused():
+    """It would be none."""
+    with pytest.raises(ConfigError, match="maxTriggerDelay: must be a duration of a millisecond or more"):
+        parsed(is_streaming=True, maxTriggerDelay="5us")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "taken", "left"),
+    [
+        (r"\Qa.b\E.*", "a.b-1", "axb-1"),
+        (r"\Qa.b", "a.b", "axb"),
+        (r"(?<kind>orders|returns)-\d+", "orders-7", "orders-x"),
+        (r"(?<!x)orders(?<=s)", "orders", "order"),
+        (r"(?i)ORD.*", "orders", "sales"),
+        (r"[a-z]++", "orders", "Orders"),
+    ],
+)
+def test_patterns_are_those_of_java(pattern, taken, left):
+    """As Kafka's consumer takes them."""
+    subscription = parse_options(PLACE | {"subscribePattern": pattern}, is_streaming=False).subscription
+    assert subscription.accepts(taken)
+    assert not subscription.accepts(left)
+
+
+@pytest.mark.parametrize("pattern", [r"\p{Alpha}+", "[a-z&&[^b]]+", "[a[bc]]+"])
+def test_pattern_that_python_reads_otherwise_is_refused(pattern):
+    """The error says what to write instead."""
+    with pytest.raises(ConfigError, match=r"subscribePattern: is not a regular.*Write out classes"):
+        parse_options(PLACE | {"subscribePattern": pattern}, is_streaming=False)
+
+
+@pytest.mark.parametrize(
     ("given", "wanted"),
     [
         pytest.param({"subscribe": " a, b ,a"}, Subscription(topics=("a", "b")), id="names"),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import pytest
 
+from tieringd.config.access import StoreAccess
 from tieringd.errors import ConfigError
-from tieringd.spark.source.reader_settings import read_settings
+from tieringd.spark.source.options import parse_options
+from tieringd.spark.source.read_request import Request
+from tieringd.spark.source.reader_settings import PROPERTIES, read_settings
 
 KEYS = {"region": "eu-central-1", "accessKey": "AKIA", "secretKey": "sEcReT"}
 
@@ -45,11 +49,41 @@ def test_path_is_a_container_and_a_prefix(path, monkeypatch):
     assert config.cloud_storage_prefix == "a/b"
 
 
-def test_secret_that_spark_would_show_is_refused():
-    """Whoever writes it out hears how to do without, and the message does not have it."""
-    with pytest.raises(ConfigError, match=r"cloud_storage_azure_shared_key.*in plans") as caught:
-        read_settings({"path": "azure://account/container", "cloud_storage_azure_shared_key": "a2V5"})
-    assert "a2V5" not in str(caught.value)
+_ENDINGS = ("access_key", "secret_key", "shared_key")
+CREDENTIALS = ("accessKey", "secretKey", *(name for name in PROPERTIES if name.endswith(_ENDINGS)))
+SPARK_REDACTS = re.compile(r"(?i)secret|password|token|access[.]?key")
+"""The default of `spark.redaction.regex`: options of such names are not shown in plans."""
+PLACES = {"azure": "azure://account/container", "s3": "s3://bucket", "gs": "gs://bucket"}
+
+
+def test_every_secret_of_the_configuration_is_among_the_credentials():
+    """The tests below go over all of them."""
+    secrets = {name for name, one in StoreAccess.model_fields.items() if "SecretStr" in str(one.annotation)}
+    assert secrets
+    assert secrets <= set(CREDENTIALS)
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
+@pytest.mark.parametrize("name", sorted(one for one in CREDENTIALS if not SPARK_REDACTS.search(one)))
+def test_credential_that_spark_would_show_is_refused(name, place):
+    """Whoever writes it out hears what to write, and the message does not have it."""
+    with pytest.raises(ConfigError, match=f"{name}.*in plans") as caught:
+        read_settings({"path": place, name: "c2VjcmV0LXZhbHVl"})
+    assert "c2VjcmV0LXZhbHVl" not in str(caught.value)
+    assert read_settings({"path": place, name: "${NAME}"})
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
+@pytest.mark.parametrize("name", sorted(filter(SPARK_REDACTS.search, CREDENTIALS)))
+def test_no_credential_is_shown(name, place):
+    """Spark redacts the option by its name; neither what goes to executors nor an error shows the value."""
+    given = {"path": place, name: "c2VjcmV0LXZhbHVl"}
+    settings = read_settings(given)
+    request = Request(parse_options(given | {"subscribe": "orders"}, is_streaming=True), settings, ("value",))
+    assert "c2VjcmV0LXZhbHVl" not in f"{settings!r}{settings}{request!r}{settings.text}"
+    with pytest.raises(ConfigError) as caught:
+        read_settings(given | {"cloud_storage_region": "\0", "cloud_storage_disable_tls": "no such"}).config()
+    assert "c2VjcmV0LXZhbHVl" not in str(caught.value)
 
 
 def test_path_is_a_directory(tmp_path):
@@ -79,7 +113,7 @@ def test_every_property_of_the_store_may_be_an_option():
         cloud_storage_disable_tls="true",
         cloud_storage_api_endpoint_port="9000",
         cloud_storage_initial_backoff_ms="2s",
-        cloud_storage_access_key="12345",
+        accessKey="12345",
         cloud_storage_secret_key="x: #y",
     )
     assert config.cloud_storage_disable_tls

@@ -340,3 +340,57 @@ def test_every_record_comes_once_whatever_happens(archive, seed):
     query.restart()
     query.steps()
     assert sorted(query.records) == written(*writers)
+
+
+AHEAD = '{"orders": {"0": 40, "1": -2}}'
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_stream_may_begin_ahead_of_the_archive(archive, fails):
+    """It reads nothing before its start and all from there on, whatever restarts meanwhile."""
+    writer, other = archive.filled(), archive.filled(partition=1, segments=1)
+    query = Query(archive, startingOffsets=AHEAD, failOnDataLoss=fails)
+    assert query.steps() == [12]
+    query.restart()
+    for value in (b"36", b"37", b"38"):
+        writer.closed_segment(value)
+    archive.add(writer)
+    assert query.steps() == []
+    other.closed_segment(b"of the other partition")
+    archive.add(other)
+    assert query.steps() == [1]
+    query.restart()
+    for value in (b"39", b"40", b"41"):
+        writer.closed_segment(value)
+    archive.add(writer)
+    assert query.steps() == [2]
+    writer.closed_segment(b"42")
+    archive.add(writer)
+    query.restart()
+    assert query.steps() == [1]
+    assert sorted(query.records) == sorted([*written(writer, from_offset=40), *written(other)])
+
+
+def test_stream_may_begin_in_a_partition_that_is_not_archived_yet(archive):
+    """What is archived before its start is not read."""
+    archive.filled(partition=1, segments=1)
+    query = Query(archive, startingOffsets=AHEAD)
+    assert query.steps() == [12]
+    writer = archive.filled(partition=0, segments=3)
+    assert query.steps() == []
+    writer.closed_segment(*(b"%d" % number for number in range(36, 42)))
+    archive.add(writer)
+    assert query.steps() == [2]
+
+
+def test_archive_that_is_cut_back_after_the_start_was_reached_is_a_loss(archive):
+    """The mark in the checkpoint goes when the archive reaches the start."""
+    writer = archive.filled(segments=2)
+    query = Query(archive, startingOffsets='{"orders": {"0": 30}}')
+    writer.closed_segment(*(b"%d" % number for number in range(24, 32)))
+    archive.add(writer)
+    assert query.steps() == [2]
+    last = archive.manifest(writer).segments[2]
+    archive.edit(writer, lambda manifest: manifest.cut_back(last.base_offset, leader_epoch=1, now_ms=0))
+    with pytest.raises(DataLossError, match="cut back"):
+        query.steps()

@@ -159,11 +159,12 @@ def test_limited_batches_reach_the_end(waiting, max_offsets):
 @given(
     offsets=st.dictionaries(partitions, st.integers(0, 2**62)),
     begins=st.dictionaries(partitions, st.integers(0, 2**62)),
+    awaited=st.dictionaries(partitions, st.integers(0, 2**62)),
     is_initial=st.booleans(),
 )
-def test_checkpoint_holds_everything(offsets, begins, is_initial):
+def test_checkpoint_holds_everything(offsets, begins, awaited, is_initial):
     """What is read back is what was written, whatever the order of a dictionary."""
-    found = StreamOffsets(offsets, {one.topic: "id" for one in offsets}, begins, is_initial)
+    found = StreamOffsets(offsets, {one.topic: "id" for one in offsets}, begins, awaited, is_initial)
     assert StreamOffsets.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 

@@ -14,10 +14,11 @@ them there.
 from __future__ import annotations
 
 import re
+from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -43,8 +44,11 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 
-_IS_SECRET: Final = re.compile(r"secret|token|passw|credential|connection|key|sas|auth", re.IGNORECASE)
+_IS_SECRET: Final = re.compile(r"secret|token|passw|credential|connection|key|sas|auth|header", re.IGNORECASE)
 """Matches names of secret properties. To hide a value that is not secret does little harm."""
+
+_PART_MIN: Final = 3
+"""The least length of a part of a secret that is hidden by itself. Shorter ones are parts of many words."""
 
 STATE_PROPERTY: Final = "tieringd.export"
 """The property of snapshots and of the table with the export's state."""
@@ -58,7 +62,8 @@ property belongs to, or of an earlier one.
 def without_secrets(text: str, properties: Mapping[str, Any]) -> str:
     """Return *text* with asterisks in place of the secrets of *properties* and of nested properties."""
     for secret in sorted({*_secrets(properties)}, key=len, reverse=True):
-        for written in (secret, repr(secret)[1:-1], quote(secret, safe="")):
+        encoded = (b64encode(secret.encode()).decode(), urlsafe_b64encode(secret.encode()).decode())
+        for written in (secret, repr(secret)[1:-1], quote(secret), quote(secret, safe=""), *encoded):
             text = text.replace(written, "***")
     return text
 
@@ -69,14 +74,26 @@ def _secrets(properties: Mapping[str, Any]) -> Iterator[str]:
             yield from _secrets(value)
             continue
         if _IS_SECRET.search(name) and value:
-            yield str(value)
+            yield from _with_parts(str(value))
         try:
-            password = urlsplit(str(value)).password
+            url = urlsplit(str(value))
+            password = url.password
         except ValueError:
             continue
         if password:
             yield password
             yield unquote(password)
+        if url.scheme and url.netloc and url.query:
+            yield url.query
+            yield from (one for _, one in parse_qsl(url.query) if len(one) >= _PART_MIN)
+
+
+def _with_parts(secret: str) -> Iterator[str]:
+    """Yield a secret and its parts: the halves of `id:secret`, and a header's words but the scheme."""
+    yield secret
+    for part in (*secret.split(":", 1), *secret.split()[1:]):
+        if len(part) >= _PART_MIN:
+            yield part
 
 
 class IcebergTable:

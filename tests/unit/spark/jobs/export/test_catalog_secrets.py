@@ -27,6 +27,35 @@ def test_secrets_are_hidden_however_they_are_written(text, told):
     assert without_secrets(text, SECRETS) == told
 
 
+@pytest.mark.parametrize(
+    ("properties", "text", "told"),
+    [
+        pytest.param(
+            {"uri": "https://h/api?sig=TOPSECRET&v=1"},
+            "GET https://h/api?sig=TOPSECRET&v=1 failed: TOPSECRET",
+            "GET https://h/api?*** failed: ***",
+            id="query string",
+        ),
+        pytest.param(
+            {"s3.signer.headers": "Bearer HHH"}, "header Bearer HHH, HHH", "header ***, ***", id="headers"
+        ),
+        pytest.param({"header.X-Api": "APIVAL"}, "X-Api: APIVAL", "X-Api: ***", id="header"),
+        pytest.param(
+            {"credential": "client:s3cr"},
+            "client:s3cr, client_id=client, Basic Y2xpZW50OnMzY3I=, secret=s3cr",
+            "***, ***_id=***, Basic ***, secret=***",
+            id="id and secret",
+        ),
+        pytest.param(
+            {"s3.secret-access-key": "ab/c+d"}, "q=ab%2Fc%2Bd&r=ab/c%2Bd", "q=***&r=***", id="quoted"
+        ),
+    ],
+)
+def test_parts_of_secrets_are_hidden(properties, text, told):
+    """Halves, header values and query strings, in the forms that requests have."""
+    assert without_secrets(text, properties) == told
+
+
 def test_secrets_may_be_in_properties_of_properties():
     """As in the file of pyiceberg's configuration."""
     properties = {"auth": {"type": "oauth2", "oauth2": {"client_secret": "hunter2", "port": 80}}}

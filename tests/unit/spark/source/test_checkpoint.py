@@ -1,0 +1,92 @@
+"""Where a query on the archive ended, for the query on the broker that goes on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.unit.cli.commands import invoked
+from tieringd.errors import CorruptDataError, LocalFileError, TieringError
+from tieringd.spark.source.checkpoint import ended_at
+
+OFFSET = {"orders": {"0": 23, "2": 42}, "@topicIds": {"orders": "W1xN"}, "@begins": {"orders": {"2": 0}}}
+ABOUT = '{"batchWatermarkMs":0,"conf":{}}'
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Give a directory as Spark leaves it after two batches."""
+    for name in ("offsets", "commits"):
+        (tmp_path / name).mkdir()
+    write(tmp_path, 0, OFFSET | {"orders": {"0": 1}})
+    write(tmp_path, 10, OFFSET)
+    return tmp_path
+
+
+def write(checkpoint, batch, *offsets, has_ended=True):
+    lines = ["v1", ABOUT, *map(json.dumps, offsets)]
+    (checkpoint / "offsets" / f"{batch}").write_text("\n".join(lines))
+    (checkpoint / "offsets" / f".{batch}.crc").write_bytes(b"crc")
+    if has_ended:
+        (checkpoint / "commits" / f"{batch}").write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+
+def test_offsets_are_those_after_the_last_batch(checkpoint):
+    """In the form of startingOffsets of Spark's Kafka source, and nothing more."""
+    assert ended_at(checkpoint) == {"orders": {"0": 23, "2": 42}}
+
+
+def test_partitions_of_which_nothing_is_archived_begin_at_their_earliest_offset(checkpoint):
+    """Kafka's source wants every partition of a topic named."""
+    assert ended_at(checkpoint, partitions=4) == {"orders": {"0": 23, "1": -2, "2": 42, "3": -2}}
+
+
+def test_batch_that_has_not_ended_is_an_error(checkpoint):
+    """Its records may be in the sink or not: only the query itself can tell."""
+    write(checkpoint, 11, OFFSET, has_ended=False)
+    with pytest.raises(TieringError, match=r"batch 11 .* has not ended.*availableNow"):
+        ended_at(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "told"),
+    [
+        pytest.param([{"orders": {"0": 5}}], "has 0 sources tieringd", id="of Kafka"),
+        pytest.param([OFFSET, OFFSET], "has 2 sources tieringd", id="two"),
+    ],
+)
+def test_other_queries_are_refused(checkpoint, offsets, told):
+    """It says what the query has."""
+    write(checkpoint, 11, *offsets)
+    with pytest.raises(TieringError, match=told):
+        ended_at(checkpoint)
+
+
+def test_other_source_of_the_query_is_passed_over(checkpoint):
+    """A query may join the archive with something else."""
+    write(checkpoint, 11, {"orders": {"0": 5}}, OFFSET)
+    assert ended_at(checkpoint) == {"orders": {"0": 23, "2": 42}}
+
+
+def test_files_of_another_version_are_refused(checkpoint):
+    """Nothing is guessed."""
+    (checkpoint / "offsets" / "10").write_text("v3\n{}\n{}")
+    with pytest.raises(CorruptDataError, match="version v1"):
+        ended_at(checkpoint)
+
+
+def test_directory_without_a_checkpoint(tmp_path):
+    """Of whatever kind it is."""
+    with pytest.raises(LocalFileError, match="checkpoint cannot be read"):
+        ended_at(tmp_path)
+    (tmp_path / "offsets").mkdir()
+    with pytest.raises(TieringError, match="no batch has begun"):
+        ended_at(tmp_path)
+
+
+def test_command_prints_the_offsets(checkpoint):
+    """As one line, for a script."""
+    assert invoked("spark", "offsets", str(checkpoint), "--partitions", "3").output == (
+        '{"orders": {"0": 23, "1": -2, "2": 42}}\n'
+    )
