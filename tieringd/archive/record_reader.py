@@ -9,16 +9,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
+from typing import Final
 
 from tieringd.archive.archive_reader import ArchiveReader, Batch, Indexes, offset_at_or_after_time
 from tieringd.archive.spillover_manifests import SpilloverManifests
-from tieringd.errors import CorruptDataError
+from tieringd.errors import CorruptDataError, UnpackedTooLarge
+from tieringd.formats.compression import MAX_DECOMPRESSED_BYTES
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.records import Record, iter_records
 from tieringd.formats.transactions import ReadCommittedFilter
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment import RemoteSegment, SegmentIndex
+from tieringd.storage.threads import in_thread
+
+_LOOKUP_BYTES_MAX: Final = 64 << 20
+"""How many bytes a batch may unpack to when a timestamp is looked up."""
 
 
 class RecordReader:
@@ -103,11 +109,13 @@ class RecordReader:
     ) -> Record | None:
         index = await self._indexes.index_of(manifest.partition, segment)
         from_offset = max(offset_at_or_after_time(index, timestamp_ms), manifest.start_offset)
-        async for record in self._records_of(
-            manifest, segment, index, from_offset=from_offset, read_committed=False
-        ):
-            if record.timestamp_ms >= timestamp_ms:
-                return record
+        key = data_key(manifest.partition, segment)
+        async for batch in self._reader.batches(key, index, from_offset=from_offset):
+            if batch.header.is_control or 0 <= batch.header.max_timestamp_ms < timestamp_ms:
+                continue
+            found = await in_thread(_first_in, batch, key, from_offset, timestamp_ms)
+            if found is not None:
+                return found
         return None
 
     async def _segment_records(
@@ -138,9 +146,29 @@ class RecordReader:
                     yield record
 
 
-def _records_in(batch: Batch, key: str) -> Iterator[Record]:
+def _first_in(batch: Batch, key: str, from_offset: int, timestamp_ms: int) -> Record | None:
+    """
+    Return the first record of a batch from *from_offset* on with *timestamp_ms* or later.
+
+    A batch that unpacks to more than `_LOOKUP_BYTES_MAX` is not unpacked: its first offset is returned, so
+    that a reader begins a little earlier. A batch of a few kilobytes may unpack to gigabytes.
+    """
     try:
-        yield from iter_records(batch.data)
+        for record in _records_in(batch, key, limit_bytes=_LOOKUP_BYTES_MAX):
+            if record.offset >= from_offset and record.timestamp_ms >= timestamp_ms:
+                return record
+    except UnpackedTooLarge:
+        header = batch.header
+        offset = max(from_offset, header.base_offset)
+        return Record(offset, max(timestamp_ms, header.base_timestamp_ms), 0, None, None, ())
+    return None
+
+
+def _records_in(batch: Batch, key: str, *, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> Iterator[Record]:
+    try:
+        yield from iter_records(batch.data, limit_bytes=limit_bytes)
+    except UnpackedTooLarge:
+        raise
     except CorruptDataError as error:
         raise CorruptDataError(
             error.message, source=key, position=batch.position, offset=batch.header.base_offset

@@ -391,7 +391,10 @@ class GatewayConfig(BaseModel):
     max_request_bytes: Annotated[int, size(1024, MAX_INT64)] = 100 * _MIB
     """The largest request that is passed on, like the broker's socket.request.max.bytes."""
     buffer_bytes: Annotated[int, size(_MIB, MAX_INT64)] = 256 * _MIB
-    """How much memory all connections together may use for messages."""
+    """
+    How much memory all connections together may use for messages. When it is spent, connections wait for each
+    other. One that holds nothing may read 4 KiB more.
+    """
     max_inspected_bytes: Annotated[int, size(64 * _KIB, _GIB)] = 4 * _MIB
     """
     The largest message that the gateway holds whole to change it. Archived partitions in a larger response to

@@ -68,7 +68,7 @@ class GatewaySettings:
     ends its connection, except DescribeLogDirs, which passes unchanged.
     """
     buffered_bytes: int = 256 << 20
-    """How much all connections together may hold. Beyond it they read in small steps."""
+    """How much all connections together may hold. Beyond it they wait, and read in small steps."""
     archive_bytes_per_second: int | None = None
     """Rate of archived records to all clients together; None is unlimited."""
     client_archive_bytes_per_second: int | None = None
@@ -236,6 +236,8 @@ class Connection:
         self._is_finishing = False
         self._is_closed = False
         self._received_bytes = 0
+        self._is_granted = False
+        """Whether one more read is allowed although the budget is spent."""
         self._host = host_of(sock)
         self._rest: asyncio.TimerHandle | None = None
         """The timer until which the client is not read."""
@@ -304,6 +306,7 @@ class Connection:
         if self._is_closed:
             return
         self._is_closed = True
+        self._shared.budget.forget(self)
         if self._task is not None:
             self._task.cancel()
         if self._rest is not None:
@@ -337,6 +340,7 @@ class Connection:
         if not size:
             self.abort()
             return
+        self._is_granted = False
         self._received_bytes += size
         self._shared.counters.from_client_bytes += size
         self._guarded(self._requests.received, size)
@@ -354,6 +358,7 @@ class Connection:
         if not size:
             self.abort()
             return
+        self._is_granted = False
         self._received_bytes += size
         self._shared.counters.from_broker_bytes += size
         self._guarded(deal, size)
@@ -409,12 +414,14 @@ class Connection:
         if self._is_finishing and is_sent and not self._pending and self._requests.is_between_messages:
             self.abort()
             return
+        is_poor = self._shared.budget.is_spent and not self._is_granted
         begins_none = self._is_finishing and self._requests.is_between_messages
         if (
             self._requests.is_stopped
             or self._early
             or self._rest is not None
             or begins_none
+            or (is_poor and self._waits_for_memory(bool(self._pending) or self._requests.is_holding))
             or not (broker is None or broker.is_drained)
         ):
             client.pause_reading()
@@ -422,13 +429,24 @@ class Connection:
             client.resume_reading()
         if broker is None:
             return
-        if self._responses.is_stopped or not client.is_drained:
+        waits = is_poor and self._waits_for_memory(self._responses.is_holding)
+        if self._responses.is_stopped or not client.is_drained or waits:
             broker.pause_reading()
         else:
             broker.resume_reading()
         self._ask_ahead(broker)
         if client.is_drained:
             self._ahead.begin()
+
+    def _waits_for_memory(self, holds: bool) -> bool:  # noqa: FBT001 the caller's condition
+        """Wait for room if this connection holds something. One that holds nothing is read in small steps."""
+        if holds:
+            self._shared.budget.wait(self, self._grant)
+        return holds
+
+    def _grant(self) -> None:
+        self._is_granted = True
+        self._settle()
 
     def _ask_ahead(self, broker: Wire) -> None:
         """Ask the broker about the client's next Fetch, if the connection is idle."""

@@ -26,6 +26,8 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, readers
 from kio.serial.errors import DecodeError, SerialError
 
+from tieringd.formats.kafka_wire.request_header import MAX_PARTITIONS
+
 UNREADABLE: Final = (SerialError, ValueError, TypeError, IndexError, OverflowError)
 """What `decoded` raises for bytes that are not a message of the schema."""
 
@@ -212,6 +214,8 @@ def _array(entry: _Reader, read_length: _Reader) -> _Reader:
         at, entries = begin + size, []
         if length > len(data) - at:
             raise DecodeError(f"an array of {length} entries, where {len(data) - at} bytes are left")
+        if length > MAX_PARTITIONS:
+            raise DecodeError(f"an array of {length} entries, and at most {MAX_PARTITIONS} are read")
         for _ in range(length):
             one, size = entry(data, at)
             entries.append(one)
