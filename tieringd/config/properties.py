@@ -388,6 +388,15 @@ class GatewayConfig(BaseModel):
     """PEM file with the authorities to trust for the broker's listener; null: the system's authorities."""
     max_connections: Annotated[int, Number(1, 1_000_000)] = 10_000
     """How many clients may be connected at once."""
+    max_connections_per_host: Annotated[int, Number(1, 1_000_000)] | None = None
+    """How many of these may come from one address; null: half of them."""
+    connections_max_idle_ms: Annotated[int, duration(_SECOND_MS, _DAY_MS)] = 660 * _SECOND_MS
+    """Connections on which nothing moves are closed after this time; brokers close theirs after 600 s."""
+    slow_client_timeout_ms: Annotated[int, duration(_SECOND_MS, _DAY_MS)] = 60 * _SECOND_MS
+    """
+    How long a client may take to send its first request and to authenticate, and how long it may send a
+    request or take a response at less than 1 KiB/s.
+    """
     max_request_bytes: Annotated[int, size(1024, MAX_INT64)] = 100 * _MIB
     """The largest request that is passed on, like the broker's socket.request.max.bytes."""
     buffer_bytes: Annotated[int, size(_MIB, MAX_INT64)] = 256 * _MIB

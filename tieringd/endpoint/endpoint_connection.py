@@ -24,7 +24,7 @@ from tieringd.formats.kafka_wire.cursor import SIZE_BYTES
 from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.formats.kafka_wire.request_header import HEAD, RequestHead
 from tieringd.formats.kafka_wire.request_header import InspectedApi as Kafka
-from tieringd.gateway.connection import ConnectionContext, host_of
+from tieringd.gateway.connection import AwaitedOfClient, ConnectionContext, host_of
 from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, wire_of
 
 log = structlog.get_logger(__name__)
@@ -118,6 +118,17 @@ class EndpointConnection:
     def moved_bytes(self) -> int:
         """Return a number that grows whenever bytes are received or sent later."""
         return self._received_bytes + self._wire.later_bytes
+
+    @property
+    def awaited(self) -> AwaitedOfClient | None:
+        """Return what the client has to do now, and how much of it was done; None if nothing."""
+        if not self._wire.is_drained:
+            return AwaitedOfClient("response", self._wire.later_bytes)
+        if self._task is not None or not self._wire.is_reading:
+            return None
+        if len(self._requests):
+            return AwaitedOfClient("request", self._received_bytes)
+        return None if self._received_bytes else AwaitedOfClient("login", 0)
 
     def start(self) -> None:
         """Read requests from now on."""

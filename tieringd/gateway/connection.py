@@ -16,7 +16,7 @@ import ssl
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, Literal
 
 import structlog
 from aiohappyeyeballs import start_connection
@@ -41,6 +41,9 @@ on other machines the kernel sizes the buffer itself.
 """
 
 
+SLOW_BYTES_PER_SECOND: Final = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """Settings of one gateway; the defaults are Kafka's where Kafka has the same limit."""
@@ -58,6 +61,8 @@ class GatewaySettings:
     broker_server_name: str | None = None
     """The name in the broker's certificate; None means *broker_host*."""
     max_connections: int = 10_000
+    max_connections_per_host: int | None = None
+    """None is half of *max_connections*, so that one host does not take all places."""
     max_request_bytes: int = 100 << 20
     max_held_bytes: int = 4 << 20
     """
@@ -81,6 +86,12 @@ class GatewaySettings:
     """How long the broker's last response allows an answer that is prepared ahead."""
     idle_timeout_seconds: float = 660.0
     """For a connection on which nothing moves. Brokers close theirs after 600 seconds by default."""
+    slow_timeout_seconds: float = 60.0
+    """
+    How long a client may take to log in, and how long it may send a request, or take a response, slowly.
+
+    Slower than `SLOW_BYTES_PER_SECOND` is slow.
+    """
     reuse_port: bool = False
     """True lets several processes listen on the port. The kernel spreads clients over them."""
 
@@ -187,7 +198,9 @@ class GatewayCounters:
 
     accepted_connections: int = 0
     refused_connections: int = 0
-    """Refused because of the limit on connections."""
+    """Refused because of a limit on connections."""
+    slow_connections: int = 0
+    """Closed because the client did not log in, or was too slow to send a request or to take a response."""
     broken_connections: int = 0
     """Closed because of a protocol violation, or because the broker accepted no connection."""
     failed_connections: int = 0
@@ -202,6 +215,15 @@ class GatewayCounters:
     """Archived partitions whose answer had to wait for a later Fetch, beside records too large to hold."""
     prepared_answers: int = 0
     """Archived answers that were ready when the client asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedOfClient:
+    """Something that only the client can do now: log in, send the rest of a request, or take a response."""
+
+    kind: Literal["login", "request", "response"]
+    bytes_done: int
+    """Grows while the client does it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +313,17 @@ class Connection:
         """Return a number that grows whenever bytes are received or sent later."""
         sent = self._client.later_bytes + (self._broker.later_bytes if self._broker is not None else 0)
         return self._received_bytes + sent
+
+    @property
+    def awaited(self) -> AwaitedOfClient | None:
+        """Return what the client has to do now, and how much of it was done; None if nothing."""
+        if not self._client.is_drained:
+            return AwaitedOfClient("response", self._client.later_bytes)
+        if not self._client.is_reading or self._pending:
+            return None
+        if not self._requests.is_between_messages:
+            return AwaitedOfClient("request", self._received_bytes)
+        return AwaitedOfClient("login", 0) if self._requests.is_before_login else None
 
     def start(self) -> None:
         """Read requests from now on. The first request opens the connection to the broker."""

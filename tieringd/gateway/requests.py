@@ -96,6 +96,12 @@ class RequestFrames(Frames):
         self._max_request_bytes = max_request_bytes
         self._refused: ProduceRequestWalk | None = None
         self._is_authenticating = False
+        self._has_begun = False
+
+    @property
+    def is_before_login(self) -> bool:
+        """Say whether the client has sent no request yet, or has not finished to authenticate."""
+        return not self._has_begun or self._is_authenticating
 
     @property
     def is_authenticating(self) -> bool:
@@ -138,6 +144,7 @@ class RequestFrames(Frames):
                 f"a client sent a request of {head.size} bytes to API {head.api_key}",
                 hint=f"Such requests may have at most {limit} bytes",
             )
+        self._has_begun = True
         self._is_authenticating = head.api_key in _AUTHENTICATION
         if head.api_key == InspectedApi.PRODUCE:
             return self._begin_produce(head, view)

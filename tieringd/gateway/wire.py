@@ -315,6 +315,11 @@ class Wire:
         """Say whether all bytes were handed to the kernel."""
         return not self._kept
 
+    @property
+    def is_reading(self) -> bool:
+        """Say whether *on_readable* is called when the peer sends."""
+        return self._is_reading
+
     def resume_reading(self) -> None:
         """Call *on_readable* from now on."""
         if not self._is_reading and not self.is_closed:

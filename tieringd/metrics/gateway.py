@@ -33,7 +33,8 @@ class GatewayCollector(Collector):
 
     COUNTERS: Final = {
         "accepted_connections": "Client connections that were accepted",
-        "refused_connections": "Client connections that were refused because of the limit of connections",
+        "refused_connections": "Client connections that were refused because of a limit of connections",
+        "slow_connections": "Connections closed because the client did not log in, or was too slow",
         "broken_connections": "Connections closed because of an invalid message or a refusal by the broker",
         "failed_connections": "Connections closed because of a defect of the program",
         "from_client_bytes": "Bytes that clients sent",

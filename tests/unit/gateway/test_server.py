@@ -181,7 +181,7 @@ async def test_client_that_stops_in_the_middle_of_a_request_costs_what_it_sent(b
 
 async def test_client_beyond_the_limit_is_closed(broker):
     """The others keep their connections, and a place that gets free is given again."""
-    async with running(broker, max_connections=2) as server:
+    async with running(broker, max_connections=2, max_connections_per_host=2) as server:
         async with connected(server.port) as one:
             async with connected(server.port), connected(server.port) as third:
                 assert await closed(third) == b""
