@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The order of sets is a part of a simulated history: with another seed of hashes it is another history.
 export PYTHONHASHSEED := 0
 
-.PHONY: help install install-dev kafka azurite promtool dashboards class-data demo components test durations quick affected sim mutants hypothesis soak nightly coverage-map figures check format bench clean
+.PHONY: help install install-dev kafka azurite promtool dashboards class-data demo components test durations quick affected sim fuzz mutants hypothesis soak nightly coverage-map figures check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -91,6 +91,9 @@ soak: .venv/.installed-dev azurite ## Run a daemon before a failing store for a 
 
 coverage-map: components kafka azurite promtool ## Record what each test file runs, for make affected (TESTS=tests/unit: some)
 	$(BIN)/python -m tests.support.coverage_map --workers $(WORKERS) $(TESTS)
+
+fuzz: .venv/.installed-dev ## Send mutated frames to both listeners for a while (MINUTES=60)
+	TIERINGD_FUZZ_MINUTES=$(or $(MINUTES),60) $(BIN)/pytest --timeout 100000 tests/unit/endpoint/test_fuzz.py
 
 nightly: components kafka azurite promtool ## The long runs, one after the other: seeds, mutants, examples, soak, coverage map (SEEDS=5000 MINUTES=10)
 	$(MAKE) --keep-going --jobs 1 sim mutants hypothesis soak coverage-map SEEDS=$(or $(SEEDS),5000) MINUTES=$(or $(MINUTES),10)

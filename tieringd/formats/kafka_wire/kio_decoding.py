@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias, Union, get_args, get_origin
 
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, readers
-from kio.serial.errors import DecodeError, SerialError
+from kio.serial.errors import DecodeError, SerialError, UnexpectedNull
 
 from tieringd.formats.kafka_wire.request_header import MAX_PARTITIONS
 
@@ -200,16 +200,19 @@ def _field(field: Field[Any], schema: Any) -> _Reader:
         length = (
             readers.read_compact_array_length if schema.__flexible__ else readers.read_legacy_array_length
         )
-        return _array(_value(field, schema, kind.inner, may_be_null=False), length)
+        entry = _value(field, schema, kind.inner, may_be_null=False)
+        return _array(entry, length, may_be_null=kind.is_nullable)
     # The absence of a tagged field is its null.
     may_be_null = kind.is_nullable and "tag" not in field.metadata
     return _value(field, schema, kind.inner, may_be_null=may_be_null)
 
 
-def _array(entry: _Reader, read_length: _Reader) -> _Reader:
+def _array(entry: _Reader, read_length: _Reader, *, may_be_null: bool) -> _Reader:
     def read(data: bytes, begin: int) -> tuple[Any, int]:
         length, size = read_length(data, begin)
         if length is None or length < 0:
+            if not may_be_null:
+                raise UnexpectedNull("an array is null that may not be")
             return None, size
         at, entries = begin + size, []
         if length > len(data) - at:
