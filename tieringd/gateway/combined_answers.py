@@ -139,7 +139,7 @@ async def _fetch(question: ArchivableResponse, archive: ArchiveAnswers, bytes_ma
         async with asyncio.timeout(fetch.wait_seconds + _GRACE_SECONDS):
             archived = await archive.fetch(fetch) if wanted else ArchivedFetch()
     except TimeoutError:
-        archived = ArchivedFetch(dict.fromkeys(wanted, NOT_READ_YET))
+        archived = ArchivedFetch(dict.fromkeys(wanted, NOT_READ_YET), has_unread=True)
     except TieringError as error:
         _warn(question, error)
         archived = ArchivedFetch(dict.fromkeys(wanted, PartitionData(-1, -1, -1, error_code=TRY_AGAIN.value)))
@@ -162,7 +162,11 @@ async def _fetch(question: ArchivableResponse, archive: ArchiveAnswers, bytes_ma
         archived.release()
         raise
     return ClientResponse(
-        response.pieces, archived.release, archived=True, next_fetches=_next_fetches(archived, asked)
+        response.pieces,
+        archived.release,
+        archived=True,
+        has_unread=archived.has_unread,
+        next_fetches=_next_fetches(archived, asked),
     )
 
 

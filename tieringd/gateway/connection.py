@@ -211,6 +211,10 @@ class GatewayCounters:
     """Answers that differ from the broker's own."""
     delayed_answers: int = 0
     """Archived answers after which the client had to wait, because it exceeded its rate."""
+    archived_bytes: int = 0
+    """Bytes of these answers."""
+    unread_answers: int = 0
+    """Answers to Fetch in which a partition has no records, because the archive was not read in time."""
     late_partitions: int = 0
     """Archived partitions whose answer had to wait for a later Fetch, beside records too large to hold."""
     prepared_answers: int = 0
@@ -584,7 +588,9 @@ class Connection:
     def _send_archived(self, pending: PendingRequest, found: ClientResponse) -> None:
         self._shared.counters.archived_answers += found.archived
         self._shared.counters.prepared_answers += pending.prepared is not None
+        self._shared.counters.unread_answers += found.has_unread
         if found.archived:
+            self._shared.counters.archived_bytes += size_of(found.pieces)
             self._rest_after(found)
         self._ahead.expect(pending, found)
         self._client.send_pieces(found.pieces, found.release)

@@ -217,6 +217,8 @@ class ClientResponse:
     """To be called once, after the pieces were sent or on failure."""
     archived: bool
     """False if the pieces are the broker's own bytes."""
+    has_unread: bool = False
+    """For a Fetch: whether a partition has no records because the archive was not read in time."""
     next_fetches: Mapping[PartitionKey, NextFetch] = field(default_factory=dict)
     """For a Fetch: where each partition continues, if the archive is expected to serve all of them again."""
 

@@ -41,6 +41,8 @@ class GatewayCollector(Collector):
         "from_broker_bytes": "Bytes that the broker sent",
         "archived_answers": "Responses with archived data",
         "delayed_answers": "Responses with archived data that were delayed by the limits in bytes per second",
+        "archived_bytes": "Bytes of responses with archived data",
+        "unread_answers": "Responses to Fetch in which a partition was not read in time",
         "late_partitions": "Archived partitions that had to wait for a later Fetch beside large batches",
         "prepared_answers": "Responses with archived data that were ready when they were requested",
     }

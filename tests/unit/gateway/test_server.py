@@ -310,6 +310,7 @@ async def test_archive_that_is_late_is_waited_for_as_long_as_the_client_says(bro
         said = partition_of(await client.answer(fetch()), "old")
         assert (said.error_code, said.records, said.high_watermark) == (ErrorCode.none, b"", -1)
         assert archive.questions[0].wait_seconds == 0.03
+        assert server.counters.unread_answers == 1
 
 
 async def test_archive_is_waited_for_some_seconds_at_most(broker):
