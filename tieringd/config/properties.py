@@ -386,6 +386,10 @@ class GatewayConfig(BaseModel):
     """Whether the broker's second listener is encrypted."""
     broker_tls_ca_file: Annotated[Path, AbsolutePath()] | None = None
     """PEM file with the authorities to trust for the broker's listener; null: the system's authorities."""
+    broker_tls_cert_file: Annotated[Path, AbsolutePath()] | None = None
+    """PEM file with the certificate that the gateway presents to the broker; null: none."""
+    broker_tls_key_file: Annotated[Path, AbsolutePath()] | None = None
+    """PEM file with the private key of this certificate."""
     max_connections: Annotated[int, Number(1, 1_000_000)] = 10_000
     """How many clients may be connected at once."""
     max_connections_per_host: Annotated[int, Number(1, 1_000_000)] | None = None

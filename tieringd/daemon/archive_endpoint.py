@@ -23,7 +23,8 @@ from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.assembly import sole_owner
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
-from tieringd.daemon.gateway_service import ReadCache, client_tls
+from tieringd.daemon.gateway_service import ReadCache
+from tieringd.daemon.gateway_tls import GatewayTls
 from tieringd.endpoint.cluster_answers import ClusterAnswers, DescriptionAnswers
 from tieringd.endpoint.endpoint_connection import EndpointConnection
 from tieringd.endpoint.endpoint_settings import EndpointSettings
@@ -36,6 +37,7 @@ from tieringd.errors import ConfigError
 from tieringd.gateway.connection import ConnectionContext, GatewaySettings
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
+from tieringd.metrics.restarts import restarted
 from tieringd.reading.partition_reader import PartitionReader
 from tieringd.storage.store_opening import bucket_name
 from tieringd.topics.topic_registry import TopicRegistry
@@ -53,6 +55,8 @@ class ArchiveEndpoint:
     cache: ReadCache
     server: GatewayServer
     topics: ServedTopics
+    tls: GatewayTls | None = None
+    """Renews the certificate while the endpoint runs."""
     on_failure: Callable[[str], None] = lambda _: None
     """Gets the name of a task that failed by a defect, for a metric."""
 
@@ -62,10 +66,17 @@ class ArchiveEndpoint:
             helpers = [
                 *(tasks.create_task(each) for each in self.cache.tasks(self.on_failure)),
                 tasks.create_task(self.server.watch()),
+                *self._renewing(tasks),
             ]
             await stop.wait()
             for helper in helpers:
                 helper.cancel()
+
+    def _renewing(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        if self.tls is None:
+            return []
+        renewing = restarted("gateway_certificates", self.tls.run, on_failure=self.on_failure)
+        return [tasks.create_task(renewing)]
 
 
 async def run_archive_endpoint(config: Config, *, from_cluster: str | None) -> None:
@@ -104,7 +115,8 @@ async def archive_endpoint_of(
             "cloud_storage_enabled is false, so there is no archive to serve",
             hint="Set cloud_storage_enabled: true, and the properties that name the bucket",
         )
-    settings = _listener_settings(config)
+    tls = GatewayTls(config, has_broker=False)
+    settings = _listener_settings(config, tls)
     host, port = _advertised(config)
     interval_seconds = config.cloud_storage_readreplica_manifest_sync_timeout_ms / 1000
     topics = ServedTopics(
@@ -146,7 +158,7 @@ async def archive_endpoint_of(
             description=DescriptionAnswers(topics, partitions, own),
             refusals=Refusals(own),
         )
-        yield ArchiveEndpoint(cache, server, topics, metrics.health.task_failed)
+        yield ArchiveEndpoint(cache, server, topics, tls, metrics.health.task_failed)
     finally:
         partitions.end_waits()
         await server.close()
@@ -175,12 +187,12 @@ def _advertised(config: Config) -> tuple[str, int]:
     return name.strip("[]"), int(port)
 
 
-def _listener_settings(config: Config) -> GatewaySettings:
+def _listener_settings(config: Config, tls: GatewayTls) -> GatewaySettings:
     gateway = config.gateway
     return GatewaySettings(
         host=listening_host(config),
         port=gateway.port,
-        client_tls=client_tls(config),
+        client_tls=tls.clients,
         max_connections=gateway.max_connections,
         max_connections_per_host=gateway.max_connections_per_host,
         idle_timeout_seconds=gateway.connections_max_idle_ms / 1000,
