@@ -378,6 +378,11 @@ class GatewayConfig(BaseModel):
         Annotated[str, Text("host:port", _HOST_PORT, "must be host:port, as clients reach it")] | None
     ) = None
     """Address that `tieringd gateway --archive-only` advertises to clients; null: its listening address."""
+    archive_only_for_everyone: Annotated[bool, Flag()] = False
+    """
+    Whether `tieringd gateway --archive-only` may listen on other addresses than those of this host. It knows
+    no users: whoever reaches its port reads every topic.
+    """
     tls_cert_file: Annotated[Path, AbsolutePath()] | None = None
     """PEM file with the certificate for clients; null serves clients in plain text."""
     tls_key_file: Annotated[Path, AbsolutePath()] | None = None

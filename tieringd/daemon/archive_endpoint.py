@@ -2,7 +2,8 @@
 The archive endpoint: a bucket served to Kafka clients, with no broker behind it, from start to end.
 
 It reads and never writes. There is no authentication, and a broker's ACLs are not known here, so every
-client that reaches the port can read everything. By default it listens on this host only.
+client that reaches the port can read everything. So it listens on this host only, unless the configuration
+says that everyone may read.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Final
 
 import structlog
@@ -168,8 +170,27 @@ async def archive_endpoint_of(
 
 
 def listening_host(config: Config) -> str:
-    """Return the address to listen on: this host only, unless the configuration names another."""
-    return config.gateway.host if "host" in config.gateway.model_fields_set else _THIS_HOST
+    """
+    Return the address to listen on: this host only, unless the configuration names another.
+
+    Raises:
+        ConfigError: Other hosts reach the address, and the configuration does not say that all may read.
+    """
+    host = config.gateway.host if "host" in config.gateway.model_fields_set else _THIS_HOST
+    if not _is_of_this_host(host) and not config.gateway.archive_only_for_everyone:
+        raise ConfigError(
+            f"gateway.host {host} is reached by other hosts, and an archive-only endpoint knows no users: "
+            "whoever reaches its port reads every topic",
+            hint="Set gateway.archive_only_for_everyone: true if that is wanted, or gateway.host: 127.0.0.1",
+        )
+    return host
+
+
+def _is_of_this_host(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _advertised(config: Config) -> tuple[str, int]:
