@@ -61,7 +61,6 @@ MAX_PARTITIONS: Final = 50_000
 """How many partitions, or other entries of one array, a message may have. No client names as many."""
 _KIB, _MIB = 1 << 10, 1 << 20
 REQUEST_BYTES_MAX: Final[dict[int, int]] = {
-    InspectedApi.PRODUCE: 100 * _MIB,
     InspectedApi.FETCH: 4 * _MIB,
     InspectedApi.LIST_OFFSETS: 4 * _MIB,
     InspectedApi.OFFSET_FOR_LEADER_EPOCH: 4 * _MIB,
