@@ -95,8 +95,9 @@ hypothesis: .venv/.installed-dev ## Run the tests of Hypothesis with twenty time
 soak: .venv/.installed-dev azurite ## Run a daemon before a failing store for a while (STORE=s3, gcs or azure; MINUTES=30)
 	$(BIN)/python -m tests.support.soak --store $(or $(STORE),s3) --minutes $(or $(MINUTES),30)
 
-fuzz: .venv/.installed-dev ## Give wrong bytes to every parser (MINUTES=10 SEED=0)
+fuzz: .venv/.installed-dev ## Give wrong bytes to every parser, and then wrong frames to both listeners (MINUTES=10 each, SEED=0)
 	$(BIN)/python -m tests.fuzz.run --seconds $$(( $(or $(MINUTES),10) * 60 )) --seed $(or $(SEED),0)
+	TIERINGD_FUZZ_MINUTES=$(or $(MINUTES),10) $(BIN)/pytest --timeout 100000 tests/unit/endpoint/test_fuzz.py
 
 coverage-map: components kafka azurite promtool ## Record what each test file runs, for make affected (TESTS=tests/unit: some)
 	$(BIN)/python -m tests.support.coverage_map --workers $(WORKERS) $(TESTS)

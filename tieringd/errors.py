@@ -21,6 +21,7 @@ TieringError
 ├── DataLossError             records that a reader asked for are not in the archive
 ├── ProtocolViolation         a peer sent what is no Kafka message: close its connection
 └── CorruptDataError          CRC, length or order is wrong: quarantine, never retry
+    └── UnpackedTooLarge      records that unpack to more than the caller takes
 
 Foreign exceptions (SDK, HTTP, Kafka client) are translated where they arise, with
 ``raise ... from``; none is visible above ``storage`` and ``broker``. Retrying is decided by
@@ -207,3 +208,7 @@ class CorruptDataError(TieringError):
         return type(self)(
             self.message, source=source, position=self.position, offset=self.offset, hint=self.hint
         )
+
+
+class UnpackedTooLarge(CorruptDataError):
+    """The records of a batch unpack to more bytes than the caller takes. They may be valid."""

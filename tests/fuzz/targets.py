@@ -40,6 +40,7 @@ from tieringd.errors import ConfigError, CorruptDataError, ProtocolViolation
 from tieringd.formats import manifest_codec, sidecar
 from tieringd.formats.access_times import decode_access_times, encode_access_times
 from tieringd.formats.batch_check import check_batches
+from tieringd.formats.batch_offsets import ExpectedBatches
 from tieringd.formats.cache_names import parse_cache_name
 from tieringd.formats.checkpoints import (
     parse_epoch_checkpoint,
@@ -179,7 +180,7 @@ def _reframed(data: bytes) -> object:
 
 
 def _checked(data: bytes) -> object:
-    check_batches(memoryview(data), base_offset=0, next_offset=1 << 40)
+    check_batches(memoryview(data), ExpectedBatches(0, 1 << 40))
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -83,6 +84,16 @@ async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not is_so():  # noqa: ASYNC110 there is no event to wait for
             await asyncio.sleep(0.005)
+
+
+async def longest_turn_seconds(work: asyncio.Task[Any]) -> float:
+    """Return how long the loop's thread computed at most between two turns, until *work* is done."""
+    longest = 0.0
+    while not work.done():
+        began = time.thread_time()
+        await asyncio.sleep(0)
+        longest = max(longest, time.thread_time() - began)
+    return longest
 
 
 async def archive_topic(

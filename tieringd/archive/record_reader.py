@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
+from typing import Final
 
 from tieringd.archive.archive_reader import ArchiveReader, Batch, Indexes, offset_at_or_after_time
 from tieringd.archive.spillover_manifests import SpilloverManifests
-from tieringd.errors import CorruptDataError
+from tieringd.errors import CorruptDataError, UnpackedTooLarge
+from tieringd.formats.compression import MAX_DECOMPRESSED_BYTES
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.record_batch import LOG_APPEND_TIME, BatchHeader
 from tieringd.formats.records import Record, iter_records
@@ -20,6 +22,10 @@ from tieringd.formats.transactions import ReadCommittedFilter
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment import RemoteSegment, SegmentIndex
+from tieringd.storage.threads import in_thread
+
+_LOOKUP_BYTES_MAX: Final = 64 << 20
+"""How many bytes a batch may unpack to when a timestamp is looked up."""
 
 
 class RecordReader:
@@ -138,9 +144,9 @@ class RecordReader:
                 if is_known and not reads_record:
                     return header.base_offset
                 batch = batch or await self._batch(key, one.position, header.size_bytes)
-                for record in _records_in(batch, key):
-                    if record.offset >= from_offset and record.timestamp_ms >= timestamp_ms:
-                        return record
+                found = await in_thread(_first_record_in, batch, key, from_offset, timestamp_ms)
+                if found is not None:
+                    return found
         return None
 
     async def _batch(self, key: str, position: int, size_bytes: int) -> Batch:
@@ -186,9 +192,29 @@ def _begins_at(header: BatchHeader, timestamp_ms: int) -> bool:
     return not header.has_delete_horizon and header.base_timestamp_ms >= timestamp_ms
 
 
-def _records_in(batch: Batch, key: str) -> Iterator[Record]:
+def _first_record_in(batch: Batch, key: str, from_offset: int, timestamp_ms: int) -> Record | None:
+    """
+    Return the first record of a batch from *from_offset* on with *timestamp_ms* or later.
+
+    A batch that unpacks to more than `_LOOKUP_BYTES_MAX` is not unpacked: its first offset is returned, so
+    that a reader begins a little earlier. A batch of a few kilobytes may unpack to gigabytes.
+    """
     try:
-        yield from iter_records(batch.data)
+        for record in _records_in(batch, key, limit_bytes=_LOOKUP_BYTES_MAX):
+            if record.offset >= from_offset and record.timestamp_ms >= timestamp_ms:
+                return record
+    except UnpackedTooLarge:
+        header = batch.header
+        offset = max(from_offset, header.base_offset)
+        return Record(offset, max(timestamp_ms, header.base_timestamp_ms), 0, None, None, ())
+    return None
+
+
+def _records_in(batch: Batch, key: str, *, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> Iterator[Record]:
+    try:
+        yield from iter_records(batch.data, limit_bytes=limit_bytes)
+    except UnpackedTooLarge:
+        raise
     except CorruptDataError as error:
         raise CorruptDataError(
             error.message, source=key, position=batch.position, offset=batch.header.base_offset

@@ -126,13 +126,20 @@ def find_gateway_contradictions(config: Config) -> Iterator[RuleViolation]:
 
 
 def _certificate(gateway: GatewayConfig) -> Iterator[RuleViolation]:
-    if (gateway.tls_cert_file is None) != (gateway.tls_key_file is None):
-        names = ("tls_cert_file", "tls_key_file")
-        missing, given = names if gateway.tls_cert_file is None else names[::-1]
-        yield RuleViolation(
-            (("gateway", given), ("gateway", missing)),
-            f"needs gateway.{missing} as well: set both or neither",
-        )
+    pairs = (
+        (("tls_cert_file", gateway.tls_cert_file), ("tls_key_file", gateway.tls_key_file)),
+        (
+            ("broker_tls_cert_file", gateway.broker_tls_cert_file),
+            ("broker_tls_key_file", gateway.broker_tls_key_file),
+        ),
+    )
+    for (cert_name, cert_file), (key_name, key_file) in pairs:
+        if (cert_file is None) != (key_file is None):
+            missing, given = (cert_name, key_name) if cert_file is None else (key_name, cert_name)
+            yield RuleViolation(
+                (("gateway", given), ("gateway", missing)),
+                f"needs gateway.{missing} as well: set both or neither",
+            )
 
 
 def find_gateway_doubts(config: Config) -> Iterator[RuleViolation]:

@@ -378,6 +378,11 @@ class GatewayConfig(BaseModel):
         Annotated[str, Text("host:port", _HOST_PORT, "must be host:port, as clients reach it")] | None
     ) = None
     """Address that `tieringd gateway --archive-only` advertises to clients; null: its listening address."""
+    archive_only_for_everyone: Annotated[bool, Flag()] = False
+    """
+    Whether `tieringd gateway --archive-only` may listen on other addresses than those of this host. It knows
+    no users: whoever reaches its port reads every topic.
+    """
     tls_cert_file: Annotated[Path, AbsolutePath()] | None = None
     """PEM file with the certificate for clients; null serves clients in plain text."""
     tls_key_file: Annotated[Path, AbsolutePath()] | None = None
@@ -386,12 +391,28 @@ class GatewayConfig(BaseModel):
     """Whether the broker's second listener is encrypted."""
     broker_tls_ca_file: Annotated[Path, AbsolutePath()] | None = None
     """PEM file with the authorities to trust for the broker's listener; null: the system's authorities."""
+    broker_tls_cert_file: Annotated[Path, AbsolutePath()] | None = None
+    """PEM file with the certificate that the gateway presents to the broker; null: none."""
+    broker_tls_key_file: Annotated[Path, AbsolutePath()] | None = None
+    """PEM file with the private key of this certificate."""
     max_connections: Annotated[int, Number(1, 1_000_000)] = 10_000
     """How many clients may be connected at once."""
+    max_connections_per_host: Annotated[int, Number(1, 1_000_000)] | None = None
+    """How many of these may come from one address; null: half of them."""
+    connections_max_idle_ms: Annotated[int, duration(_SECOND_MS, _DAY_MS)] = 660 * _SECOND_MS
+    """Connections on which nothing moves are closed after this time; brokers close theirs after 600 s."""
+    slow_client_timeout_ms: Annotated[int, duration(_SECOND_MS, _DAY_MS)] = 60 * _SECOND_MS
+    """
+    How long a client may take to send its first request and to authenticate, and how long it may send a
+    request or take a response at less than 1 KiB/s.
+    """
     max_request_bytes: Annotated[int, size(1024, MAX_INT64)] = 100 * _MIB
     """The largest request that is passed on, like the broker's socket.request.max.bytes."""
     buffer_bytes: Annotated[int, size(_MIB, MAX_INT64)] = 256 * _MIB
-    """How much memory all connections together may use for messages."""
+    """
+    How much memory all connections together may use for messages. When it is spent, connections wait for each
+    other. One that holds nothing may read 4 KiB more.
+    """
     max_inspected_bytes: Annotated[int, size(64 * _KIB, _GIB)] = 4 * _MIB
     """
     The largest message that the gateway holds whole to change it. Archived partitions in a larger response to

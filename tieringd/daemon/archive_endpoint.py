@@ -2,7 +2,8 @@
 The archive endpoint: a bucket served to Kafka clients, with no broker behind it, from start to end.
 
 It reads and never writes. There is no authentication, and a broker's ACLs are not known here, so every
-client that reaches the port can read everything. By default it listens on this host only.
+client that reaches the port can read everything. So it listens on this host only, unless the configuration
+says that everyone may read.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Final
 
 import structlog
@@ -23,7 +25,8 @@ from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.assembly import sole_owner
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
-from tieringd.daemon.gateway_service import ReadCache, client_tls
+from tieringd.daemon.gateway_service import ReadCache
+from tieringd.daemon.gateway_tls import GatewayTls
 from tieringd.endpoint.cluster_answers import ClusterAnswers, DescriptionAnswers
 from tieringd.endpoint.endpoint_connection import EndpointConnection
 from tieringd.endpoint.endpoint_settings import EndpointSettings
@@ -36,6 +39,7 @@ from tieringd.errors import ConfigError
 from tieringd.gateway.connection import ConnectionContext, GatewaySettings
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
+from tieringd.metrics.restarts import restarted
 from tieringd.reading.partition_reader import PartitionReader
 from tieringd.storage.store_opening import bucket_name
 from tieringd.topics.topic_registry import TopicRegistry
@@ -53,6 +57,8 @@ class ArchiveEndpoint:
     cache: ReadCache
     server: GatewayServer
     topics: ServedTopics
+    tls: GatewayTls | None = None
+    """Renews the certificate while the endpoint runs."""
     on_failure: Callable[[str], None] = lambda _: None
     """Gets the name of a task that failed by a defect, for a metric."""
 
@@ -62,10 +68,17 @@ class ArchiveEndpoint:
             helpers = [
                 *(tasks.create_task(each) for each in self.cache.tasks(self.on_failure)),
                 tasks.create_task(self.server.watch()),
+                *self._renewing(tasks),
             ]
             await stop.wait()
             for helper in helpers:
                 helper.cancel()
+
+    def _renewing(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        if self.tls is None:
+            return []
+        renewing = restarted("gateway_certificates", self.tls.run, on_failure=self.on_failure)
+        return [tasks.create_task(renewing)]
 
 
 async def run_archive_endpoint(config: Config, *, from_cluster: str | None) -> None:
@@ -104,7 +117,8 @@ async def archive_endpoint_of(
             "cloud_storage_enabled is false, so there is no archive to serve",
             hint="Set cloud_storage_enabled: true, and the properties that name the bucket",
         )
-    settings = _listener_settings(config)
+    tls = GatewayTls(config, has_broker=False)
+    settings = _listener_settings(config, tls)
     host, port = _advertised(config)
     interval_seconds = config.cloud_storage_readreplica_manifest_sync_timeout_ms / 1000
     topics = ServedTopics(
@@ -146,7 +160,7 @@ async def archive_endpoint_of(
             description=DescriptionAnswers(topics, partitions, own),
             refusals=Refusals(own),
         )
-        yield ArchiveEndpoint(cache, server, topics, metrics.health.task_failed)
+        yield ArchiveEndpoint(cache, server, topics, tls, metrics.health.task_failed)
     finally:
         partitions.end_waits()
         await server.close()
@@ -156,8 +170,27 @@ async def archive_endpoint_of(
 
 
 def listening_host(config: Config) -> str:
-    """Return the address to listen on: this host only, unless the configuration names another."""
-    return config.gateway.host if "host" in config.gateway.model_fields_set else _THIS_HOST
+    """
+    Return the address to listen on: this host only, unless the configuration names another.
+
+    Raises:
+        ConfigError: Other hosts reach the address, and the configuration does not say that all may read.
+    """
+    host = config.gateway.host if "host" in config.gateway.model_fields_set else _THIS_HOST
+    if not _is_of_this_host(host) and not config.gateway.archive_only_for_everyone:
+        raise ConfigError(
+            f"gateway.host {host} is reached by other hosts, and an archive-only endpoint knows no users: "
+            "whoever reaches its port reads every topic",
+            hint="Set gateway.archive_only_for_everyone: true if that is wanted, or gateway.host: 127.0.0.1",
+        )
+    return host
+
+
+def _is_of_this_host(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _advertised(config: Config) -> tuple[str, int]:
@@ -175,13 +208,16 @@ def _advertised(config: Config) -> tuple[str, int]:
     return name.strip("[]"), int(port)
 
 
-def _listener_settings(config: Config) -> GatewaySettings:
+def _listener_settings(config: Config, tls: GatewayTls) -> GatewaySettings:
     gateway = config.gateway
     return GatewaySettings(
         host=listening_host(config),
         port=gateway.port,
-        client_tls=client_tls(config),
+        client_tls=tls.clients,
         max_connections=gateway.max_connections,
+        max_connections_per_host=gateway.max_connections_per_host,
+        idle_timeout_seconds=gateway.connections_max_idle_ms / 1000,
+        slow_timeout_seconds=gateway.slow_client_timeout_ms / 1000,
         max_request_bytes=gateway.max_request_bytes,
         max_held_bytes=gateway.max_inspected_bytes,
         buffered_bytes=gateway.buffer_bytes,

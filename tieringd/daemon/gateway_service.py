@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -21,7 +20,7 @@ from tieringd.cache.cache_directory import CacheDirectory
 from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive
-from tieringd.errors import ConfigError
+from tieringd.daemon.gateway_tls import GatewayTls
 from tieringd.gateway.connection import GatewaySettings
 from tieringd.gateway.readable_partitions import ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
@@ -111,6 +110,8 @@ class Gateway:
 
     cache: ReadCache
     server: GatewayServer
+    tls: GatewayTls | None = None
+    """Renews certificates while the gateway runs."""
     on_failure: Callable[[str], None] = lambda _: None
     """Gets the name of a task that failed by a defect, for a metric."""
 
@@ -128,6 +129,9 @@ class Gateway:
         async with asyncio.TaskGroup() as tasks:
             for task in self.cache.tasks(self.on_failure):
                 tasks.create_task(task)
+            if self.tls is not None:
+                renewing = restarted("gateway_certificates", self.tls.run, on_failure=self.on_failure)
+                tasks.create_task(renewing)
             await self.server.watch()
 
 
@@ -159,23 +163,19 @@ async def gateway_of(
         now=time.monotonic,
         on_answer=metrics.durations.archived_answer.observe,
     )
-    server = GatewayServer(gateway_settings(config), answers, on_failure=metrics.health.task_failed)
+    tls = GatewayTls(config, has_broker=True)
+    server = GatewayServer(gateway_settings(config, tls), answers, on_failure=metrics.health.task_failed)
     metrics.watch_gateway(server)
     try:
-        yield Gateway(cache, server, metrics.health.task_failed)
+        yield Gateway(cache, server, tls, metrics.health.task_failed)
     finally:
         await server.close()
         await answers.close()
         await cache.hydrator.close()
 
 
-def gateway_settings(config: Config) -> GatewaySettings:
-    """
-    Return the listener's settings.
-
-    Raises:
-        ConfigError: A TLS file cannot be used.
-    """
+def gateway_settings(config: Config, tls: GatewayTls) -> GatewaySettings:
+    """Return the listener's settings."""
     gateway = config.gateway
     host, _, port = gateway.broker.rpartition(":")
     return GatewaySettings(
@@ -183,48 +183,18 @@ def gateway_settings(config: Config) -> GatewaySettings:
         port=gateway.port,
         broker_host=host.strip("[]"),
         broker_port=int(port),
-        client_tls=client_tls(config),
-        broker_tls=_broker_tls(config),
+        client_tls=tls.clients,
+        broker_tls=tls.broker,
         max_connections=gateway.max_connections,
+        max_connections_per_host=gateway.max_connections_per_host,
+        idle_timeout_seconds=gateway.connections_max_idle_ms / 1000,
+        slow_timeout_seconds=gateway.slow_client_timeout_ms / 1000,
         max_request_bytes=gateway.max_request_bytes,
         max_held_bytes=gateway.max_inspected_bytes,
         buffered_bytes=gateway.buffer_bytes,
         archive_bytes_per_second=gateway.archive_bytes_per_second,
         client_archive_bytes_per_second=gateway.client_archive_bytes_per_second,
     )
-
-
-def client_tls(config: Config) -> ssl.SSLContext | None:
-    """
-    Return the TLS context for clients; None means plain text.
-
-    Raises:
-        ConfigError: The files cannot be used.
-    """
-    gateway = config.gateway
-    if gateway.tls_cert_file is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(gateway.tls_cert_file, gateway.tls_key_file)
-    except OSError as error:
-        raise ConfigError(
-            f"gateway.tls_cert_file {gateway.tls_cert_file} cannot be used: {error}",
-            hint="Set gateway.tls_cert_file and gateway.tls_key_file to the PEM files of one certificate",
-        ) from error
-    return context
-
-
-def _broker_tls(config: Config) -> ssl.SSLContext | None:
-    gateway = config.gateway
-    if not gateway.broker_tls:
-        return None
-    try:
-        return ssl.create_default_context(cafile=gateway.broker_tls_ca_file)
-    except OSError as error:
-        raise ConfigError(
-            f"gateway.broker_tls_ca_file {gateway.broker_tls_ca_file} cannot be used: {error}"
-        ) from error
 
 
 def _existing(path: Path) -> Path:

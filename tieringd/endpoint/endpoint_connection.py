@@ -17,20 +17,21 @@ from typing import Final
 
 import structlog
 
+from tieringd.endpoint.endpoint_settings import OTHER_REQUEST_BYTES_MAX, REQUEST_BYTES_MAX
 from tieringd.endpoint.request_handlers import RequestHandlers
 from tieringd.errors import LocalFileError, ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import SIZE_BYTES
 from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.formats.kafka_wire.request_header import HEAD, RequestHead
 from tieringd.formats.kafka_wire.request_header import InspectedApi as Kafka
-from tieringd.gateway.connection import ConnectionContext, host_of
+from tieringd.gateway.connection import AwaitedOfClient, ConnectionContext, host_of
 from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, wire_of
 
 log = structlog.get_logger(__name__)
 
 _MIN_REQUEST_BYTES: Final = HEAD.size - SIZE_BYTES
-_ALWAYS_HELD_BYTES: Final = 64 << 10
-"""How much of a request is held even if the budget is spent: requests of ordinary clients are smaller."""
+_POOR_ROOM_BYTES: Final = 4 << 10
+"""How much is read at once while the budget is spent."""
 
 
 class RequestBuffer:
@@ -45,14 +46,7 @@ class RequestBuffer:
         return len(self._bytes)
 
     def add(self, data: memoryview) -> None:
-        """
-        Take bytes that arrived.
-
-        Raises:
-            ProtocolViolation: There is no room for them.
-        """
-        if self._budget.is_spent and len(self._bytes) > _ALWAYS_HELD_BYTES:
-            raise ProtocolViolation(f"there is no memory for a request of more than {len(self._bytes)} bytes")
+        """Take bytes that arrived."""
         self._bytes += data
         self._budget.add(len(data))
 
@@ -66,10 +60,12 @@ class RequestBuffer:
         if len(self._bytes) < HEAD.size:
             return None
         head = RequestHead.read(memoryview(bytes(self._bytes[: HEAD.size])))
-        if not _MIN_REQUEST_BYTES <= head.size <= self._max_request_bytes:
+        of_its_kind = REQUEST_BYTES_MAX.get(head.api_key, OTHER_REQUEST_BYTES_MAX)
+        limit = min(self._max_request_bytes, of_its_kind, self._budget.limit)
+        if not _MIN_REQUEST_BYTES <= head.size <= limit:
             raise ProtocolViolation(
-                f"a client sent a request of {head.size} bytes",
-                hint=f"Requests may have at most {self._max_request_bytes} bytes",
+                f"a client sent a request of {head.size} bytes to API {head.api_key}",
+                hint=f"Such requests may have at most {limit} bytes",
             )
         size = SIZE_BYTES + head.size
         if len(self._bytes) < size:
@@ -105,6 +101,8 @@ class EndpointConnection:
         self._is_finishing = False
         self._is_closed = False
         self._received_bytes = 0
+        self._is_granted = False
+        """Whether one more read is allowed although the budget is spent."""
         self._host = host_of(sock)
         self._wire = wire_of(sock)(
             sock,
@@ -121,6 +119,17 @@ class EndpointConnection:
         """Return a number that grows whenever bytes are received or sent later."""
         return self._received_bytes + self._wire.later_bytes
 
+    @property
+    def awaited(self) -> AwaitedOfClient | None:
+        """Return what the client has to do now, and how much of it was done; None if nothing."""
+        if not self._wire.is_drained:
+            return AwaitedOfClient("response", self._wire.later_bytes)
+        if self._task is not None or not self._wire.is_reading:
+            return None
+        if len(self._requests):
+            return AwaitedOfClient("request", self._received_bytes)
+        return None if self._received_bytes else AwaitedOfClient("login", 0)
+
     def start(self) -> None:
         """Read requests from now on."""
         self._wire.resume_reading()
@@ -135,6 +144,7 @@ class EndpointConnection:
         if self._is_closed:
             return
         self._is_closed = True
+        self._shared.budget.forget(self)
         if self._task is not None:
             self._task.cancel()
         self._wire.close()
@@ -142,7 +152,8 @@ class EndpointConnection:
         self._on_closed(self)
 
     def _on_readable(self) -> None:
-        size = self._wire.receive(self._shared.scratch)
+        room = self._shared.scratch[: max(self._shared.budget.left, _POOR_ROOM_BYTES)]
+        size = self._wire.receive(room)
         if size == NOTHING_NOW:
             return
         if not size:
@@ -150,11 +161,8 @@ class EndpointConnection:
             return
         self._received_bytes += size
         self._shared.counters.from_client_bytes += size
-        try:
-            self._requests.add(self._shared.scratch[:size])
-        except ProtocolViolation as error:
-            self._break(str(error))
-            return
+        self._is_granted = False
+        self._requests.add(room[:size])
         self._go_on()
 
     def _go_on(self) -> None:
@@ -173,11 +181,19 @@ class EndpointConnection:
             self._break(str(error))
             return
         if request is None:
-            self._wire.resume_reading()
+            if len(self._requests) and self._shared.budget.is_spent and not self._is_granted:
+                self._wire.pause_reading()
+                self._shared.budget.wait(self, self._grant)
+            else:
+                self._wire.resume_reading()
             return
         self._wire.pause_reading()
         self._task = self._loop.create_task(self._answer(*request))
         self._task.add_done_callback(self._on_done)
+
+    def _grant(self) -> None:
+        self._is_granted = True
+        self._go_on()
 
     async def _answer(self, head: RequestHead, frame: bytes) -> None:
         answer = await self._api.answer(head, memoryview(frame))

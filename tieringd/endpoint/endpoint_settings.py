@@ -57,6 +57,19 @@ ADVERTISED: Final[dict[int, range]] = {
 }
 
 
+_MIB: Final = 1 << 20
+REQUEST_BYTES_MAX: Final[dict[int, int]] = {
+    ApiKey.FETCH: 4 * _MIB,
+    ApiKey.LIST_OFFSETS: 4 * _MIB,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: 4 * _MIB,
+    ApiKey.METADATA: 4 * _MIB,
+    # It is refused, and read whole for that. Producers send less by default.
+    ApiKey.PRODUCE: 16 * _MIB,
+}
+"""The largest request of a kind. Requests of all other kinds have at most `OTHER_REQUEST_BYTES_MAX`."""
+OTHER_REQUEST_BYTES_MAX: Final = _MIB
+
+
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
     """The endpoint's own address, and how long it waits."""

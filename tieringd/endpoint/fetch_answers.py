@@ -51,6 +51,7 @@ from tieringd.reading.partition_reader import (
     unfinished_reads,
 )
 from tieringd.storage.at_once import cancelled
+from tieringd.storage.threads import in_steps, in_thread_if_large
 
 log = structlog.get_logger(__name__)
 
@@ -221,7 +222,7 @@ class FetchAnswers:
             # The session is one of a broker that had this address before.
             code = ErrorCode.fetch_session_id_not_found.value
             return composed(head.correlation_id, head.version, {}, error_code=code), release_nothing
-        asked = asked_of(frame, head)
+        asked = await in_thread_if_large(len(frame), asked_of, frame, head)
         reading = await self._read_or_wait(asked)
         topics: dict[str | UUID, dict[int, PartitionData]] = {}
         for (topic, number), answer in reading.answers.items():
@@ -263,7 +264,7 @@ class FetchAnswers:
         due_at = begun_at + _SLOW_SECONDS
         try:
             items = list(asked.partitions.items())
-            for begin in range(0, len(items), PARTITIONS_AT_ONCE):
+            async for begin in in_steps(range(0, len(items), PARTITIONS_AT_ONCE)):
                 known: list[tuple[PartitionKey, AskedPartition, TopicIdPartition]] = []
                 for key, wanted in items[begin : begin + PARTITIONS_AT_ONCE]:
                     served = self._partition(*key)

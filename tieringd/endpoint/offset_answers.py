@@ -35,6 +35,7 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.epoch_history import end_offset_for
 from tieringd.reading.history import History
+from tieringd.storage.threads import in_steps
 
 log = structlog.get_logger(__name__)
 
@@ -70,7 +71,7 @@ class OffsetAnswers:
         topics = []
         for topic in request.topics:
             answers = []
-            for asked in topic.partitions:
+            async for asked in in_steps(topic.partitions):
                 error, found = await self._listed(
                     topic.name, asked.partition_index, int(asked.timestamp), deadline=deadline
                 )
@@ -95,7 +96,7 @@ class OffsetAnswers:
         topics = []
         for topic in request.topics:
             answers = []
-            for asked in topic.partitions:
+            async for asked in in_steps(topic.partitions):
                 error, (leader_epoch, end_offset) = await self._epoch_end(
                     topic.topic, asked.partition, asked.leader_epoch, deadline=deadline
                 )

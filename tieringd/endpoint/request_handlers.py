@@ -22,6 +22,12 @@ from tieringd.formats.kafka_wire.messages import decode_request, encode_response
 from tieringd.formats.kafka_wire.pieces import Piece
 from tieringd.formats.kafka_wire.request_header import RequestHead
 from tieringd.reading.partition_reader import release_nothing
+from tieringd.storage.threads import SMALL_BYTES, in_thread, in_thread_if_large
+
+_LARGE_RESPONSES: Final = frozenset(
+    {ApiKey.METADATA, ApiKey.DESCRIBE_LOG_DIRS, ApiKey.DESCRIBE_TOPIC_PARTITIONS}
+)
+"""A small request may have a response with all partitions of the archive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,5 +85,10 @@ class RequestHandlers:
         if head.api_key == ApiKey.FETCH:
             response, release = await self._fetch.fetch(head, frame)
             return EndpointResponse(response.pieces, release)
-        message = await self._handlers[head.api_key](head.version, decode_request(frame, head))
-        return EndpointResponse((encode_response(head.correlation_id, message),))
+        request = await in_thread_if_large(len(frame), decode_request, frame, head)
+        message = await self._handlers[head.api_key](head.version, request)
+        if len(frame) > SMALL_BYTES or head.api_key in _LARGE_RESPONSES:
+            encoded = await in_thread(encode_response, head.correlation_id, message)
+        else:
+            encoded = encode_response(head.correlation_id, message)
+        return EndpointResponse((encoded,))

@@ -16,7 +16,7 @@ from enum import IntEnum
 
 import cramjam
 
-from tieringd.errors import CorruptDataError
+from tieringd.errors import CorruptDataError, UnpackedTooLarge
 
 MAX_DECOMPRESSED_BYTES = 1 << 30
 """A batch that unpacks to more is treated as corrupt."""
@@ -142,7 +142,7 @@ def decompress(codec: int, data: memoryview, *, limit_bytes: int = MAX_DECOMPRES
 
 def _check_limit(size_bytes: int, limit_bytes: int) -> None:
     if size_bytes > limit_bytes:
-        raise CorruptDataError(f"the records unpack to more than {limit_bytes} bytes")
+        raise UnpackedTooLarge(f"the records unpack to more than {limit_bytes} bytes")
 
 
 def _gunzip(data: memoryview, limit_bytes: int) -> bytes:

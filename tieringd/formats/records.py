@@ -77,7 +77,7 @@ def iter_packed_records(
     try:
         yield from _iter_body(header, view[HEADER_BYTES:], limit_bytes)
     except CorruptDataError as error:
-        raise CorruptDataError(error.message, offset=header.base_offset) from error
+        raise type(error)(error.message, offset=header.base_offset) from error
 
 
 def control_type(view: memoryview) -> Literal["commit", "abort"] | int:

@@ -26,6 +26,7 @@ from tieringd.gateway.archive_answers import ArchiveAnswers
 from tieringd.gateway.combined_answers import fetched_ahead, longest_wait_seconds
 from tieringd.gateway.frames import ClientResponse, PendingRequest
 from tieringd.gateway.responses import ArchivableResponse
+from tieringd.storage.threads import SMALL_BYTES
 
 PERMIT_SECONDS: Final = 1.0
 """How long an out-of-range response of the broker is taken as its response to later requests."""
@@ -114,7 +115,8 @@ class FetchAhead:
             # A held-back request waits for an answer that is no longer expected. It is released in a
             # later turn, after the caller has sent the current answer.
             self._loop.call_soon(self._tell)
-        if not sent.next_fetches or pending.request is None:
+        if not sent.next_fetches or pending.request is None or len(pending.request) > SMALL_BYTES:
+            # Reading a large request several times would hold up other connections.
             return
         frame, head = memoryview(pending.request), pending.head
         following = with_offsets(
@@ -181,6 +183,9 @@ class FetchAhead:
         """
         expected = self._expected
         if expected is None:
+            return None
+        if len(frame) > SMALL_BYTES:
+            self._drop()
             return None
         asked = asked_of(frame, head)
         self._is_followed = head.version == expected.head.version and asked == expected.asked

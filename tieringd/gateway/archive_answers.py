@@ -78,6 +78,8 @@ class ArchivedFetch:
     release: Callable[[], None] = release_nothing
     next_fetches: Mapping[PartitionKey, NextFetch] = field(default_factory=dict)
     """Only partitions that the archive is expected to serve again."""
+    has_unread: bool = False
+    """Whether a partition was not read in time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ from tieringd.gateway.archive_answers import (
 from tieringd.gateway.frames import ClientResponse
 from tieringd.gateway.responses import ArchivableResponse
 from tieringd.reading.partition_reader import release_nothing
+from tieringd.storage.threads import in_steps, in_thread_if_large
 
 log = structlog.get_logger(__name__)
 
@@ -118,7 +119,8 @@ def longest_wait_seconds(asked: AskedFetch) -> float:
 
 async def _fetch(question: ArchivableResponse, archive: ArchiveAnswers, bytes_max: float) -> ClientResponse:
     pending = question.pending
-    asked = asked_of(memoryview(pending.request or b""), pending.head)
+    frame = memoryview(pending.request or b"")
+    asked = await in_thread_if_large(len(frame), asked_of, frame, pending.head)
     wanted = {
         (partition.topic, partition.index): asked.partitions[partition.topic, partition.index]
         for partition in question.out_of_range
@@ -137,7 +139,7 @@ async def _fetch(question: ArchivableResponse, archive: ArchiveAnswers, bytes_ma
         async with asyncio.timeout(fetch.wait_seconds + _GRACE_SECONDS):
             archived = await archive.fetch(fetch) if wanted else ArchivedFetch()
     except TimeoutError:
-        archived = ArchivedFetch(dict.fromkeys(wanted, NOT_READ_YET))
+        archived = ArchivedFetch(dict.fromkeys(wanted, NOT_READ_YET), has_unread=True)
     except TieringError as error:
         _warn(question, error)
         archived = ArchivedFetch(dict.fromkeys(wanted, PartitionData(-1, -1, -1, error_code=TRY_AGAIN.value)))
@@ -160,7 +162,11 @@ async def _fetch(question: ArchivableResponse, archive: ArchiveAnswers, bytes_ma
         archived.release()
         raise
     return ClientResponse(
-        response.pieces, archived.release, archived=True, next_fetches=_next_fetches(archived, asked)
+        response.pieces,
+        archived.release,
+        archived=True,
+        has_unread=archived.has_unread,
+        next_fetches=_next_fetches(archived, asked),
     )
 
 
@@ -200,19 +206,21 @@ async def fetched_ahead(
     return ClientResponse(response.pieces, archived.release, archived=True, next_fetches=next_fetches)
 
 
-def _decoded(question: ArchivableResponse) -> tuple[Any, Any]:
+async def _decoded(question: ArchivableResponse) -> tuple[Any, Any]:
     """Return the client's request and the broker's response."""
-    head = question.pending.head
+    head, request = question.pending.head, question.pending.request or b""
     return (
-        decode_request(memoryview(question.pending.request or b""), head),
-        decode_response(memoryview(question.response), head.api_key, head.version),
+        await in_thread_if_large(len(request), decode_request, memoryview(request), head),
+        await in_thread_if_large(
+            len(question.response), decode_response, memoryview(question.response), head.api_key, head.version
+        ),
     )
 
 
 async def _list_offsets(
     question: ArchivableResponse, archive: ArchiveAnswers, timeout_seconds: float
 ) -> ClientResponse:
-    request, response = _decoded(question)
+    request, response = await _decoded(question)
     timestamps = {
         (topic.name, partition.partition_index): int(partition.timestamp)
         for topic in request.topics
@@ -220,7 +228,7 @@ async def _list_offsets(
     }
     asked = {
         key: timestamps[key]
-        for key, said in _listed(response)
+        async for key, said in in_steps(_listed(response))
         if said.error_code == ErrorCode.none
         and _concerns_the_archive(timestamps.get(key, LATEST))
         and not _is_certain(timestamps[key], said)
@@ -233,7 +241,7 @@ async def _list_offsets(
         question, asked, archive.list_offsets(asked, read_committed=read_committed), timeout_seconds
     )
     changes: dict[PartitionKey, dict[str, Any]] = {}
-    for key, said in _listed(response):
+    async for key, said in in_steps(_listed(response)):
         archived = found.get(key) if key in asked else None
         if isinstance(archived, Exception):
             changes[key] = {"error_code": TRY_AGAIN}
@@ -243,7 +251,7 @@ async def _list_offsets(
                 "timestamp": archived.timestamp_ms,
                 "leader_epoch": archived.leader_epoch,
             }
-    return _changed(question, response, "name", "partition_index", changes)
+    return await _changed(question, response, "name", "partition_index", changes)
 
 
 async def _in_time(
@@ -295,7 +303,7 @@ def _is_better(timestamp: int, archived: ListedOffset, said: Any) -> bool:
 async def _offset_for_leader_epoch(
     question: ArchivableResponse, archive: ArchiveAnswers, timeout_seconds: float
 ) -> ClientResponse:
-    request, response = _decoded(question)
+    request, response = await _decoded(question)
     epochs = {
         (topic.topic, partition.partition): int(partition.leader_epoch)
         for topic in request.topics
@@ -325,7 +333,7 @@ async def _offset_for_leader_epoch(
         # with its log. So the smaller end is the true one.
         elif answered[key].end_offset == _UNKNOWN or end.end_offset < answered[key].end_offset:
             changes[key] = {"leader_epoch": end.leader_epoch, "end_offset": end.end_offset}
-    return _changed(question, response, "topic", "partition", changes)
+    return await _changed(question, response, "topic", "partition", changes)
 
 
 async def _delete_records(
@@ -337,7 +345,7 @@ async def _delete_records(
     A client whose deletion is not known to be recorded in the bucket is told to try again: the broker
     accepts the same deletion again, and the archive may still serve the records until then.
     """
-    request, response = _decoded(question)
+    request, response = await _decoded(question)
     wanted = {
         (topic.name, partition.partition_index): int(partition.offset)
         for topic in request.topics
@@ -365,14 +373,14 @@ async def _delete_records(
         else {"low_watermark": min(start, said[key])}
         for key, start in found.items()
     }
-    return _changed(question, response, "name", "partition_index", changes)
+    return await _changed(question, response, "name", "partition_index", changes)
 
 
 async def _describe_log_dirs(
     question: ArchivableResponse, archive: ArchiveAnswers, timeout_seconds: float
 ) -> ClientResponse:
     head = question.pending.head
-    request, response = _decoded(question)
+    request, response = await _decoded(question)
     # A client without permission to see the directories gets an error, or in old versions no directory.
     if getattr(response, "error_code", ErrorCode.none) != ErrorCode.none or not response.results:
         return _own(question)
@@ -411,7 +419,7 @@ def _log_dir(module: Any, directory: RemoteLogDir, wanted: set[tuple[str, int]] 
     )
 
 
-def _changed(
+async def _changed(
     question: ArchivableResponse,
     response: Any,
     topic: str,
@@ -421,6 +429,19 @@ def _changed(
     """Return *response* with changed fields of some partitions; without changes, the broker's bytes."""
     if not changes:
         return _own(question)
+    encoded = await in_thread_if_large(
+        len(question.response), _encoded_with, question, response, topic, number, changes
+    )
+    return ClientResponse((encoded,), release_nothing, archived=True)
+
+
+def _encoded_with(
+    question: ArchivableResponse,
+    response: Any,
+    topic: str,
+    number: str,
+    changes: dict[PartitionKey, dict[str, Any]],
+) -> bytes:
     topics = tuple(
         replace(
             each,
@@ -431,8 +452,7 @@ def _changed(
         )
         for each in response.topics
     )
-    encoded = encode_response(question.pending.head.correlation_id, replace(response, topics=topics))
-    return ClientResponse((encoded,), release_nothing, archived=True)
+    return encode_response(question.pending.head.correlation_id, replace(response, topics=topics))
 
 
 def _with(partition: Any, fields: dict[str, Any]) -> Any:

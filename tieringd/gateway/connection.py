@@ -16,7 +16,7 @@ import ssl
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, Literal
 
 import structlog
 from aiohappyeyeballs import start_connection
@@ -41,6 +41,9 @@ on other machines the kernel sizes the buffer itself.
 """
 
 
+SLOW_BYTES_PER_SECOND: Final = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """Settings of one gateway; the defaults are Kafka's where Kafka has the same limit."""
@@ -58,6 +61,8 @@ class GatewaySettings:
     broker_server_name: str | None = None
     """The name in the broker's certificate; None means *broker_host*."""
     max_connections: int = 10_000
+    max_connections_per_host: int | None = None
+    """None is half of *max_connections*, so that one host does not take all places."""
     max_request_bytes: int = 100 << 20
     max_held_bytes: int = 4 << 20
     """
@@ -68,7 +73,7 @@ class GatewaySettings:
     ends its connection, except DescribeLogDirs, which passes unchanged.
     """
     buffered_bytes: int = 256 << 20
-    """How much all connections together may hold. Beyond it they read in small steps."""
+    """How much all connections together may hold. Beyond it they wait, and read in small steps."""
     archive_bytes_per_second: int | None = None
     """Rate of archived records to all clients together; None is unlimited."""
     client_archive_bytes_per_second: int | None = None
@@ -81,6 +86,12 @@ class GatewaySettings:
     """How long the broker's last response allows an answer that is prepared ahead."""
     idle_timeout_seconds: float = 660.0
     """For a connection on which nothing moves. Brokers close theirs after 600 seconds by default."""
+    slow_timeout_seconds: float = 60.0
+    """
+    How long a client may take to log in, and how long it may send a request, or take a response, slowly.
+
+    Slower than `SLOW_BYTES_PER_SECOND` is slow.
+    """
     reuse_port: bool = False
     """True lets several processes listen on the port. The kernel spreads clients over them."""
 
@@ -187,7 +198,9 @@ class GatewayCounters:
 
     accepted_connections: int = 0
     refused_connections: int = 0
-    """Refused because of the limit on connections."""
+    """Refused because of a limit on connections."""
+    slow_connections: int = 0
+    """Closed because the client did not log in, or was too slow to send a request or to take a response."""
     broken_connections: int = 0
     """Closed because of a protocol violation, or because the broker accepted no connection."""
     failed_connections: int = 0
@@ -198,10 +211,23 @@ class GatewayCounters:
     """Answers that differ from the broker's own."""
     delayed_answers: int = 0
     """Archived answers after which the client had to wait, because it exceeded its rate."""
+    archived_bytes: int = 0
+    """Bytes of these answers."""
+    unread_answers: int = 0
+    """Answers to Fetch in which a partition has no records, because the archive was not read in time."""
     late_partitions: int = 0
     """Archived partitions whose answer had to wait for a later Fetch, beside records too large to hold."""
     prepared_answers: int = 0
     """Archived answers that were ready when the client asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedOfClient:
+    """Something that only the client can do now: log in, send the rest of a request, or take a response."""
+
+    kind: Literal["login", "request", "response"]
+    bytes_done: int
+    """Grows while the client does it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +262,8 @@ class Connection:
         self._is_finishing = False
         self._is_closed = False
         self._received_bytes = 0
+        self._is_granted = False
+        """Whether one more read is allowed although the budget is spent."""
         self._host = host_of(sock)
         self._rest: asyncio.TimerHandle | None = None
         """The timer until which the client is not read."""
@@ -290,6 +318,17 @@ class Connection:
         sent = self._client.later_bytes + (self._broker.later_bytes if self._broker is not None else 0)
         return self._received_bytes + sent
 
+    @property
+    def awaited(self) -> AwaitedOfClient | None:
+        """Return what the client has to do now, and how much of it was done; None if nothing."""
+        if not self._client.is_drained:
+            return AwaitedOfClient("response", self._client.later_bytes)
+        if not self._client.is_reading or self._pending:
+            return None
+        if not self._requests.is_between_messages:
+            return AwaitedOfClient("request", self._received_bytes)
+        return AwaitedOfClient("login", 0) if self._requests.is_before_login else None
+
     def start(self) -> None:
         """Read requests from now on. The first request opens the connection to the broker."""
         self._client.resume_reading()
@@ -304,6 +343,7 @@ class Connection:
         if self._is_closed:
             return
         self._is_closed = True
+        self._shared.budget.forget(self)
         if self._task is not None:
             self._task.cancel()
         if self._rest is not None:
@@ -337,6 +377,7 @@ class Connection:
         if not size:
             self.abort()
             return
+        self._is_granted = False
         self._received_bytes += size
         self._shared.counters.from_client_bytes += size
         self._guarded(self._requests.received, size)
@@ -354,6 +395,7 @@ class Connection:
         if not size:
             self.abort()
             return
+        self._is_granted = False
         self._received_bytes += size
         self._shared.counters.from_broker_bytes += size
         self._guarded(deal, size)
@@ -409,12 +451,14 @@ class Connection:
         if self._is_finishing and is_sent and not self._pending and self._requests.is_between_messages:
             self.abort()
             return
+        is_poor = self._shared.budget.is_spent and not self._is_granted
         begins_none = self._is_finishing and self._requests.is_between_messages
         if (
             self._requests.is_stopped
             or self._early
             or self._rest is not None
             or begins_none
+            or (is_poor and self._waits_for_memory(bool(self._pending) or self._requests.is_holding))
             or not (broker is None or broker.is_drained)
         ):
             client.pause_reading()
@@ -422,13 +466,24 @@ class Connection:
             client.resume_reading()
         if broker is None:
             return
-        if self._responses.is_stopped or not client.is_drained:
+        waits = is_poor and self._waits_for_memory(self._responses.is_holding)
+        if self._responses.is_stopped or not client.is_drained or waits:
             broker.pause_reading()
         else:
             broker.resume_reading()
         self._ask_ahead(broker)
         if client.is_drained:
             self._ahead.begin()
+
+    def _waits_for_memory(self, holds: bool) -> bool:  # noqa: FBT001 the caller's condition
+        """Wait for room if this connection holds something. One that holds nothing is read in small steps."""
+        if holds:
+            self._shared.budget.wait(self, self._grant)
+        return holds
+
+    def _grant(self) -> None:
+        self._is_granted = True
+        self._settle()
 
     def _ask_ahead(self, broker: Wire) -> None:
         """Ask the broker about the client's next Fetch, if the connection is idle."""
@@ -533,7 +588,9 @@ class Connection:
     def _send_archived(self, pending: PendingRequest, found: ClientResponse) -> None:
         self._shared.counters.archived_answers += found.archived
         self._shared.counters.prepared_answers += pending.prepared is not None
+        self._shared.counters.unread_answers += found.has_unread
         if found.archived:
+            self._shared.counters.archived_bytes += size_of(found.pieces)
             self._rest_after(found)
         self._ahead.expect(pending, found)
         self._client.send_pieces(found.pieces, found.release)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from tieringd.errors import BrokerUnavailable, ProtocolViolation, TieringError
+from tieringd.errors import ProtocolViolation, TieringError
 from tieringd.formats.kafka_wire.fetch import readdressed
 from tieringd.formats.kafka_wire.pieces import Piece
 from tieringd.formats.kafka_wire.request_header import RequestHead
@@ -28,7 +28,7 @@ from tieringd.gateway.wire import MemoryBudget
 SCRATCH_BYTES: Final = 256 << 10
 ALWAYS_HELD_BYTES: Final = 64 << 10
 """Messages up to this size are held even if the budget is spent, so that ordinary clients still work."""
-_POOR_ROOM_BYTES: Final = 16 << 10
+_POOR_ROOM_BYTES: Final = 4 << 10
 """How much is read at once while the budget is spent, so that little more has to be kept."""
 
 
@@ -79,7 +79,8 @@ class Frames(ABC):
             begin = len(self._carry)
             self._scratch[:begin] = self._carry
             room = self._scratch[begin:]
-        return room[:_POOR_ROOM_BYTES] if self._budget.is_spent else room
+        left = self._budget.left
+        return room if left >= len(room) else room[: max(left, _POOR_ROOM_BYTES)]
 
     def received(self, size: int) -> None:
         """
@@ -87,7 +88,6 @@ class Frames(ABC):
 
         Raises:
             ProtocolViolation: The bytes are not Kafka messages.
-            BrokerUnavailable: A message that must be inspected cannot be held now.
         """
         if self._held is None:
             self._take(self._scratch[: len(self._drop_carry()) + size])
@@ -107,7 +107,6 @@ class Frames(ABC):
 
         Raises:
             ProtocolViolation: The bytes are not a Kafka message.
-            BrokerUnavailable: A message that must be inspected cannot be held now.
         """
         self._is_stopped = False
         if carry := self._drop_carry():
@@ -130,22 +129,24 @@ class Frames(ABC):
     def _count(self, size: int) -> bool:
         """Count *size* more bytes of the held message, and say whether they may be held."""
         if self._held_size > ALWAYS_HELD_BYTES:
-            return self._budget.take(size)
+            if self._held_may_pass():
+                return self._budget.take(size)
+            if self._held_size > self._budget.limit:
+                return False
         self._budget.add(size)
         return True
 
-    def _unheld(self, message: str, size: int) -> BrokerUnavailable | ProtocolViolation:
+    @property
+    def is_holding(self) -> bool:
+        """Say whether bytes of a message that is not whole are held."""
+        return self._held is not None or bool(self._carry)
+
+    def _unheld(self, message: str, size: int) -> ProtocolViolation:
         """Return the error for a message of *size* bytes that must be inspected and cannot be held."""
-        if size > self._max_held_bytes:
-            return ProtocolViolation(
-                f"{message} of {size} bytes is too large to be inspected",
-                hint=f"The gateway inspects messages of up to {self._max_held_bytes} bytes",
-            )
-        return BrokerUnavailable(
-            f"{message} of {size} bytes must be inspected, but the connections already use all of the "
-            "gateway's memory",
-            hint="Raise gateway.buffer_bytes, or find the clients that read no responses or send incomplete "
-            "requests",
+        return ProtocolViolation(
+            f"{message} of {size} bytes is too large to be inspected",
+            hint=f"The gateway inspects messages of up to {self._max_held_bytes} bytes "
+            "(gateway.max_inspected_bytes), and of no more than gateway.buffer_bytes",
         )
 
     def _drop_held(self, *, uncounted: int = 0) -> None:
@@ -186,13 +187,16 @@ class Frames(ABC):
         return size
 
     @abstractmethod
+    def _held_may_pass(self) -> bool:
+        """Say whether the held message may pass instead, if the budget is spent. Others wait for room."""
+
+    @abstractmethod
     def _begin_unheld(self, view: memoryview) -> int:
         """
         Handle the beginning of a message that cannot be held, and return how many bytes were used.
 
         Raises:
             ProtocolViolation: The message must be inspected, and is larger than any that is held.
-            BrokerUnavailable: The message must be inspected, and the budget is spent.
         """
 
     @abstractmethod
@@ -213,6 +217,8 @@ class ClientResponse:
     """To be called once, after the pieces were sent or on failure."""
     archived: bool
     """False if the pieces are the broker's own bytes."""
+    has_unread: bool = False
+    """For a Fetch: whether a partition has no records because the archive was not read in time."""
     next_fetches: Mapping[PartitionKey, NextFetch] = field(default_factory=dict)
     """For a Fetch: where each partition continues, if the archive is expected to serve all of them again."""
 

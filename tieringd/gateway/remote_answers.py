@@ -185,7 +185,13 @@ class ArchiveReads:
 
     def _let_go_on(self, key: PartitionKey, offset: int, read: ArchiveRead, task: asyncio.Task[None]) -> None:
         place = (key, offset)
-        timer = asyncio.get_running_loop().call_later(_GOES_ON_SECONDS, self._end, place)
+        log.info(
+            "a read of the archive takes longer than its client waits; it goes on",
+            partition=f"{key[0]}-{key[1]}",
+            offset=offset,
+            waits_for="the manifest" if read.found is None else "the store",
+        )
+        timer = asyncio.get_running_loop().call_later(_GOES_ON_SECONDS, self._give_up, place)
         # Another client may ask the same at the same time.
         self._end(place)
         self._going_on[place] = _GoingOn(read, task, timer)
@@ -197,6 +203,18 @@ class ArchiveReads:
         if before is not None:
             before.timer.cancel()
         return before
+
+    def _give_up(self, place: tuple[PartitionKey, int]) -> None:
+        """End a read that no Fetch took over. One that still waits is a fault of the store."""
+        one = self._going_on.get(place)
+        if one is not None and not one.task.done():
+            log.warning(
+                "a read of the archive does not end; it is given up",
+                partition=f"{place[0][0]}-{place[0][1]}",
+                offset=place[1],
+                waits_for="the manifest" if one.read.found is None else "the store",
+            )
+        self._end(place)
 
     def _end(self, place: tuple[PartitionKey, int]) -> None:
         one = self._going_on.pop(place, None)
@@ -325,7 +343,8 @@ class RemoteAnswers:
             answers, next_fetches = self._answers(question, reads, taken)
             if taken:
                 self._on_answer(self._now() - began)
-            return ArchivedFetch(answers, lambda: _release(taken), next_fetches)
+            has_unread = any(not read.is_over for read in reads.values())
+            return ArchivedFetch(answers, lambda: _release(taken), next_fetches, has_unread=has_unread)
         except BaseException:
             _release(taken)
             raise

@@ -26,7 +26,7 @@ from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, IncompleteMessage
 from tieringd.formats.kafka_wire.fetch import asked_of, limit_bytes, remove_session, with_offsets
 from tieringd.formats.kafka_wire.messages import encode_response, response_module
 from tieringd.formats.kafka_wire.produce import ProduceRequestWalk, acks_of
-from tieringd.formats.kafka_wire.request_header import HEAD, InspectedApi, RequestHead
+from tieringd.formats.kafka_wire.request_header import HEAD, REQUEST_BYTES_MAX, InspectedApi, RequestHead
 from tieringd.gateway.ahead import FetchAhead
 from tieringd.gateway.archive_answers import PartitionKey
 from tieringd.gateway.deletion_epochs import DeletionEpochs
@@ -96,6 +96,12 @@ class RequestFrames(Frames):
         self._max_request_bytes = max_request_bytes
         self._refused: ProduceRequestWalk | None = None
         self._is_authenticating = False
+        self._has_begun = False
+
+    @property
+    def is_before_login(self) -> bool:
+        """Say whether the client has sent no request yet, or has not finished to authenticate."""
+        return not self._has_begun or self._is_authenticating
 
     @property
     def is_authenticating(self) -> bool:
@@ -132,11 +138,13 @@ class RequestFrames(Frames):
 
     def _begin(self, view: memoryview) -> int:
         head = RequestHead.read(view)
-        if not _MIN_REQUEST_BYTES <= head.size <= self._max_request_bytes:
+        limit = min(self._max_request_bytes, REQUEST_BYTES_MAX.get(head.api_key, self._max_request_bytes))
+        if not _MIN_REQUEST_BYTES <= head.size <= limit:
             raise ProtocolViolation(
-                f"a client sent a request of {head.size} bytes",
-                hint=f"Requests may have at most {self._max_request_bytes} bytes",
+                f"a client sent a request of {head.size} bytes to API {head.api_key}",
+                hint=f"Such requests may have at most {limit} bytes",
             )
+        self._has_begun = True
         self._is_authenticating = head.api_key in _AUTHENTICATION
         if head.api_key == InspectedApi.PRODUCE:
             return self._begin_produce(head, view)
@@ -204,6 +212,9 @@ class RequestFrames(Frames):
             return 0
         pending = PendingRequest(head, bytes(frame), leader_epochs=leader_epochs)
         return self._begin_passing(head, frame, pending)
+
+    def _held_may_pass(self) -> bool:
+        return False
 
     def _begin_unheld(self, view: memoryview) -> int:
         head = RequestHead.read(view)

@@ -38,6 +38,8 @@ _HEAD: Final = struct.Struct(">ii")
 _INT64: Final = struct.Struct(">q")
 _NO_ERROR: Final = b"\x00\x00"
 _UNKNOWN_PRODUCER_ID: Final = 59
+_MAY_PASS: Final = frozenset({InspectedApi.FETCH, InspectedApi.DESCRIBE_LOG_DIRS})
+"""Responses that need not be held: an archived partition then waits, and sizes of the archive are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,10 @@ class ResponseFrames(Frames):
         if (is_held or frame_bytes <= ALWAYS_HELD_BYTES) and self._hold(view, frame_bytes):
             return len(view)
         return self._begin_unheld(view)
+
+    def _held_may_pass(self) -> bool:
+        pending = self._pending.first
+        return pending is not None and (pending.is_ahead or pending.head.api_key in _MAY_PASS)
 
     def _begin_unheld(self, view: memoryview) -> int:
         pending = self._pending.first

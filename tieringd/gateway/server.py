@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
 import structlog
@@ -19,6 +20,8 @@ import structlog
 from tieringd.errors import ConfigError
 from tieringd.gateway.archive_answers import ArchiveAnswers, NoArchive
 from tieringd.gateway.connection import (
+    SLOW_BYTES_PER_SECOND,
+    AwaitedOfClient,
     Connection,
     ConnectionContext,
     GatewayCounters,
@@ -34,6 +37,8 @@ from tieringd.storage.at_once import cancelled
 log = structlog.get_logger(__name__)
 
 _BACKLOG: Final = 1024
+_SLOW_CHECKS: Final = 6
+"""How often a slow client is looked at before it is closed."""
 _PAUSE_SECONDS: Final = 0.1
 """
 Pause after the system had no descriptor for a client.
@@ -49,6 +54,10 @@ class ClientConnection(Protocol):
     def moved_bytes(self) -> int:
         """Return a number that grows whenever bytes move."""
 
+    @property
+    def awaited(self) -> AwaitedOfClient | None:
+        """Return what the client has to do now, and how much of it was done; None if nothing."""
+
     def start(self) -> None:
         """Read requests from now on."""
 
@@ -57,6 +66,20 @@ class ClientConnection(Protocol):
 
     def abort(self) -> None:
         """Close at once. Closing twice is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """A client that has to do something, and since when it has been slow."""
+
+    awaited: AwaitedOfClient
+    began_at: float
+    seen_at: float
+
+    def goes_on(self, now: AwaitedOfClient, seconds: float) -> bool:
+        """Say whether the client still has to do the same, and was slow in the last *seconds*."""
+        done = now.bytes_done - self.awaited.bytes_done
+        return now.kind == self.awaited.kind and done < SLOW_BYTES_PER_SECOND * seconds
 
 
 class GatewayServer:
@@ -87,6 +110,9 @@ class GatewayServer:
             ),
         )
         self._connections: set[ClientConnection] = set()
+        self._hosts: Counter[str] = Counter()
+        """The number of connections of each host, those that still shake hands included."""
+        self._host_of: dict[ClientConnection, str] = {}
         self._shaking = 0
         self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -157,6 +183,7 @@ class GatewayServer:
             for name, run in (
                 ("gateway_listener", lambda: self._accept(listener)),
                 ("gateway_idle_check", self._end_idle),
+                ("gateway_slow_check", self._end_slow),
             )
         )
 
@@ -193,35 +220,44 @@ class GatewayServer:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, _ = await loop.sock_accept(listener)
+                sock, address = await loop.sock_accept(listener)
             except OSError as error:
                 log.warning("the gateway cannot take a client", error=str(error))
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
-            if self.open_connections >= self._settings.max_connections:
+            if (
+                self.open_connections >= self._settings.max_connections
+                or self._hosts[address[0]] >= self._host_limit
+            ):
                 self.counters.refused_connections += 1
                 sock.close()
                 continue
             self.counters.accepted_connections += 1
             try:
-                self._take(sock)
+                self._take(sock, address[0])
             except Exception:
                 # The boundary between clients: the listener goes on.
                 self.counters.failed_connections += 1
                 log.exception("the gateway cannot serve a client because of a defect")
                 sock.close()
 
-    def _take(self, sock: socket.socket) -> None:
+    @property
+    def _host_limit(self) -> int:
+        settings = self._settings
+        return settings.max_connections_per_host or max(1, settings.max_connections // 2)
+
+    def _take(self, sock: socket.socket, host: str) -> None:
         try:
             prepare(sock)
         except OSError as error:
             self._turn_away(sock, error)
             return
         if self._settings.client_tls is None:
-            self._add(sock)
+            self._add(sock, host)
         else:
             self._shaking += 1
-            self._spawn(self._shake(sock))
+            self._hosts[host] += 1
+            self._spawn(self._shake(sock, host))
 
     def _turn_away(self, sock: socket.socket, error: OSError) -> None:
         """Close a connection that cannot be served: its client is gone, or the system lacks resources."""
@@ -229,7 +265,7 @@ class GatewayServer:
         log.warning("the gateway cannot serve a client", error=str(error))
         sock.close()
 
-    async def _shake(self, sock: socket.socket) -> None:
+    async def _shake(self, sock: socket.socket, host: str) -> None:
         try:
             encrypted = await accepted(sock, self._settings)
         except (OSError, TimeoutError) as error:
@@ -238,11 +274,14 @@ class GatewayServer:
             return
         finally:
             self._shaking -= 1
-        self._add(encrypted)
+            self._leave(host)
+        self._add(encrypted, host)
 
-    def _add(self, sock: socket.socket) -> None:
+    def _add(self, sock: socket.socket, host: str) -> None:
         connection = self._connect(sock, self._shared, self._on_closed)
         self._connections.add(connection)
+        self._hosts[host] += 1
+        self._host_of[connection] = host
         try:
             connection.start()
         except OSError as error:
@@ -251,8 +290,37 @@ class GatewayServer:
 
     def _on_closed(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
+        self._leave(self._host_of.pop(connection))
         if not self._connections:
             self._is_empty.set()
+
+    def _leave(self, host: str) -> None:
+        self._hosts[host] -= 1
+        if not self._hosts[host]:
+            del self._hosts[host]
+
+    async def _end_slow(self) -> None:
+        """Close connections whose clients do not log in, or are too slow for too long."""
+        now = asyncio.get_running_loop().time
+        timeout = self._settings.slow_timeout_seconds
+        waits: dict[ClientConnection, _Wait] = {}
+        while True:
+            await asyncio.sleep(timeout / _SLOW_CHECKS)
+            current: dict[ClientConnection, _Wait] = {}
+            for connection in list(self._connections):
+                awaited = connection.awaited
+                if awaited is None:
+                    continue
+                wait = waits.get(connection)
+                if wait is None or not wait.goes_on(awaited, now() - wait.seen_at):
+                    current[connection] = _Wait(awaited, now(), now())
+                elif now() - wait.began_at < timeout:
+                    current[connection] = _Wait(awaited, wait.began_at, now())
+                else:
+                    self.counters.slow_connections += 1
+                    log.info("a slow client's connection is closed", awaited=awaited.kind)
+                    connection.abort()
+            waits = current
 
     async def _end_idle(self) -> None:
         """Close every connection on which nothing moved during a whole interval."""

@@ -46,6 +46,12 @@ WAIT_SECONDS_MAX: Final = 10.0
 _DEBT_SECONDS_MAX: Final = AHEAD_SECONDS + WAIT_SECONDS_MAX
 _HOSTS_KEPT: Final = 1024
 
+_WAITING_SECONDS: Final = 0.02
+"""How often it is looked whether connections that wait for memory may go on."""
+_OVERDRAWN_SECONDS: Final = 0.2
+"""How long until one of them goes on although there is no room."""
+_GRANTED_BYTES: Final = 64 << 10
+"""How much room there has to be for each connection that goes on."""
 _TURN_BYTES: Final = 1 << 20
 """How much one connection sends in a turn of the loop, so that the other connections get theirs."""
 _TLS_PIECE_BYTES: Final = 256 << 10
@@ -136,18 +142,60 @@ class MemoryBudget:
     """
     Count bytes against a limit.
 
-    Avoidable bytes ask first (`take`). Bytes that are already in memory are counted in any case (`add`). They
-    are bounded per connection, because a connection is not read while its peer does not take what was read.
+    Avoidable bytes ask first (`take`). Bytes that are already in memory are counted in any case (`add`). So a
+    connection that holds something is not read while the budget is spent: it waits (`wait`). Others are read
+    in small steps. No connection is cut because another one holds too much.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
+        self._waiting: dict[object, Callable[[], None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._overdrawn_at = -math.inf
 
     @property
     def is_spent(self) -> bool:
         """Say whether nothing is left."""
         return self.used >= self.limit
+
+    @property
+    def left(self) -> int:
+        """Return how many bytes are left; 0 or less if the budget is spent."""
+        return self.limit - self.used
+
+    def wait(self, owner: object, go_on: Callable[[], None]) -> None:
+        """
+        Call *go_on* once, when there is room again, or when *owner* has waited the longest of all.
+
+        Of those that wait, one goes on in each interval although the budget is spent. Otherwise all could
+        wait for each other: each holds the beginning of a message whose rest would let it go.
+        """
+        self._waiting[owner] = go_on
+        if self._timer is None:
+            self._start()
+
+    def forget(self, owner: object) -> None:
+        """Wait no more for *owner*."""
+        self._waiting.pop(owner, None)
+
+    def _start(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_WAITING_SECONDS, self._let_go_on)
+
+    def _let_go_on(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        count = self.left // _GRANTED_BYTES
+        if count <= 0 and now >= self._overdrawn_at + _OVERDRAWN_SECONDS:
+            count = 1
+            self._overdrawn_at = now
+        for owner in list(self._waiting)[: max(count, 0)]:
+            # One that goes on may end another.
+            go_on = self._waiting.pop(owner, None)
+            if go_on is not None:
+                go_on()
+        if self._waiting and self._timer is None:
+            self._start()
 
     def take(self, size: int) -> bool:
         """Count *size* bytes if they fit, and say whether they did."""
@@ -266,6 +314,11 @@ class Wire:
     def is_drained(self) -> bool:
         """Say whether all bytes were handed to the kernel."""
         return not self._kept
+
+    @property
+    def is_reading(self) -> bool:
+        """Say whether *on_readable* is called when the peer sends."""
+        return self._is_reading
 
     def resume_reading(self) -> None:
         """Call *on_readable* from now on."""

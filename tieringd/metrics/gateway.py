@@ -33,13 +33,16 @@ class GatewayCollector(Collector):
 
     COUNTERS: Final = {
         "accepted_connections": "Client connections that were accepted",
-        "refused_connections": "Client connections that were refused because of the limit of connections",
+        "refused_connections": "Client connections that were refused because of a limit of connections",
+        "slow_connections": "Connections closed because the client did not log in, or was too slow",
         "broken_connections": "Connections closed because of an invalid message or a refusal by the broker",
         "failed_connections": "Connections closed because of a defect of the program",
         "from_client_bytes": "Bytes that clients sent",
         "from_broker_bytes": "Bytes that the broker sent",
         "archived_answers": "Responses with archived data",
         "delayed_answers": "Responses with archived data that were delayed by the limits in bytes per second",
+        "archived_bytes": "Bytes of responses with archived data",
+        "unread_answers": "Responses to Fetch in which a partition was not read in time",
         "late_partitions": "Archived partitions that had to wait for a later Fetch beside large batches",
         "prepared_answers": "Responses with archived data that were ready when they were requested",
     }

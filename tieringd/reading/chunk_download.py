@@ -158,10 +158,19 @@ class ChunkDownloader:
             StorageUnavailable: The store does not answer.
         """
         with self._metrics.hydration_seconds.labels("chunk").time():
-            return await self._download(key, name, chunk, is_cached=is_cached, is_streamed=is_streamed)
+            return await self._download(
+                key, name, chunk, expected, is_cached=is_cached, is_streamed=is_streamed
+            )
 
     async def _download(
-        self, key: str, name: str, chunk: Chunk, *, is_cached: bool, is_streamed: bool
+        self,
+        key: str,
+        name: str,
+        chunk: Chunk,
+        expected: ExpectedBatches,
+        *,
+        is_cached: bool,
+        is_streamed: bool,
     ) -> Downloaded:
         async with self._budget.take(self._memory_bytes(chunk)):
             with self._metrics.in_progress.track_inprogress():

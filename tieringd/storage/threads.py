@@ -19,7 +19,7 @@ import ctypes
 import os
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -27,6 +27,10 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
+SMALL_BYTES = 16 << 10
+"""Messages of up to this size, of some hundred partitions, are decoded on the loop."""
+STEP = 256
+"""How many entries a loop over a large message handles before others have their turn."""
 _NICER = 5  # 10 and 19 were no better, and made encryption wait for the scans.
 _NICEST = 19
 _IOPRIO_CALLS = {"x86_64": (252, 251), "aarch64": (31, 30)}
@@ -42,6 +46,19 @@ async def in_thread(function: Callable[P, T], *arguments: P.args, **options: P.k
     return await in_thread_or(_forget, partial(function, *arguments, **options))
 
 
+async def in_thread_if_large(
+    size_bytes: int, function: Callable[P, T], *arguments: P.args, **options: P.kwargs
+) -> T:
+    """
+    Return what *function* returns. It runs in a thread if its input of *size_bytes* takes milliseconds.
+
+    Handing work to a thread costs more than decoding a small message.
+    """
+    if size_bytes <= SMALL_BYTES:
+        return function(*arguments, **options)
+    return await in_thread(function, *arguments, **options)
+
+
 async def in_thread_or(dispose: Callable[[T], object], function: Callable[[], T]) -> T:
     """Return what *function* returns in a thread. If the caller was cancelled, *dispose* gets the result."""
     work = asyncio.get_running_loop().run_in_executor(None, function)
@@ -52,6 +69,14 @@ async def in_thread_or(dispose: Callable[[T], object], function: Callable[[], T]
             dispose(work.result())
         raise
     return work.result()
+
+
+async def in_steps(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield *items*. After each `STEP` of them the loop serves others."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if not number % STEP:
+            await asyncio.sleep(0)
 
 
 def _forget(result: object) -> None:

@@ -40,7 +40,7 @@ def test_cluster_that_the_bucket_does_not_hold_ends_the_command(tmp_path):
 
 def test_address_that_clients_cannot_use_ends_the_command(tmp_path):
     """They would be sent to 0.0.0.0."""
-    config = config_in(tmp_path, gateway={"port": 0, "host": "0.0.0.0"})
+    config = config_in(tmp_path, gateway={"port": 0, "host": "0.0.0.0", "archive_only_for_everyone": True})
     done = tieringd("gateway", "--archive-only", "--config", str(config))
     assert done.exit_code == 2
     assert "Set gateway.advertised" in done.errors

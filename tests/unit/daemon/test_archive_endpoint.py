@@ -52,13 +52,24 @@ async def test_endpoint_listens_on_this_host_only(archive, tmp_path):
 @pytest.mark.parametrize("host", ["0.0.0.0", "'::'"])
 async def test_address_that_stands_for_all_needs_one_for_clients(archive, tmp_path, host):
     """Clients go where the metadata sends them, and nobody can go to every address."""
-    message = await refused(archive, endpoint_config(tmp_path, host=host))
-    assert "gateway.advertised" in message
+    config = endpoint_config(tmp_path, host=host, archive_only_for_everyone="true")
+    assert "gateway.advertised" in await refused(archive, config)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "'::'", "192.0.2.7", "archive.example.com"])
+async def test_address_of_other_hosts_needs_the_word_that_everyone_may_read(archive, tmp_path, host):
+    """The endpoint knows no users, and a daemon's configuration may name such an address."""
+    config = endpoint_config(tmp_path, host=host, advertised="'archive.example.com:9095'")
+    assert "gateway.archive_only_for_everyone" in await refused(archive, config)
 
 
 async def test_clients_are_sent_to_the_advertised_address(archive, tmp_path):
     """It is theirs to resolve, and need not be one of this host's."""
-    settings = {"host": "0.0.0.0", "advertised": "'archive.example.com:9095'"}
+    settings = {
+        "host": "0.0.0.0",
+        "advertised": "'archive.example.com:9095'",
+        "archive_only_for_everyone": "true",
+    }
     async with asking(archive, tmp_path, **settings) as client:
         (node,) = (await metadata(client, everything=True)).brokers
     assert (node.host, node.port) == ("archive.example.com", 9095)

@@ -8,12 +8,20 @@ import struct
 import pytest
 from kio.schema.errors import ErrorCode
 
-from tests.support.archive_endpoints import archive_topic, asking, listed, running_endpoint, until
+from tests.support.archive_endpoints import (
+    archive_topic,
+    asking,
+    listed,
+    longest_turn_seconds,
+    running_endpoint,
+    until,
+)
 from tests.support.certificate import write_certificate
 from tests.support.kafka_messages import (
     PRODUCE_VERSIONS,
     fetch_request,
     fields_of,
+    framed,
     milliseconds,
     request_module,
     topic_fields,
@@ -21,6 +29,7 @@ from tests.support.kafka_messages import (
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import trusting
 from tieringd.endpoint.refusals import READ_ONLY
+from tieringd.formats.kafka_wire.cursor import uvarint
 
 PATIENCE_SECONDS = 20
 
@@ -214,20 +223,64 @@ async def test_announced_bytes_take_no_memory(archive, tmp_path):
         port = endpoint.server.port
         async with connected(port) as first, connected(port) as second:
             for client in (first, second):
-                client.writer.write(struct.pack(">ihhi", 90 << 20, 3, 9, 1) + bytes(1000))
+                client.writer.write(struct.pack(">ihhi", 4 << 20, 3, 9, 1) + bytes(1000))
                 await client.writer.drain()
             await until(lambda: endpoint.server.counters.from_client_bytes == 2 * 1012)
             assert endpoint.server.buffered_bytes == 2 * 1012
 
 
-async def test_large_requests_are_refused_while_the_budget_is_spent(archive, tmp_path):
-    """Those who send them pay; a small request is always taken."""
+async def test_requests_wait_while_the_budget_is_spent(archive, tmp_path):
+    """A request that holds nothing is read all the same, and none is cut for another's greed."""
     async with running_endpoint(archive, tmp_path / "state", buffer_bytes=1 << 20) as endpoint:
         port = endpoint.server.port
+        async with (
+            connected(port) as first,
+            connected(port) as second,
+            connected(port) as third,
+            connected(port) as small,
+        ):
+            for client in (first, second, third):
+                client.writer.write(struct.pack(">ihhi", 1_000_000, 3, 9, 1) + bytes(900_000))
+            await until(lambda: endpoint.server.budget.is_spent)
+            for _ in range(5):
+                assert (await small.ask(fetch_request(12, {}, max_bytes=1))).responses == ()
+            assert endpoint.server.buffered_bytes < (1 << 20) + (256 << 10)
+            assert endpoint.server.counters.broken_connections == 0
+
+
+@pytest.mark.parametrize(("api_key", "size"), [(3, 5 << 20), (2, 5 << 20), (32, 2 << 20), (1, 5 << 20)])
+async def test_request_has_a_limit_that_fits_its_kind(archive, tmp_path, api_key, size):
+    """It is refused by its announced size, before its bytes come."""
+    async with asking(archive, tmp_path / "state") as client:
+        client.writer.write(struct.pack(">ihhi", size, api_key, 4, 1))
+        assert await closed(client) == b""
+
+
+async def test_request_of_too_many_partitions_is_refused(archive, tmp_path):
+    """Within the limit of bytes."""
+    async with asking(archive, tmp_path / "state") as client:
+        client.writer.write(offsets_of(60_000))
+        assert await closed(client) == b""
+
+
+async def test_large_request_does_not_stop_the_loop(archive, tmp_path):
+    """It is decoded in a thread, and other clients have their turn while it is answered."""
+    async with running_endpoint(archive, tmp_path / "state") as endpoint:
+        port = endpoint.server.port
         async with connected(port) as large, connected(port) as small:
-            large.writer.write(struct.pack(">ihhi", 90 << 20, 3, 9, 1) + bytes(3 << 20))
-            assert await closed(large) == b""
-            assert (await small.ask(fetch_request(12, {}, max_bytes=1))).responses == ()
+            await small.ask(fetch_request(12, {}, max_bytes=1))
+            large.writer.write(offsets_of(40_000))
+            size = asyncio.create_task(large.reader.readexactly(4))
+            assert await longest_turn_seconds(size) < 0.1
+            assert len(await large.reader.readexactly(int.from_bytes(size.result()))) > 40_000 * 20
+            await small.ask(fetch_request(12, {}, max_bytes=1))
+
+
+def offsets_of(count):
+    """Return a request for the offsets of *count* partitions of one topic."""
+    partition = struct.pack(">iiq", 0, -1, -1) + b"\0"
+    topics = uvarint(2) + uvarint(2) + b"t" + uvarint(count + 1) + partition * count + b"\0\0"
+    return framed(struct.pack(">hhih", 2, 7, 1, -1), b"\0", struct.pack(">ib", -1, 0), topics)
 
 
 async def test_connections_beyond_the_limit_are_closed(archive, tmp_path):

@@ -92,7 +92,7 @@ async def test_client_that_went_before_it_was_served_is_counted(broker):
     await server.start()
     with socket.socket() as gone:
         gone.close()
-        server._take(gone)
+        server._take(gone, "127.0.0.1")
     assert server.counters.broken_connections == 1
     assert server.open_connections == 0
     await server.close()

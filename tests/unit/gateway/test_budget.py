@@ -251,6 +251,34 @@ async def test_remembered_requests_count_until_they_are_answered(broker):
         assert server.buffered_bytes == 0
 
 
+@pytest.mark.parametrize("partitions", [1800, 2500])
+async def test_budget_bounds_what_all_connections_hold(broker, partitions):
+    """
+    Each of 20 clients sends 20 Fetches at once, smaller or larger than what is always held.
+
+    Connections slow down. None is cut, and all have their answers in the end.
+    """
+    frame = bytes(request_frame(fetch(offsets=dict.fromkeys(range(partitions), 0))))
+    most = 0
+    async with (
+        running(broker, TopicArchive(), buffered_bytes=MIB) as server,
+        AsyncExitStack() as stack,
+    ):
+        clients = [await stack.enter_async_context(connected(server.port)) for _ in range(20)]
+        for client in clients:
+            client.writer.write(frame * 20)
+        for _ in range(20 * 20):
+            head, _, answers = await broker.next()
+            most = max(most, server.buffered_bytes)
+            answers.write(fetched(head, {"new": {0: {"records": b"r"}}}))
+        for client in clients:
+            for _ in range(20):
+                await client.frame()
+        assert server.counters.broken_connections == 0
+    # What one read may add, and what each connection may read that holds nothing.
+    assert MIB // 2 < most < MIB + SCRATCH_BYTES + 20 * (8 << 10)
+
+
 async def test_beginning_of_a_field_counts_while_it_is_kept(broker):
     """Eleven bytes are no header yet."""
     async with running(broker) as server, connected(server.port) as client:

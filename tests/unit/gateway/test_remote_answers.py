@@ -10,6 +10,7 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.fakes.archive import archive_in, archived, archiver_of, observed
 from tests.fakes.broker import FakeBroker
@@ -728,6 +729,18 @@ async def test_read_that_takes_longer_than_the_client_waits_goes_on(tmp_path, st
         store.latency_seconds = 2
         loop = asyncio.get_running_loop()
         answers = []
+        question = FetchQuestion(
+            {("orders", 1): AskedPartition(0, 1 << 20)},
+            1 << 20,
+            needs_a_batch=True,
+            read_committed=False,
+            wait_seconds=0.5,
+        )
+        with capture_logs() as logs:
+            assert (await behind.answers.fetch(question)).has_unread
+        assert [(one["partition"], one["waits_for"]) for one in logs if "waits_for" in one] == [
+            ("orders-1", "the store")
+        ]
         for _ in range(20):
             began = loop.time()
             answers.append(await behind.fetch_once(0, wait_seconds=0.5))
@@ -739,6 +752,7 @@ async def test_read_that_takes_longer_than_the_client_waits_goes_on(tmp_path, st
         reads = [request for request in store.requests if request[0] == "get_range"]
         assert reads
         assert len(reads) == len(set(reads))
+        await behind.answers.close()
 
 
 @virtually

@@ -181,7 +181,7 @@ async def test_client_that_stops_in_the_middle_of_a_request_costs_what_it_sent(b
 
 async def test_client_beyond_the_limit_is_closed(broker):
     """The others keep their connections, and a place that gets free is given again."""
-    async with running(broker, max_connections=2) as server:
+    async with running(broker, max_connections=2, max_connections_per_host=2) as server:
         async with connected(server.port) as one:
             async with connected(server.port), connected(server.port) as third:
                 assert await closed(third) == b""
@@ -310,6 +310,7 @@ async def test_archive_that_is_late_is_waited_for_as_long_as_the_client_says(bro
         said = partition_of(await client.answer(fetch()), "old")
         assert (said.error_code, said.records, said.high_watermark) == (ErrorCode.none, b"", -1)
         assert archive.questions[0].wait_seconds == 0.03
+        assert server.counters.unread_answers == 1
 
 
 async def test_archive_is_waited_for_some_seconds_at_most(broker):

@@ -26,6 +26,7 @@ from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, Cursor, PartitionsWalk, uvarint
 from tieringd.formats.kafka_wire.pieces import Piece, size_of
 from tieringd.formats.kafka_wire.request_header import (
+    MAX_PARTITIONS,
     InspectedApi,
     RequestHead,
     is_flexible,
@@ -141,7 +142,8 @@ def _is_of_replica(view: memoryview, body: int, version: int) -> bool:
     if bytes(view[-_REPLICA_TAG_BYTES:][:2]) != _REPLICA_TAG_FIELD:
         return False
     cursor = Cursor(view, body)
-    _partitions(cursor, version)
+    _skip_to_topics(cursor, version)
+    _skip_partitions(cursor, version)
     _skip_forgotten(cursor, version)
     cursor.string(compact=True)
     return _replica_id(cursor) >= 0
@@ -154,6 +156,26 @@ def _replica_id(cursor: Cursor) -> int:
             return cursor.int32()
         cursor.skip(size)
     return -1
+
+
+def _skip_partitions(cursor: Cursor, version: int) -> None:
+    """
+    Skip the topics of a version with tagged fields.
+
+    Any client may make the gateway do this for a large request, so it is a tight loop.
+    """
+    size = _LAYOUTS[version].size
+    view = cursor.view
+    for _ in range(cursor.length(compact=True)):
+        cursor.topic(by_id=version >= FIRST_TOPIC_IDS, compact=True)
+        for _ in range(cursor.length(compact=True)):
+            at = cursor.at + size
+            if at < len(view) and not view[at]:
+                cursor.at = at + 1
+            else:
+                cursor.skip(size)
+                cursor.skip_tags()
+        cursor.skip_tags()
 
 
 def _skip_forgotten(cursor: Cursor, version: int) -> None:
@@ -209,9 +231,14 @@ def _each_partition(
     """Read the topics; yield each partition with the position of its fields."""
     compact = is_flexible(1, version)
     layout = _LAYOUTS[version]
+    left = MAX_PARTITIONS
     for _ in range(cursor.length(compact=compact)):
         topic = cursor.topic(by_id=version >= FIRST_TOPIC_IDS, compact=compact)
-        for _ in range(cursor.length(compact=compact)):
+        count = cursor.length(compact=compact)
+        left -= max(count, 1)
+        if left < 0:
+            raise ProtocolViolation(f"a Fetch request names more than {MAX_PARTITIONS} partitions")
+        for _ in range(count):
             begin = cursor.at
             index, *epoch, offset, partition_bytes = cursor.fixed(layout)
             if compact:

@@ -24,7 +24,9 @@ from typing import Any, Final, TypeAlias, Union, get_args, get_origin
 
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, readers
-from kio.serial.errors import DecodeError, SerialError
+from kio.serial.errors import DecodeError, SerialError, UnexpectedNull
+
+from tieringd.formats.kafka_wire.request_header import MAX_PARTITIONS
 
 UNREADABLE: Final = (SerialError, ValueError, TypeError, IndexError, OverflowError)
 """What `decoded` raises for bytes that are not a message of the schema."""
@@ -198,20 +200,25 @@ def _field(field: Field[Any], schema: Any) -> _Reader:
         length = (
             readers.read_compact_array_length if schema.__flexible__ else readers.read_legacy_array_length
         )
-        return _array(_value(field, schema, kind.inner, may_be_null=False), length)
+        entry = _value(field, schema, kind.inner, may_be_null=False)
+        return _array(entry, length, may_be_null=kind.is_nullable)
     # The absence of a tagged field is its null.
     may_be_null = kind.is_nullable and "tag" not in field.metadata
     return _value(field, schema, kind.inner, may_be_null=may_be_null)
 
 
-def _array(entry: _Reader, read_length: _Reader) -> _Reader:
+def _array(entry: _Reader, read_length: _Reader, *, may_be_null: bool) -> _Reader:
     def read(data: bytes, begin: int) -> tuple[Any, int]:
         length, size = read_length(data, begin)
         if length is None or length < 0:
+            if not may_be_null:
+                raise UnexpectedNull("an array is null that may not be")
             return None, size
         at, entries = begin + size, []
         if length > len(data) - at:
             raise DecodeError(f"an array of {length} entries, where {len(data) - at} bytes are left")
+        if length > MAX_PARTITIONS:
+            raise DecodeError(f"an array of {length} entries, and at most {MAX_PARTITIONS} are read")
         for _ in range(length):
             one, size = entry(data, at)
             entries.append(one)

@@ -57,6 +57,22 @@ Newer ones are hidden from clients (`cap_versions`). Older ones, of clients from
 without inspection.
 """
 
+MAX_PARTITIONS: Final = 50_000
+"""How many partitions, or other entries of one array, a message may have. No client names as many."""
+_KIB, _MIB = 1 << 10, 1 << 20
+REQUEST_BYTES_MAX: Final[dict[int, int]] = {
+    InspectedApi.FETCH: 4 * _MIB,
+    InspectedApi.LIST_OFFSETS: 4 * _MIB,
+    InspectedApi.OFFSET_FOR_LEADER_EPOCH: 4 * _MIB,
+    InspectedApi.DESCRIBE_LOG_DIRS: 4 * _MIB,
+    # It is decoded before it is passed on.
+    InspectedApi.DELETE_RECORDS: 256 * _KIB,
+    InspectedApi.API_VERSIONS: 64 * _KIB,
+    InspectedApi.SASL_HANDSHAKE: 64 * _KIB,
+    InspectedApi.SASL_AUTHENTICATE: _MIB,
+}
+"""The largest request of each kind that the gateway inspects or that comes before a login."""
+
 FIRST_FLEXIBLE: Final[dict[int, int]] = {
     InspectedApi.PRODUCE: 9,
     InspectedApi.FETCH: 12,

@@ -106,6 +106,14 @@ def test_array_that_announces_more_than_the_message_has_is_refused(count):
         decoded(load_request_schema(21, 2), uvarint(2) + b"\x02t" + compact + bytes(20))
 
 
+@pytest.mark.parametrize(("version", "null"), [(1, b"\xff\xff\xff\xff"), (6, b"\x00")])
+def test_null_array_is_refused_where_no_null_may_be(version, null):
+    """As kio refuses it; a handler would meet it as None."""
+    isolation = b"\x00" if version > 1 else b""
+    with pytest.raises(SerialError, match="null"):
+        decoded(load_request_schema(2, version), b"\xff\xff\xff\xff" + isolation + null + b"\x00")
+
+
 @given(
     st.binary(max_size=300), st.sampled_from([(1, 16), (1, 4), (2, 7), (3, 12), (18, 4), (35, 4), (75, 0)])
 )

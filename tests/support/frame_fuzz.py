@@ -1,0 +1,113 @@
+"""
+Frames of Kafka's protocol, mutated from valid ones by a seed, for every API that a listener reads.
+
+`make fuzz MINUTES=60` runs the tests that use them for longer.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from tests.fakes.gateway_peers import fetch, produce
+from tests.support.kafka_messages import fields_of, milliseconds, request_frame, request_module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FRAMES = 1500
+"""How many frames a usual run sends to each listener."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def seed_frames() -> list[bytes]:
+    """Return valid requests of many APIs and versions."""
+    messages: list[Any] = [fetch(("old", "x"), version=version) for version in (4, 7, 11, 12)]
+    messages += [_offsets(version) for version in (1, 2, 4, 6, 9)]
+    messages += [_deletion(version) for version in (0, 2)]
+    messages += [_epochs(version) for version in (3, 4)]
+    messages += [_metadata(version) for version in (0, 9, 12)]
+    messages += [request_module(35, version).DescribeLogDirsRequest(topics=None) for version in (1, 4)]
+    frames = [bytes(request_frame(message)) for message in messages]
+    frames += [_cut(bytes(request_frame(produce(version, acks=1)))) for version in (3, 9, 12)]
+    return frames
+
+
+def _cut(frame: bytes) -> bytes:
+    return (900).to_bytes(4) + frame[4:904]
+
+
+def _offsets(version: int) -> Any:
+    module = request_module(2, version)
+    partition = module.ListOffsetsPartition(partition_index=0, timestamp=-2)
+    topic = module.ListOffsetsTopic(name="old", partitions=(partition,))
+    fields = fields_of(module.ListOffsetsRequest, isolation_level=0)
+    return module.ListOffsetsRequest(replica_id=-1, topics=(topic,), **fields)
+
+
+def _deletion(version: int) -> Any:
+    module = request_module(21, version)
+    partition = module.DeleteRecordsPartition(partition_index=0, offset=5)
+    topic = module.DeleteRecordsTopic(name="old", partitions=(partition,))
+    return module.DeleteRecordsRequest(topics=(topic,), timeout=milliseconds(9))
+
+
+def _epochs(version: int) -> Any:
+    module = request_module(23, version)
+    partition = module.OffsetForLeaderPartition(partition=0, leader_epoch=1)
+    topic = module.OffsetForLeaderTopic(topic="old", partitions=(partition,))
+    return module.OffsetForLeaderEpochRequest(topics=(topic,), replica_id=-1)
+
+
+def _metadata(version: int) -> Any:
+    module = request_module(3, version)
+    fields = fields_of(
+        module.MetadataRequest,
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
+    ids = fields_of(module.MetadataRequestTopic, topic_id=None)
+    return module.MetadataRequest(topics=(module.MetadataRequestTopic(name="old", **ids),), **fields)
+
+
+def mutated(random: Random, frame: bytes) -> bytes:
+    """Return *frame* with a few bytes changed after its API and version, or cut off; its size fits."""
+    changed = bytearray(frame)
+    if random.random() < 0.25:
+        # The longest varint announces 30 billion entries.
+        at = random.randrange(12, len(changed))
+        changed[at : at + 1] = b"\xff\xff\xff\xff\x7f"
+        changed[:4] = (len(changed) - 4).to_bytes(4)
+        return bytes(changed)
+    for _ in range(random.randint(1, 6)):
+        changed[random.randrange(8, len(changed))] = random.choice(
+            [0, 1, 127, 128, 255, random.randrange(256)]
+        )
+    if random.random() < 0.3:
+        changed = changed[: random.randrange(12, len(changed))]
+    if random.random() < 0.3:
+        at = random.randrange(12, len(changed) + 1)
+        changed[at : at + random.randint(0, 1)] = random.choice(
+            [b"\xff\xff\xff\xff\x7f", b"\x7f\xff\xff\xff", random.randbytes(200)]
+        )
+    changed[:4] = (len(changed) - 4).to_bytes(4)
+    return bytes(changed)
+
+
+def fuzzed(seed: int) -> Iterator[bytes]:
+    """Yield mutated frames: a fixed number, or for as many minutes as TIERINGD_FUZZ_MINUTES says."""
+    random, frames = Random(seed), seed_frames()
+    minutes = float(os.environ.get("TIERINGD_FUZZ_MINUTES", "0"))
+    ends_at, sent = time.monotonic() + 60 * minutes, 0
+    while sent < _FRAMES or time.monotonic() < ends_at:
+        sent += 1
+        yield mutated(random, random.choice(frames))
+
+
+def resident_bytes() -> int:
+    """Return how much memory of this process is in use."""
+    with open("/proc/self/statm") as statm:  # noqa: PTH123  a file of the kernel
+        return int(statm.read().split()[1]) * _PAGE_BYTES

@@ -1,0 +1,100 @@
+"""
+Mutated frames against both listeners: each ends at most its own connection.
+
+No frame takes long, or much memory, and none meets a defect. `make fuzz MINUTES=` runs these for longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager, suppress
+from random import Random
+
+import pytest
+
+from tests.fakes.archive import archive_in
+from tests.fakes.fixtures import store
+from tests.fakes.gateway_peers import TopicArchive, running
+from tests.fakes.scripted_broker import scripted_broker
+from tests.support.archive_endpoints import running_endpoint
+from tests.support.frame_fuzz import fuzzed, mutated, resident_bytes
+from tests.support.raw_kafka import connected
+from tieringd.gateway.archive_answers import ListedOffset
+
+__all__ = ["store"]
+
+MIB = 1 << 20
+SEED = 25
+CONNECTIONS = 8
+
+
+class WholeArchive(TopicArchive):
+    """Answers every question at once."""
+
+    async def list_offsets(self, asked, *, read_committed):
+        return dict.fromkeys(asked, ListedOffset(1, -1, 0))
+
+
+@asynccontextmanager
+async def gateway(tmp_path, store):
+    """Run a gateway before a broker whose answers are mutated requests: it may be broken as well."""
+    random = Random(SEED)
+    async with scripted_broker() as broker:
+
+        async def answer():
+            while True:
+                head, frame, answers = await broker.requests.get()
+                said = bytearray(mutated(random, frame[:4] + frame[8:12] + frame[12:] + bytes(20)))
+                if random.random() < 0.9:
+                    said[4:8] = head.correlation_id.to_bytes(4, signed=True)
+                with suppress(ConnectionError):
+                    answers.write(said)
+
+        answering = asyncio.create_task(answer())
+        async with running(broker, WholeArchive(), max_request_bytes=MIB, buffered_bytes=8 * MIB) as server:
+            yield server
+        answering.cancel()
+
+
+@asynccontextmanager
+async def endpoint(tmp_path, store):
+    """Run an archive-only endpoint."""
+    async with running_endpoint(archive_in(store), tmp_path / "state", buffer_bytes=8 * MIB) as found:
+        yield found.server
+
+
+async def settled(server, seen):
+    """Let the listener handle what was sent: a few turns of the loop without anything new."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+        if server.counters.from_client_bytes > seen:
+            break
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("listener", [gateway, endpoint])
+async def test_no_mutated_frame_harms_others(tmp_path, store, listener):
+    """Time is that of this thread, which runs the listener, for each frame. Memory is that of the process."""
+    longest, before = 0.0, 0
+    async with listener(tmp_path, store) as server:
+        frames = fuzzed(SEED)
+        is_over = False
+        while not is_over:
+            async with connected(server.port) as client:
+                for _ in range(CONNECTIONS):
+                    frame = next(frames, None)
+                    is_over = frame is None
+                    if frame is None or client.reader.at_eof():
+                        break
+                    began, seen = time.thread_time(), server.counters.from_client_bytes
+                    with suppress(ConnectionError):
+                        client.writer.write(frame)
+                        await client.writer.drain()
+                    await settled(server, seen)
+                    longest = max(longest, time.thread_time() - began)
+            before = before or resident_bytes()
+        assert resident_bytes() - before < 96 * MIB
+        assert server.counters.failed_connections == 0
+        assert server.counters.broken_connections > 0
+    assert longest < 0.25

@@ -1,0 +1,90 @@
+"""Requests of many partitions: decoded in a thread or in steps, and refused from a limit on."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import pytest
+
+from tests.fakes.gateway_peers import TopicArchive, closed, running
+from tests.support.archive_endpoints import longest_turn_seconds
+from tests.support.kafka_messages import framed
+from tests.support.raw_kafka import connected
+from tieringd.formats.kafka_wire.cursor import uvarint
+from tieringd.gateway.archive_answers import ListedOffset
+
+
+class BeginningArchive(TopicArchive):
+    """Knows that topic "old" begins at offset 1."""
+
+    async def list_offsets(self, asked, *, read_committed):
+        return dict.fromkeys(asked, ListedOffset(1, -1, 0))
+
+
+def topic_of(partition, count):
+    return uvarint(2) + uvarint(4) + b"old" + uvarint(count + 1) + partition * count + b"\0"
+
+
+def offsets_request(count):
+    partition = struct.pack(">iiq", 0, -1, -2) + b"\0"
+    head = struct.pack(">hhih", 2, 7, 1, -1) + b"\0" + struct.pack(">ib", -1, 0)
+    return framed(head, topic_of(partition, count), b"\0")
+
+
+def offsets_response(count):
+    partition = struct.pack(">ihqqi", 0, 0, -1, 5, -1) + b"\0"
+    return framed(struct.pack(">i", 1), b"\0", struct.pack(">i", 0), topic_of(partition, count), b"\0")
+
+
+async def test_large_answer_does_not_stop_the_loop(broker):
+    """Others have their turns while it is decoded, changed and encoded."""
+    count = 40_000
+    async with running(broker, BeginningArchive()) as server, connected(server.port) as client:
+        client.writer.write(offsets_request(count))
+        _, _, answers = await broker.next()
+        answers.write(offsets_response(count))
+        size = asyncio.create_task(client.reader.readexactly(4))
+        assert await longest_turn_seconds(size) < 0.1
+        assert int.from_bytes(size.result()) == len(offsets_response(count)) - 4
+        await client.reader.readexactly(int.from_bytes(size.result()))
+
+
+def deletion(count):
+    partition = struct.pack(">iq", 0, 5) + b"\0"
+    return framed(
+        struct.pack(">hhih", 21, 2, 1, -1), b"\0", topic_of(partition, count), struct.pack(">i", 9), b"\0"
+    )
+
+
+def fetch_of(count):
+    partition = struct.pack(">iiqiqi", 0, -1, 0, -1, -1, 1 << 20) + b"\0"
+    head = struct.pack(">hhih", 1, 12, 1, -1) + b"\0" + struct.pack(">iiiibii", -1, 500, 1, 1 << 20, 0, 0, -1)
+    return framed(head, topic_of(partition, count), b"\x01\x01\0")
+
+
+@pytest.mark.parametrize(
+    "request_of", [lambda: offsets_request(300_000), lambda: deletion(30_000), lambda: fetch_of(130_000)]
+)
+async def test_request_beyond_the_limit_of_its_kind_ends_its_connection(broker, request_of):
+    """The broker does not see it."""
+    async with running(broker, TopicArchive()) as server, connected(server.port) as client:
+        client.writer.write(request_of())
+        assert await closed(client) == b""
+        assert server.counters.broken_connections == 1
+        assert broker.requests.empty()
+
+
+async def test_fetch_that_names_too_many_partitions_is_not_read(broker):
+    """Where the archive would have to look at each of them."""
+    async with running(broker, TopicArchive()) as server, connected(server.port) as client:
+        client.writer.write(fetch_of(60_000))
+        head, _, answers = await broker.next()
+        partition = (
+            struct.pack(">ihqqq", 0, 1, -1, -1, -1) + uvarint(0) + struct.pack(">i", -1) + uvarint(0) + b"\0"
+        )
+        topics = topic_of(partition, 1)
+        answers.write(
+            framed(struct.pack(">i", head.correlation_id), b"\0", struct.pack(">ihi", 0, 0, 0), topics, b"\0")
+        )
+        assert await closed(client) == b""
