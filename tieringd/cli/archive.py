@@ -24,6 +24,8 @@ from tieringd.cli.options import (
     ConfigFile,
     Format,
     OutputFormat,
+    TopicPatterns,
+    is_chosen,
     loaded,
     print_document,
     print_fields,
@@ -125,7 +127,7 @@ Partition = Annotated[int, typer.Argument(help="The partition's number.", min=0)
 
 
 @archive_app.command()
-def topics(config: ConfigFile, output: Format = OutputFormat.TABLE) -> None:
+def topics(config: ConfigFile, patterns: TopicPatterns = None, output: Format = OutputFormat.TABLE) -> None:
     """List the topics in the bucket."""
     columns = (
         "cluster",
@@ -138,7 +140,7 @@ def topics(config: ConfigFile, output: Format = OutputFormat.TABLE) -> None:
         "remark",
     )
     with unreadable_topics_reported() as on_fault:
-        print_listing(columns, run_async(_topics(loaded(config), on_fault)), output)
+        print_listing(columns, run_async(_topics(loaded(config), patterns, on_fault)), output)
 
 
 @archive_app.command()
@@ -188,12 +190,14 @@ def verify(
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every byte: batch checksums, offsets, indexes.")
     ] = False,
-    topic: Annotated[str | None, typer.Option(help="Verify this topic only.")] = None,
+    topics: TopicPatterns = None,
+    topic: Annotated[str | None, typer.Option(help="The former way to name a topic.", hidden=True)] = None,
     output: Format = OutputFormat.TABLE,
 ) -> None:
     """Compare the manifests with the objects; exit 1 when anything is wrong."""
+    chosen = [*(topics or ()), *([topic] if topic is not None else ())]
     with unreadable_topics_reported() as on_fault:
-        reports = run_async(_verify(loaded(config), topic, on_fault, deep=deep))
+        reports = run_async(_verify(loaded(config), chosen, on_fault, deep=deep))
         rows = [_report_row(report) for report in reports]
         faults = sum(len(report.faults) for report in reports)
         if output.is_data:
@@ -213,10 +217,17 @@ def verify(
 @archive_app.command()
 def cat(topic: Topic, partition: Partition, config: ConfigFile) -> None:
     """Write the archived batches, raw and in offset order, to standard output."""
+    if sys.stdout.isatty():
+        raise typer.BadParameter(
+            "standard output is a terminal, and batches are bytes; redirect it to a file or a program"
+        )
     run_async(_cat(loaded(config), topic, partition))
 
 
-async def _topics(config: Config, on_fault: OnFault) -> list[dict[str, Any]]:
+async def _topics(config: Config, patterns: list[str] | None, on_fault: OnFault) -> list[dict[str, Any]]:
+    def is_wanted(key: TopicKey) -> bool:
+        return is_chosen(key.topic, patterns)
+
     async with opened_archive(config) as archive:
         return [
             {
@@ -229,7 +240,7 @@ async def _topics(config: Config, on_fault: OnFault) -> list[dict[str, Any]]:
                 "lifecycle": found.topic.lifecycle.value,
                 "remark": lifecycle_remark(found.topic),
             }
-            async for found in archive.catalog.archived_topics(on_fault=on_fault)
+            async for found in archive.catalog.archived_topics(is_wanted, on_fault=on_fault)
         ]
 
 
@@ -261,18 +272,18 @@ async def _manifest(config: Config, topic: str, partition: int) -> PartitionMani
 
 
 async def _verify(
-    config: Config, topic: str | None, on_fault: OnFault, *, deep: bool
+    config: Config, topics: list[str], on_fault: OnFault, *, deep: bool
 ) -> list[PartitionReport]:
-    def is_chosen(key: TopicKey) -> bool:
-        return topic in {None, key.topic}
+    def is_wanted(key: TopicKey) -> bool:
+        return is_chosen(key.topic, topics)
 
     async with opened_archive(config) as archive:
-        chosen = [one async for one in archive.catalog.archived_topics(is_chosen, on_fault=on_fault)]
+        chosen = [one async for one in archive.catalog.archived_topics(is_wanted, on_fault=on_fault)]
         reports = [
             await archive.verifier.verify(found, deep=deep) for one in chosen for found in one.partitions
         ]
-        if topic is not None and not reports:
-            raise ObjectNotFound(f"the bucket holds no topic named {topic}")
+        if topics and not reports:
+            raise ObjectNotFound(f"the bucket holds no topic named {', '.join(topics)}")
         return reports
 
 

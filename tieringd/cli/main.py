@@ -9,6 +9,7 @@ help and completion do not wait for the object stores' SDKs.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -58,6 +59,11 @@ COMMANDS: Final = {
         "tieringd.cli.doctor",
         "doctor",
         "Try what the daemon will need on this host, and say how to mend what is missing.",
+    ),
+    "lag": CommandPlace(
+        "tieringd.cli.lag",
+        "lag",
+        "Show how far the archive is behind the broker on this host, for the partitions that it leads.",
     ),
     "explain": CommandPlace(
         "tieringd.cli.explain",
@@ -177,7 +183,11 @@ def version() -> None:
 def main() -> None:
     """Run the command line."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            # Here, and not at the interpreter's end, where a full disk would be a traceback.
+            sys.stdout.flush()
     except ConfigError as error:
         typer.echo(f"error: {error}", err=True)
         for problem in error.problems:
@@ -188,8 +198,19 @@ def main() -> None:
         sys.exit(1)
     except BrokenPipeError:
         # The reader of our output has closed the pipe, as `| head` does. Python would fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO}:
+            raise
+        _discard_output()
+        typer.echo(f"error: standard output cannot be written: {error.strerror}", err=True)
+        sys.exit(1)
+
+
+def _discard_output() -> None:
+    """Send what is left of standard output nowhere: Python would fail on it again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":
