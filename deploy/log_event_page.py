@@ -17,8 +17,8 @@ LEVELS = ("critical", "error", "warning", "info", "debug")
 HEAD = """\
 # Log events
 
-The daemon's log is JSON lines on standard error (`log.format`). Each has `event`, `level` and `timestamp`. The
-texts below are stable, and the page is generated from the sources. Match on `event`, never on a whole line.
+The daemon's log is JSON lines on standard error (`log.format`). Each has `event`, `level` and `timestamp`.
+The texts below are stable, and the page is generated from the sources. Match on `event`, not on a whole line.
 
 * `partition` is always a number, and `topic` names its topic.
 * A warning or an error that comes again passes fifty times in a minute. The next one after that has

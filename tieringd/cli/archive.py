@@ -191,7 +191,7 @@ def verify(
         bool, typer.Option("--deep", help="Read every byte: batch checksums, offsets, indexes.")
     ] = False,
     topics: TopicPatterns = None,
-    topic: Annotated[str | None, typer.Option(help="The former way to name a topic.", hidden=True)] = None,
+    topic: Annotated[str | None, typer.Option(help="The former way to name one topic.")] = None,
     output: Format = OutputFormat.TABLE,
 ) -> None:
     """Compare the manifests with the objects; exit 1 when anything is wrong."""

@@ -18,7 +18,11 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from tieringd.cli.completion import outlined_command
 from tieringd.errors import ConfigError, TieringError
+
+COMPLETING: Final = "_TIERINGD_COMPLETE"
+"""The variable with which a shell's completion script calls the command."""
 
 
 class CommandPlace(NamedTuple):
@@ -124,7 +128,12 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the command that *args* names, and return it with its name and the arguments left."""
         name, command, rest = super().resolve_command(ctx, args)
-        return (name, loaded_command(name), rest) if name in COMMANDS else (name, command, rest)
+        if name not in COMMANDS:
+            return name, command, rest
+        if COMPLETING in os.environ:
+            # A person waits for the completion of a word: nothing that the command needs is imported.
+            return name, outlined_command(name), rest
+        return name, loaded_command(name), rest
 
 
 def loaded_command(name: str) -> Any:
