@@ -22,6 +22,7 @@ from tieringd.cli.human import time_text
 from tieringd.cli.move_commands import copy, move
 from tieringd.cli.options import (
     ConfigFile,
+    DryRun,
     Format,
     OutputFormat,
     TopicPatterns,
@@ -72,7 +73,7 @@ def init(config: ConfigFile) -> None:
         typer.echo(f"It replaces {before}, which {settings.state_directory} has named so far.")
 
 
-def delete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
+def delete(topic: Topic, topic_id: TopicId, config: ConfigFile, dry_run: DryRun = False) -> None:
     """
     Delete the archive of a topic that was deleted in its cluster, after the grace period.
 
@@ -80,7 +81,10 @@ def delete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
     topic; if so, it deletes nothing.
     """
     settings = loaded(config)
-    run_async(_change(settings, topic, topic_id, ordered_to_go))
+    run_async(_change(settings, topic, topic_id, ordered_to_go, dry_run=dry_run))
+    if dry_run:
+        typer.echo(f"the archive of {topic} ({topic_id}) would be deleted; nothing was changed")
+        return
     grace = settings.cloud_storage_topic_purge_grace_period_ms / 1000
     typer.echo(
         f"the archive of {topic} ({topic_id}) is deleted in {grace:g} s or later, by the next daemon that "
@@ -88,9 +92,12 @@ def delete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
     )
 
 
-def undelete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
+def undelete(topic: Topic, topic_id: TopicId, config: ConfigFile, dry_run: DryRun = False) -> None:
     """Take back the deletion of a topic's archive, during the grace period."""
-    run_async(_change(loaded(config), topic, topic_id, taken_back))
+    run_async(_change(loaded(config), topic, topic_id, taken_back, dry_run=dry_run))
+    if dry_run:
+        typer.echo(f"the archive of {topic} ({topic_id}) would be kept; nothing was changed")
+        return
     typer.echo(f"the archive of {topic} ({topic_id}) is kept; `tieringd archive delete` deletes it")
 
 
@@ -108,14 +115,19 @@ def lifecycle_remark(topic: TopicManifest) -> str | None:
     return "; ".join(remarks) or None
 
 
-async def _change(config: Config, topic: str, topic_id: str, change: Callable[..., TopicManifest]) -> None:
+async def _change(
+    config: Config, topic: str, topic_id: str, change: Callable[..., TopicManifest], *, dry_run: bool
+) -> None:
     """
-    Apply *change* to a topic's manifest.
+    Apply *change* to a topic's manifest; with *dry_run* only see that it can be applied.
 
     *change* is called with *now_ms* from the archive's clock: the store's time where this host's is wrong.
     """
     async with opened_archive(config) as archive:
         found = await archive.catalog.incarnation(topic, topic_id)
+        if dry_run:
+            change(found, now_ms=archive.clock())
+            return
         await archive.manifests.change_topic(found.key, partial(change, now_ms=archive.clock()))
 
 

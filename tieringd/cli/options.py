@@ -47,6 +47,9 @@ class OutputFormat(StrEnum):
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", help="The configuration file.", envvar="TIERINGD_CONFIG")
 ]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check the same, say what would change, and change nothing.")
+]
 TopicPatterns = Annotated[
     list[str] | None,
     typer.Argument(
