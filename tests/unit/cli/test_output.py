@@ -141,3 +141,9 @@ def test_times_are_read_as_they_are_printed():
     assert moment("2026-01-31") == wanted - 12 * 3_600_000
     with pytest.raises(typer.BadParameter, match="is no time"):
         moment("yesterday")
+
+
+def test_one_variable_names_the_configuration_everywhere(site):
+    """Also where the file is an argument."""
+    for arguments in (("config", "check"), ("config", "show"), ("archive", "topics"), ("lag",)):
+        assert tieringd(*arguments, TIERINGD_CONFIG=str(site.config)).exit_code == 0, arguments
