@@ -23,6 +23,7 @@ from tieringd.cli.spark.options import (
     NoBroker,
     OutputFormat,
     ReportFile,
+    TopicPatterns,
     Topics,
     duration,
 )
@@ -41,6 +42,7 @@ spark_app = typer.Typer(
 @spark_app.command()
 def scrub(
     config: ConfigFile,
+    topics: TopicPatterns = None,
     topic: Topics = None,
     orphans: Annotated[
         bool, typer.Option(help="List the whole bucket, and report the objects that no manifest names.")
@@ -60,7 +62,7 @@ def scrub(
         from tieringd.spark.jobs import scrub as job  # noqa: PLC0415 - commands that need no Spark begin sooner
 
     run_job(
-        partial(job.scrub, topics=topic or (), with_orphans=orphans),
+        partial(job.scrub, topics=[*(topics or ()), *(topic or ())], with_orphans=orphans),
         config=config,
         master=master,
         conf=conf,
@@ -79,6 +81,7 @@ class DayOf(StrEnum):
 @spark_app.command()
 def usage(
     config: ConfigFile,
+    topics: TopicPatterns = None,
     topic: Topics = None,
     by: Annotated[
         DayOf, typer.Option(help="Count by the day of the upload, or of each segment's newest record.")
@@ -107,7 +110,7 @@ def usage(
 
     own = None if prices is None else read_prices(prices)
     run_job(
-        partial(job.usage, topics=topic or (), day_of=by.value, days=days, prices=own),
+        partial(job.usage, topics=[*(topics or ()), *(topic or ())], day_of=by.value, days=days, prices=own),
         config=config,
         master=master,
         conf=conf,
@@ -119,6 +122,7 @@ def usage(
 @spark_app.command()
 def rebuild(
     config: ConfigFile,
+    topics: TopicPatterns = None,
     topic: Topics = None,
     write: Annotated[
         bool, typer.Option("--write", help="Write the manifests. Without it, nothing is changed.")
@@ -144,7 +148,9 @@ def rebuild(
         from tieringd.spark.jobs import rebuild as job  # noqa: PLC0415 - commands that need no Spark begin sooner
 
     run_job(
-        partial(job.rebuild, topics=topic or (), write=write, replace=replace, deep=deep),
+        partial(
+            job.rebuild, topics=[*(topics or ()), *(topic or ())], write=write, replace=replace, deep=deep
+        ),
         config=config,
         master=master,
         conf=conf,
