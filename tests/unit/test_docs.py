@@ -13,6 +13,8 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from deploy.log_event_page import PAGE as LOG_EVENT_PAGE
+from deploy.log_event_page import page as log_event_page
 from deploy.metrics_reference import PAGE, labels_by_name, rendered
 from tieringd.cli.main import COMMANDS, app, loaded_command
 
@@ -120,3 +122,8 @@ def test_python_on_a_page_imports_what_there_is(page):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tieringd"):
                 module = import_module(node.module or "")
                 assert all(hasattr(module, one.name) for one in node.names), node.module
+
+
+def test_log_events_page_has_every_event():
+    """`python -m deploy.log_event_page` writes it."""
+    assert LOG_EVENT_PAGE.read_text() == log_event_page()

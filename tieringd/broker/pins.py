@@ -251,7 +251,7 @@ def pin_root(log_dir: str, candidates: Sequence[str]) -> str:
         f"no hard link can be made on the filesystem of {log_dir}, so segments there cannot be pinned "
         f"({'; '.join(causes)})",
         hint="Set broker.pin_directory to a directory on that filesystem and in the same mount, outside the "
-        "log directory (docs/operating.md, Where pins are), or set pin_segments: false",
+        "log directory (docs/install_systemd.md, Where pins are), or set pin_segments: false",
     )
 
 

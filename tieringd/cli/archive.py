@@ -25,8 +25,11 @@ from tieringd.cli.human import time_text
 from tieringd.cli.move_commands import copy, move
 from tieringd.cli.options import (
     ConfigFile,
+    DryRun,
     Format,
     OutputFormat,
+    TopicPatterns,
+    is_chosen,
     loaded,
     print_document,
     print_fields,
@@ -104,7 +107,7 @@ async def _claim(config: Config) -> tuple[Claimant, ArchiveOwners]:
         return claimant, await owner_record(archive, config).admit(claimant)
 
 
-def delete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
+def delete(topic: Topic, topic_id: TopicId, config: ConfigFile, dry_run: DryRun = False) -> None:
     """
     Delete the archive of a topic that was deleted in its cluster, after the grace period.
 
@@ -112,7 +115,10 @@ def delete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
     topic; if so, it deletes nothing.
     """
     settings = loaded(config)
-    run_async(_change(settings, topic, topic_id, ordered_to_go))
+    run_async(_change(settings, topic, topic_id, ordered_to_go, dry_run=dry_run))
+    if dry_run:
+        typer.echo(f"the archive of {topic} ({topic_id}) would be deleted; nothing was changed")
+        return
     grace = settings.cloud_storage_topic_purge_grace_period_ms / 1000
     typer.echo(
         f"the archive of {topic} ({topic_id}) is deleted in {grace:g} s or later, by the next daemon that "
@@ -120,9 +126,12 @@ def delete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
     )
 
 
-def undelete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
+def undelete(topic: Topic, topic_id: TopicId, config: ConfigFile, dry_run: DryRun = False) -> None:
     """Take back the deletion of a topic's archive, during the grace period."""
-    run_async(_change(loaded(config), topic, topic_id, taken_back))
+    run_async(_change(loaded(config), topic, topic_id, taken_back, dry_run=dry_run))
+    if dry_run:
+        typer.echo(f"the archive of {topic} ({topic_id}) would be kept; nothing was changed")
+        return
     typer.echo(f"the archive of {topic} ({topic_id}) is kept; `tieringd archive delete` deletes it")
 
 
@@ -140,14 +149,19 @@ def lifecycle_remark(topic: TopicManifest) -> str | None:
     return "; ".join(remarks) or None
 
 
-async def _change(config: Config, topic: str, topic_id: str, change: Callable[..., TopicManifest]) -> None:
+async def _change(
+    config: Config, topic: str, topic_id: str, change: Callable[..., TopicManifest], *, dry_run: bool
+) -> None:
     """
-    Apply *change* to a topic's manifest.
+    Apply *change* to a topic's manifest; with *dry_run* only see that it can be applied.
 
     *change* is called with *now_ms* from the archive's clock: the store's time where this host's is wrong.
     """
     async with opened_archive(config) as archive:
         found = await archive.catalog.incarnation(topic, topic_id)
+        if dry_run:
+            change(found, now_ms=archive.clock())
+            return
         await archive.manifests.change_topic(found.key, partial(change, now_ms=archive.clock()))
 
 
@@ -159,7 +173,7 @@ Partition = Annotated[int, typer.Argument(help="The partition's number.", min=0)
 
 
 @archive_app.command()
-def topics(config: ConfigFile, output: Format = OutputFormat.TABLE) -> None:
+def topics(config: ConfigFile, patterns: TopicPatterns = None, output: Format = OutputFormat.TABLE) -> None:
     """List the topics in the bucket."""
     columns = (
         "cluster",
@@ -172,7 +186,7 @@ def topics(config: ConfigFile, output: Format = OutputFormat.TABLE) -> None:
         "remark",
     )
     with unreadable_topics_reported() as on_fault:
-        print_listing(columns, run_async(_topics(loaded(config), on_fault)), output)
+        print_listing(columns, run_async(_topics(loaded(config), patterns, on_fault)), output)
 
 
 @archive_app.command()
@@ -222,12 +236,14 @@ def verify(
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every byte: batch checksums, offsets, indexes.")
     ] = False,
-    topic: Annotated[str | None, typer.Option(help="Verify this topic only.")] = None,
+    topics: TopicPatterns = None,
+    topic: Annotated[str | None, typer.Option(help="The former way to name one topic.")] = None,
     output: Format = OutputFormat.TABLE,
 ) -> None:
     """Compare the manifests with the objects; exit 1 when anything is wrong."""
+    chosen = [*(topics or ()), *([topic] if topic is not None else ())]
     with unreadable_topics_reported() as on_fault:
-        reports = run_async(_verify(loaded(config), topic, on_fault, deep=deep))
+        reports = run_async(_verify(loaded(config), chosen, on_fault, deep=deep))
         rows = [_report_row(report) for report in reports]
         faults = sum(len(report.faults) for report in reports)
         if output.is_data:
@@ -247,10 +263,17 @@ def verify(
 @archive_app.command()
 def cat(topic: Topic, partition: Partition, config: ConfigFile) -> None:
     """Write the archived batches, raw and in offset order, to standard output."""
+    if sys.stdout.isatty():
+        raise typer.BadParameter(
+            "standard output is a terminal, and batches are bytes; redirect it to a file or a program"
+        )
     run_async(_cat(loaded(config), topic, partition))
 
 
-async def _topics(config: Config, on_fault: OnFault) -> list[dict[str, Any]]:
+async def _topics(config: Config, patterns: list[str] | None, on_fault: OnFault) -> list[dict[str, Any]]:
+    def is_wanted(key: TopicKey) -> bool:
+        return is_chosen(key.topic, patterns)
+
     async with opened_archive(config) as archive:
         return [
             {
@@ -263,7 +286,7 @@ async def _topics(config: Config, on_fault: OnFault) -> list[dict[str, Any]]:
                 "lifecycle": found.topic.lifecycle.value,
                 "remark": lifecycle_remark(found.topic),
             }
-            async for found in archive.catalog.archived_topics(on_fault=on_fault)
+            async for found in archive.catalog.archived_topics(is_wanted, on_fault=on_fault)
         ]
 
 
@@ -295,18 +318,18 @@ async def _manifest(config: Config, topic: str, partition: int) -> PartitionMani
 
 
 async def _verify(
-    config: Config, topic: str | None, on_fault: OnFault, *, deep: bool
+    config: Config, topics: list[str], on_fault: OnFault, *, deep: bool
 ) -> list[PartitionReport]:
-    def is_chosen(key: TopicKey) -> bool:
-        return topic in {None, key.topic}
+    def is_wanted(key: TopicKey) -> bool:
+        return is_chosen(key.topic, topics)
 
     async with opened_archive(config) as archive:
-        chosen = [one async for one in archive.catalog.archived_topics(is_chosen, on_fault=on_fault)]
+        chosen = [one async for one in archive.catalog.archived_topics(is_wanted, on_fault=on_fault)]
         reports = [
             await archive.verifier.verify(found, deep=deep) for one in chosen for found in one.partitions
         ]
-        if topic is not None and not reports:
-            raise ObjectNotFound(f"the bucket holds no topic named {topic}")
+        if topics and not reports:
+            raise ObjectNotFound(f"the bucket holds no topic named {', '.join(topics)}")
         return reports
 
 

@@ -17,7 +17,7 @@ from tieringd.config.reference import json_schema, render
 from tieringd.config.yaml_source import dotted
 
 config_app = typer.Typer(help="Check and explain a configuration file.", no_args_is_help=True)
-File = Annotated[Path, typer.Argument(help="The configuration file.")]
+File = Annotated[Path, typer.Argument(help="The configuration file.", envvar="TIERINGD_CONFIG")]
 _WIDEST_VALUE = 60
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import getpass
 import secrets
 import socket
-from typing import Annotated
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tieringd.cli.options import (
     ConfigFile,
+    DryRun,
     Format,
     OutputFormat,
     loaded,
     print_document,
+    print_listing,
     print_rows,
     run_async,
 )
@@ -23,6 +27,10 @@ from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.local_broker import kafka_settings
 from tieringd.errors import ConfigError
 from tieringd.topics.record_deleter import DeletedRecords, RecordDeleter
+
+if TYPE_CHECKING:
+    # An ordinary import would load the protocol's schema at each start of `tieringd topic`.
+    from tieringd.broker.kafka_deletion import LedLog
 
 _COLUMNS = ("partition", "log_start_offset", "archive_start_offset", "fault")
 
@@ -41,6 +49,7 @@ def delete_records(
         str | None,
         typer.Option("--requested-by", help="Who asks for it; by default this user and this host."),
     ] = None,
+    dry_run: DryRun = False,
     output: Format = OutputFormat.TABLE,
 ) -> None:
     """
@@ -48,6 +57,20 @@ def delete_records(
 
     The bucket keeps a record of the deletion and its result. A run that failed half way is repeated.
     """
+    if dry_run:
+        logs = run_async(_checked(loaded(config), topic, partition, before))
+        columns = ("partition", "log_start_offset", "high_watermark", "would_begin_at")
+        documents = [
+            {
+                "partition": one.name.partition,
+                "log_start_offset": one.log_start_offset,
+                "high_watermark": one.high_watermark,
+                "would_begin_at": before,
+            }
+            for one in logs
+        ]
+        print_listing(columns, documents, output)
+        return
     done = run_async(
         _delete(loaded(config), topic, partition, before, requested_by=requested_by or _this_user())
     )
@@ -80,9 +103,8 @@ def delete_records(
         )
 
 
-async def _delete(
-    config: Config, topic: str, partitions: list[int] | None, before: int, *, requested_by: str
-) -> DeletedRecords:
+@asynccontextmanager
+async def _deleter(config: Config, writer_id: str) -> AsyncIterator[RecordDeleter]:
     if config.broker.kind == "none":
         raise ConfigError(
             "broker.kind is none: there is no broker that deletes records",
@@ -90,12 +112,25 @@ async def _delete(
         )
     from tieringd.broker.kafka_deletion import RecordDeleter as ClusterDeleter  # noqa: PLC0415 slow to import
 
-    job_id = secrets.token_hex(8)
     async with (
-        opened_archive(config, writer_id=job_id) as archive,
+        opened_archive(config, writer_id=writer_id) as archive,
         ClusterDeleter(kafka_settings(config)) as cluster,
     ):
-        deleter = RecordDeleter(cluster, archive.store, archive.manifests, now_ms=archive.clock)
+        yield RecordDeleter(cluster, archive.store, archive.manifests, now_ms=archive.clock)
+
+
+async def _checked(
+    config: Config, topic: str, partitions: list[int] | None, before: int
+) -> tuple[LedLog, ...]:
+    async with _deleter(config, secrets.token_hex(8)) as deleter:
+        return await deleter.check(topic, partitions, before)
+
+
+async def _delete(
+    config: Config, topic: str, partitions: list[int] | None, before: int, *, requested_by: str
+) -> DeletedRecords:
+    job_id = secrets.token_hex(8)
+    async with _deleter(config, job_id) as deleter:
         return await deleter.delete(topic, partitions, before, requested_by=requested_by, job_id=job_id)
 
 

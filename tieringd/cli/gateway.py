@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from tieringd.cli.logging import configure_logging
+from tieringd.cli.logging import configure_logging, fatal_errors_logged
 from tieringd.cli.options import ConfigFile, loaded
 from tieringd.daemon.archive_endpoint import run_archive_endpoint
 from tieringd.errors import ConfigError
@@ -39,5 +39,5 @@ def gateway(
         )
     loaded_config = loaded(config, needs_broker=False)
     configure_logging(loaded_config.log)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with fatal_errors_logged(loaded_config.log), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run_archive_endpoint(loaded_config, from_cluster=from_cluster))

@@ -74,9 +74,7 @@ class Answers:
 
 
 def init(
-    target: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")] = Path(
-        "tieringd.yaml"
-    ),
+    file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("tieringd.yaml"),
     broker: Annotated[BrokerKind | None, typer.Option(help="The broker on this host.")] = None,
     log_dir: Annotated[
         list[str] | None, typer.Option(help="A log directory of the broker; may be given several times.")
@@ -153,13 +151,13 @@ def init(
         topics=tuple(topic or ask_for("topic", None, "Topics to archive, or patterns", "*").split()),
     )
     text = "".join(f"{line}\n" for line in _configuration(answers))
-    config = parse_config(text, source=str(target), environ=dict.fromkeys(_SECRETS, "x"))
+    config = parse_config(text, source=str(file), environ=dict.fromkeys(_SECRETS, "x"))
     if dry_run:
         typer.echo(text, nl=False)
     else:
-        _write(target, text, replaces=force)
-        typer.echo(f"{target} is written. What it needs:")
-    for line in _needs(answers, config, target):
+        _write(file, text, replaces=force)
+        typer.echo(f"{file} is written. What it needs:")
+    for line in _needs(answers, config, file):
         typer.echo(line, err=dry_run)
 
 

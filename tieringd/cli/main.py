@@ -9,6 +9,7 @@ help and completion do not wait for the object stores' SDKs.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -17,7 +18,11 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from tieringd.cli.completion import outlined_command
 from tieringd.errors import ConfigError, TieringError
+
+COMPLETING: Final = "_TIERINGD_COMPLETE"
+"""The variable with which a shell's completion script calls the command."""
 
 
 class CommandPlace(NamedTuple):
@@ -61,6 +66,11 @@ COMMANDS: Final = {
         "tieringd.cli.doctor",
         "doctor",
         "Try what the daemon will need on this host, and say how to mend what is missing.",
+    ),
+    "lag": CommandPlace(
+        "tieringd.cli.lag",
+        "lag",
+        "Show how far the archive is behind the broker on this host, for the partitions that it leads.",
     ),
     "explain": CommandPlace(
         "tieringd.cli.explain",
@@ -121,7 +131,12 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the command that *args* names, and return it with its name and the arguments left."""
         name, command, rest = super().resolve_command(ctx, args)
-        return (name, loaded_command(name), rest) if name in COMMANDS else (name, command, rest)
+        if name not in COMMANDS:
+            return name, command, rest
+        if COMPLETING in os.environ:
+            # A person waits for the completion of a word: nothing that the command needs is imported.
+            return name, outlined_command(name), rest
+        return name, loaded_command(name), rest
 
 
 def loaded_command(name: str) -> Any:
@@ -180,7 +195,11 @@ def version() -> None:
 def main() -> None:
     """Run the command line."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            # Here, and not at the interpreter's end, where a full disk would be a traceback.
+            sys.stdout.flush()
     except ConfigError as error:
         typer.echo(f"error: {error}", err=True)
         for problem in error.problems:
@@ -191,8 +210,19 @@ def main() -> None:
         sys.exit(1)
     except BrokenPipeError:
         # The reader of our output has closed the pipe, as `| head` does. Python would fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO}:
+            raise
+        _discard_output()
+        typer.echo(f"error: standard output cannot be written: {error.strerror}", err=True)
+        sys.exit(1)
+
+
+def _discard_output() -> None:
+    """Send what is left of standard output nowhere: Python would fail on it again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any, TypeVar
@@ -44,6 +47,17 @@ class OutputFormat(StrEnum):
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", help="The configuration file.", envvar="TIERINGD_CONFIG")
 ]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check the same, say what would change, and change nothing.")
+]
+TopicPatterns = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[TOPICS]...",
+        help="Names of topics, or patterns such as 'orders-*'; without any, all topics.",
+        show_default=False,
+    ),
+]
 Format = Annotated[
     OutputFormat,
     typer.Option("--format", "-f", help="Print a table, JSON or YAML; text is the former name of table."),
@@ -63,6 +77,31 @@ def amount(quantity: Quantity) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def is_chosen(name: str, patterns: Sequence[str] | None) -> bool:
+    """Return whether a topic's name matches one of *patterns*; without any, each name does."""
+    return not patterns or any(fnmatchcase(name, one) for one in patterns)
+
+
+def moment(text: str) -> int:
+    """
+    Return an option's time in milliseconds since the epoch: ISO 8601, or that number itself.
+
+    A time without a zone is in UTC, as all times that commands print.
+
+    Raises:
+        typer.BadParameter: It is neither.
+    """
+    if re.fullmatch(r"-?\d{9,}|-?\d{1,3}|0", text):
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{text} is no time; write 2026-01-31T12:00:00Z, or milliseconds since the epoch"
+        ) from error
+    return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def loaded(path: Path, *, needs_broker: bool = True) -> Config:

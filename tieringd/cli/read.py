@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from tieringd.cli.human import human_size
-from tieringd.cli.options import ConfigFile, loaded, run_async
+from tieringd.cli.options import ConfigFile, loaded, moment, run_async
 from tieringd.cli.partition_log import PartitionReading
 from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
@@ -102,7 +102,12 @@ def read(
     partition: Annotated[int, typer.Option("--partition", "-p", help="The partition's number.", min=0)],
     offset: Annotated[int | None, typer.Option(help="Begin at this offset.", min=0)] = None,
     timestamp: Annotated[
-        int | None, typer.Option(help="Begin at the first record of this time, in ms since the epoch.")
+        int | None,
+        typer.Option(
+            help="Begin at the first record of this time: 2026-01-31T12:00:00Z, or ms since the epoch.",
+            parser=moment,
+            metavar="TIME",
+        ),
     ] = None,
     count: Annotated[int | None, typer.Option(help="Print at most this many records.", min=0)] = None,
     isolation: Annotated[

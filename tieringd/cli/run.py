@@ -10,7 +10,7 @@ import typer
 import uvloop
 
 from tieringd.archiving.partition_status import PassResult
-from tieringd.cli.logging import configure_logging, set_level
+from tieringd.cli.logging import configure_logging, fatal_errors_logged, set_level
 from tieringd.cli.options import ConfigFile, loaded
 from tieringd.config import Config
 from tieringd.daemon.app import run_daemon, run_once
@@ -44,16 +44,17 @@ def run(
 
     loaded_config = load()
     configure_logging(loaded_config.log)
-    if not once:
-        _on_uvloop(
-            run_daemon(
-                loaded_config,
-                load=load,
-                on_change=lambda changed: set_level(changed.log),
+    with fatal_errors_logged(loaded_config.log):
+        if not once:
+            _on_uvloop(
+                run_daemon(
+                    loaded_config,
+                    load=load,
+                    on_change=lambda changed: set_level(changed.log),
+                )
             )
-        )
-        return
-    result: PassResult = _on_uvloop(run_once(loaded_config))
+            return
+        result: PassResult = _on_uvloop(run_once(loaded_config))
     if not _report(result):
         raise typer.Exit(1)
 

@@ -105,6 +105,14 @@ class RecordDeleter:
         key = await self._store_record(request, encode_deletion_outcome(request, outcome), is_done=True)
         return DeletedRecords(results, key)
 
+    async def check(
+        self, topic: str, numbers: Sequence[int] | None, before_offset: int
+    ) -> tuple[LedLog, ...]:
+        """Return the logs that `delete` would change, after the same checks. Raises as it does."""
+        found = await self._cluster.leaders(topic)
+        chosen = range(found.partition_count) if numbers is None else sorted(set(numbers))
+        return tuple([await self._checked(found, number, before_offset) for number in chosen])
+
     async def _checked(self, topic: TopicLeaders, number: int, before_offset: int) -> LedLog:
         """Return the bounds of a log whose records before *before_offset* may be deleted."""
         if not 0 <= number < topic.partition_count:

@@ -19,6 +19,11 @@ def test_deletion_is_noted_and_taken_back(own_site):
     assert tieringd("run", "--once", *config).exit_code == 0
     before = own_site.objects("*.log*")
 
+    before_it = state_of(own_site)
+    done = invoked("archive", "delete", TOPIC, "--id", TOPIC_ID, "--dry-run", *config)
+    assert "nothing was changed" in done.output
+    assert state_of(own_site) == before_it
+
     done = invoked("archive", "delete", TOPIC, "--id", TOPIC_ID, *config)
     assert "is deleted in 30 s or later" in done.output
     deleted = state_of(own_site)
@@ -31,8 +36,9 @@ def test_deletion_is_noted_and_taken_back(own_site):
     assert kept["lifecycle"] == "kept"
     assert "an operator took its deletion back" in kept["remark"]
     assert own_site.objects("*.log*") == before
-    with pytest.raises(ConfigError, match="is kept: there is no deletion to cancel"):
-        invoked("archive", "undelete", TOPIC, "--id", TOPIC_ID, *config)
+    for options in ((), ("--dry-run",)):
+        with pytest.raises(ConfigError, match="is kept: there is no deletion to cancel"):
+            invoked("archive", "undelete", TOPIC, "--id", TOPIC_ID, *options, *config)
 
 
 @pytest.mark.parametrize("command", ["delete", "undelete"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.unit.cli.commands import invoked
 from tieringd import __version__
+from tieringd.cli import completion
 from tieringd.cli.main import COMMANDS, loaded_command
 
 HEAVY = (
@@ -52,6 +54,49 @@ def test_version_and_help_import_no_command(arguments):
         one for one in modules if one.startswith("tieringd.") and one.split(".")[1] not in ("cli", "errors")
     ]
     assert len(modules) < MAX_MODULES
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("", {"run", "doctor", "archive", "version"}),
+        ("archive ", {"describe", "quarantine"}),
+        ("archive quarantine ", {"list", "restore", "purge"}),
+        ("archive describe --", {"--config", "--format"}),
+        ("archive describe orders --format ", {"table", "json", "yaml"}),
+        ("spark scrub --fo", {"--format"}),
+        ("read --p", {"--partition", "--progress"}),
+    ],
+)
+def test_completion_imports_no_command(words, found):
+    """At each level, with the values of an option; the number of modules bounds the time."""
+    script = (
+        "import sys, json\n"
+        "from tieringd.cli.main import app\n"
+        "try:\n    app(prog_name='tieringd')\n"
+        "except SystemExit:\n    print(json.dumps(sorted(sys.modules)), file=sys.stderr)\n"
+    )
+    line = f"tieringd {words}"
+    at = len(line.split()) - (not line.endswith(" "))
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"_TIERINGD_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(at)},
+    )
+    assert found <= set(done.stdout.split())
+    modules = json.loads(done.stderr)
+    assert not [one for one in modules if one.split(".")[0] in (*HEAVY, "structlog")]
+    assert len(modules) < MAX_MODULES
+
+
+def test_the_outline_for_completion_is_that_of_the_commands():
+    """`python -m tieringd.cli.completion` writes it."""
+    outlines = {
+        name: completion.outline_of(loaded_command(name), choices=completion.choices_of) for name in COMMANDS
+    }
+    assert json.loads(completion.OUTLINE.read_text()) == outlines
 
 
 @pytest.mark.parametrize("argument", ["version", "--version"])

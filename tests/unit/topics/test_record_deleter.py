@@ -193,3 +193,15 @@ async def test_manifest_that_cannot_be_stored_is_told_and_a_repeat_ends_it(write
     assert [one.fault for one in (await delete(8)).results] == ["", ""]
     assert cluster.deletions == [(0, 8), (1, 8)]
     assert [stored_manifest(store, writer).start_offset for writer in writers] == [8, 8]
+
+
+async def test_check_tells_what_would_be_deleted_and_changes_nothing(writers, store, cluster, clock):
+    """It refuses what a deletion refuses."""
+    manifests = archive_in(store, writer_id="job", now_ms=clock).manifests
+    deleter = RecordDeleter(cluster, store, manifests, now_ms=clock)
+    before = dict(store.objects)
+    logs = await deleter.check("orders", None, 6)
+    assert [(one.name.partition, one.log_start_offset) for one in logs] == [(0, 4), (1, 4)]
+    with pytest.raises(ConfigError, match="past the end"):
+        await deleter.check("orders", [1], HIGH_WATERMARK + 1)
+    assert (cluster.deletions, store.objects) == ([], before)

@@ -28,6 +28,7 @@ def demo(
             "--config",
             "-c",
             help="The demo's configuration, such as config/embedded.yaml; it may use ${TIERINGD_DEMO_DIR}.",
+            envvar="TIERINGD_CONFIG",
         ),
     ],
     directory: Annotated[

@@ -14,6 +14,7 @@ from tieringd.cli.options import (
     ConfigFile,
     Format,
     OutputFormat,
+    TopicPatterns,
     loaded,
     print_listing,
     run_async,
@@ -33,6 +34,7 @@ from tieringd.cli.recover.options import (
     Validation,
     ValidationDepth,
     checked_pattern,
+    chosen_topics,
 )
 from tieringd.cli.recover.selection import LISTED, TopicSelection, listing, matching
 from tieringd.config import Config
@@ -60,12 +62,14 @@ class Compression(StrEnum):
 @recover_app.command(name="list")
 def list_topics(
     config: ConfigFile,
-    topics: Topics = ".*",
+    patterns: TopicPatterns = None,
+    topics: Topics = None,
     from_cluster: FromCluster = None,
     output: Format = OutputFormat.TABLE,
 ) -> None:
     """List the topics that can be restored: topics of all clusters, their sizes and time ranges."""
-    wanted = TopicSelection(topics, from_cluster)
+    everything = ".*" if not patterns and topics is None else topics
+    wanted = TopicSelection(chosen_topics(patterns, everything), from_cluster)
     with unreadable_topics_reported() as on_fault:
         print_listing(LISTED, run_async(_listed(loaded(config), wanted, on_fault)), output)
 
@@ -73,8 +77,9 @@ def list_topics(
 @recover_app.command()
 def directory(
     log_dir: Annotated[Path, typer.Argument(help="The broker's log directory.", file_okay=False)],
-    topics: Topics,
     config: ConfigFile,
+    patterns: TopicPatterns = None,
+    topics: Topics = None,
     from_cluster: FromCluster = None,
     topic_id: TopicId = None,
     last_bytes: LastBytes = None,
@@ -107,7 +112,7 @@ def directory(
     if shallow and (last_bytes is not None or last_ms is not None):
         raise typer.BadParameter("--shallow downloads nothing: leave out --last-bytes and --last-ms")
     asked = into_directory.DirectoryRecovery(
-        TopicSelection(topics, from_cluster, topic_id),
+        TopicSelection(chosen_topics(patterns, topics), from_cluster, topic_id),
         log_dir=log_dir,
         staging=staging or log_dir.parent / f".{log_dir.name}.tieringd-restore",
         limits=RestoreLimits(last_bytes, last_ms),
@@ -125,8 +130,9 @@ def directory(
 
 @recover_app.command()
 def cluster(
-    topics: Topics,
     config: ConfigFile,
+    patterns: TopicPatterns = None,
+    topics: Topics = None,
     from_cluster: FromCluster = None,
     topic_id: TopicId = None,
     last_bytes: LastBytes = None,
@@ -171,7 +177,7 @@ def cluster(
     again after an interruption: it continues, without duplicates and without omissions.
     """
     asked = into_cluster.ClusterRecovery(
-        TopicSelection(topics, from_cluster, topic_id),
+        TopicSelection(chosen_topics(patterns, topics), from_cluster, topic_id),
         limits=RestoreLimits(last_bytes, last_ms),
         renaming=Renaming(*_renamed(rename), prefix=prefix, suffix=suffix),
         settings=dict(_setting(one) for one in topic_config or ()),

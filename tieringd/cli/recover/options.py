@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from enum import StrEnum
 from typing import Annotated
@@ -34,13 +35,27 @@ def checked_pattern(text: str) -> str:
     return text
 
 
+def chosen_topics(patterns: list[str] | None, expression: str | None) -> str:
+    """
+    Return the regular expression of the chosen topics: of *patterns*, or *expression* itself.
+
+    Raises:
+        typer.BadParameter: Neither or both are given.
+    """
+    if bool(patterns) == (expression is not None):
+        raise typer.BadParameter("name the topics, or give patterns such as 'orders-*' ('*' for all)")
+    if expression is not None:
+        return checked_pattern(expression)
+    return "|".join(fnmatch.translate(one) for one in patterns or ())
+
+
 Topics = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--topics",
         "-t",
-        help="A regular expression that must match the whole name.",
-        callback=checked_pattern,
+        help="The former way to choose: a regular expression that must match the whole name.",
+        show_default=False,
     ),
 ]
 FromCluster = Annotated[

@@ -24,6 +24,7 @@ from tieringd.cli.spark.options import (
     NoBroker,
     OutputFormat,
     ReportFile,
+    TopicPatterns,
     Topics,
     duration,
 )
@@ -42,6 +43,7 @@ spark_app = typer.Typer(
 @spark_app.command()
 def scrub(
     config: ConfigFile,
+    topics: TopicPatterns = None,
     topic: Topics = None,
     orphans: Annotated[
         bool, typer.Option(help="List the whole bucket, and report the objects that no manifest names.")
@@ -61,7 +63,7 @@ def scrub(
         from tieringd.spark.jobs import scrub as job  # noqa: PLC0415 - commands that need no Spark begin sooner
 
     run_job(
-        partial(job.scrub, topics=topic or (), with_orphans=orphans),
+        partial(job.scrub, topics=[*(topics or ()), *(topic or ())], with_orphans=orphans),
         config=config,
         master=master,
         conf=conf,
@@ -80,6 +82,7 @@ class DayOf(StrEnum):
 @spark_app.command()
 def usage(
     config: ConfigFile,
+    topics: TopicPatterns = None,
     topic: Topics = None,
     by: Annotated[
         DayOf, typer.Option(help="Count by the day of the upload, or of each segment's newest record.")
@@ -108,7 +111,7 @@ def usage(
 
     own = None if prices is None else read_prices(prices)
     run_job(
-        partial(job.usage, topics=topic or (), day_of=by.value, days=days, prices=own),
+        partial(job.usage, topics=[*(topics or ()), *(topic or ())], day_of=by.value, days=days, prices=own),
         config=config,
         master=master,
         conf=conf,
@@ -120,6 +123,7 @@ def usage(
 @spark_app.command()
 def rebuild(
     config: ConfigFile,
+    topics: TopicPatterns = None,
     topic: Topics = None,
     write: Annotated[
         bool, typer.Option("--write", help="Write the manifests. Without it, nothing is changed.")
@@ -145,7 +149,9 @@ def rebuild(
         from tieringd.spark.jobs import rebuild as job  # noqa: PLC0415 - commands that need no Spark begin sooner
 
     run_job(
-        partial(job.rebuild, topics=topic or (), write=write, replace=replace, deep=deep),
+        partial(
+            job.rebuild, topics=[*(topics or ()), *(topic or ())], write=write, replace=replace, deep=deep
+        ),
         config=config,
         master=master,
         conf=conf,

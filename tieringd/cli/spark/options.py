@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tieringd.cli.options import ConfigFile, Format, OutputFormat, amount
+from tieringd.cli.options import ConfigFile, Format, OutputFormat, TopicPatterns, amount
 from tieringd.config.units import DURATION, SIZE
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "NoBroker",
     "OutputFormat",
     "ReportFile",
+    "TopicPatterns",
     "Topics",
     "duration",
     "size",
@@ -81,7 +82,7 @@ Topics = Annotated[
     typer.Option(
         "--topic",
         "-t",
-        help="Only topics of this name, or pattern such as 'orders-*'. May be given several times.",
+        help="The former way to choose topics: a name or a pattern; may be given several times.",
         show_default=False,
     ),
 ]

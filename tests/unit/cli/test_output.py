@@ -1,0 +1,149 @@
+"""What commands print and take: formats, narrow terminals, full and closed outputs, times, topics."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+from datetime import UTC, datetime
+
+import pytest
+import typer
+import yaml
+
+from tests.support.daemon import command
+from tests.unit.cli.commands import TOPIC, invoked, make_site, tieringd
+from tieringd.cli.options import moment
+from tieringd.cli.recover.options import chosen_topics
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Give an archive with two segments of a topic."""
+    site = make_site(tmp_path_factory.mktemp("site"))
+    assert tieringd("run", "--once", "--config", site.config).exit_code == 0
+    return site
+
+
+def on_a_terminal(columns: int, *arguments: object) -> tuple[int, str]:
+    """Run a command whose standard output is a terminal of *columns*; return its exit code and output."""
+    ours, theirs = pty.openpty()
+    environ = {name: value for name, value in os.environ.items() if name != "LINES"}
+    process = subprocess.Popen(
+        command(*map(str, arguments)),
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env=environ | {"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "xterm"},
+    )
+    os.close(theirs)
+    found = b""
+    try:
+        while data := os.read(ours, 4096):
+            found += data
+    except OSError:
+        pass  # The terminal's end is an error on Linux.
+    finally:
+        os.close(ours)
+    _, errors = process.communicate(timeout=60)
+    return process.returncode, found.decode() + errors.decode()
+
+
+def test_a_narrow_terminal_loses_nothing(site):
+    """Each name and value is there at 80 columns, on lines that fit; a wide one has a table."""
+    code, text = on_a_terminal(80, "explain", TOPIC, "0", "--config", site.config)
+    assert code == 0, text
+    for name in ("base_offset", "place", "state", "because"):
+        assert name in text
+    assert "…" not in text
+    lines = [line for line in text.splitlines() if "/" not in line]
+    assert max(len(line) for line in lines) <= 80, text
+
+
+def test_bytes_do_not_go_to_a_terminal(site):
+    """It would obey what is in them."""
+    code, text = on_a_terminal(80, "archive", "cat", TOPIC, "0", "--config", site.config)
+    assert code == 2
+    assert "redirect" in text
+
+
+def test_a_full_standard_output_is_an_error_of_one_line(site):
+    """And not a traceback at the interpreter's end."""
+    with open("/dev/full", "wb") as full:  # noqa: PTH123
+        done = subprocess.run(
+            command("archive", "topics", "--config", str(site.config)),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines() == [
+        "error: standard output cannot be written: No space left on device"
+    ]
+
+
+def test_a_closed_standard_output_ends_quietly(site):
+    """As with `| head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        command("archive", "cat", TOPIC, "0", "--config", str(site.config)),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr
+
+
+def test_yaml_says_the_same_as_json(site):
+    """For a listing and for a document."""
+    for arguments in (("archive", "topics"), ("archive", "manifest", TOPIC, "0"), ("lag",)):
+        done = invoked(*arguments, "--config", site.config, "--format", "yaml")
+        assert (
+            yaml.safe_load(done.output)
+            == invoked(*arguments, "--config", site.config, "--format", "json").json()
+        )
+
+
+def test_lag_is_what_is_not_archived(site):
+    """All closed segments are archived here; the active one counts in offsets only."""
+    (row,) = invoked("lag", "pay.*", "--config", site.config, "--format", "json").json()
+    assert (row["topic"], row["partition"]) == (TOPIC, 0)
+    assert (row["lag_segments"], row["lag_bytes"], row["lag_seconds"]) == (0, 0, 0)
+    assert row["lag_offsets"] == row["log_end_offset"] - row["archived_next_offset"] > 0
+    assert invoked("lag", "none-*", "--config", site.config, "--format", "json").json() == []
+
+
+def test_topics_are_chosen_by_patterns_everywhere(site):
+    """In place of the options of former releases, which still work."""
+    for chosen, found in (((TOPIC,), 1), (("pay*", "orders"), 1), (("orders",), 0), ((), 1)):
+        for listing in ("archive", "topics"), ("recover", "list"):
+            rows = invoked(*listing, *chosen, "--config", site.config, "--format", "json").json()
+            assert len(rows) == found, (listing, chosen)
+    assert invoked("archive", "verify", "pay*", "--config", site.config).exit_code == 0
+    assert invoked("archive", "verify", "--topic", TOPIC, "--config", site.config).exit_code == 0
+    rows = invoked("recover", "list", "--topics", "pay.*", "--config", site.config, "--format", "json").json()
+    assert len(rows) == 1
+    with pytest.raises(typer.BadParameter, match="name the topics"):
+        chosen_topics(None, None)
+    with pytest.raises(typer.BadParameter, match="name the topics"):
+        chosen_topics(["a"], "a")
+
+
+def test_times_are_read_as_they_are_printed():
+    """ISO 8601, in UTC without a zone; milliseconds as before."""
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    wanted = round(noon.timestamp() * 1000)
+    for text in ("2026-01-31T12:00:00Z", "2026-01-31T12:00", "2026-01-31T13:00:00+01:00", str(wanted)):
+        assert moment(text) == wanted
+    assert moment("2026-01-31") == wanted - 12 * 3_600_000
+    with pytest.raises(typer.BadParameter, match="is no time"):
+        moment("yesterday")
+
+
+def test_one_variable_names_the_configuration_everywhere(site):
+    """Also where the file is an argument."""
+    for arguments in (("config", "check"), ("config", "show"), ("archive", "topics"), ("lag",)):
+        assert tieringd(*arguments, TIERINGD_CONFIG=str(site.config)).exit_code == 0, arguments
