@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The order of sets is a part of a simulated history: with another seed of hashes it is another history.
 export PYTHONHASHSEED := 0
 
-.PHONY: help install install-dev kafka azurite promtool dashboards class-data demo components test durations quick affected sim mutants hypothesis soak nightly coverage-map figures check format bench clean
+.PHONY: help install install-dev kafka azurite promtool dashboards class-data demo components test durations quick affected sim mutants hypothesis soak fuzz nightly coverage-map figures check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -60,7 +60,7 @@ components: ## Say what the machine lacks for the tests, before anything is inst
 
 # Two for tests with brokers and daemons, and one at a lower priority that takes the others first.
 test durations: WORKERS = 3
-test: components class-data azurite promtool ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time)
+test: components class-data azurite promtool ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time; ARGS="--shuffle 7": files in random order)
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS) $(TESTS)
 
 durations: ## Run every test and write tests/durations.json, which orders the files of later runs
@@ -89,11 +89,14 @@ hypothesis: .venv/.installed-dev ## Run the tests of Hypothesis with twenty time
 soak: .venv/.installed-dev azurite ## Run a daemon before a failing store for a while (STORE=s3, gcs or azure; MINUTES=30)
 	$(BIN)/python -m tests.support.soak --store $(or $(STORE),s3) --minutes $(or $(MINUTES),30)
 
+fuzz: .venv/.installed-dev ## Give wrong bytes to every parser (MINUTES=10 SEED=0)
+	$(BIN)/python -m tests.fuzz.run --seconds $$(( $(or $(MINUTES),10) * 60 )) --seed $(or $(SEED),0)
+
 coverage-map: components kafka azurite promtool ## Record what each test file runs, for make affected (TESTS=tests/unit: some)
 	$(BIN)/python -m tests.support.coverage_map --workers $(WORKERS) $(TESTS)
 
-nightly: components kafka azurite promtool ## The long runs, one after the other: seeds, mutants, examples, soak, coverage map (SEEDS=5000 MINUTES=10)
-	$(MAKE) --keep-going --jobs 1 sim mutants hypothesis soak coverage-map SEEDS=$(or $(SEEDS),5000) MINUTES=$(or $(MINUTES),10)
+nightly: components kafka azurite promtool ## The long runs, one after the other: seeds, mutants, examples, soak, fuzzing, coverage map (SEEDS=5000 MINUTES=10)
+	$(MAKE) --keep-going --jobs 1 sim mutants hypothesis soak fuzz coverage-map SEEDS=$(or $(SEEDS),5000) MINUTES=$(or $(MINUTES),10)
 
 check: .venv/.installed-dev ## Format, lint, types, layers, test docstrings
 	$(BIN)/ruff format --check .

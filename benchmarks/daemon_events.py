@@ -36,6 +36,10 @@ class DaemonEvents:
                 self._by_name.setdefault(event["event"], []).append(event)
         return self._by_name.get(name, [])
 
+    def durable_segments(self) -> list[tuple[int, int]]:
+        """Return the partition and base offset of each segment that has become durable."""
+        return [(event["partition"], event["base_offset"]) for event in self.named("segment durable")]
+
 
 def until(is_so: Callable[[], bool], daemon: Daemon, what: str) -> None:
     """Return when *is_so* says so; fail when the daemon ends first, or it takes too long."""

@@ -13,9 +13,9 @@ import asyncio
 import shutil
 import subprocess
 import time
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.closed_segments import ClosedSegments
 from benchmarks.daemon_events import DaemonEvents
 from tests.support.daemon import running_daemon, write_config
 from tests.support.kafka import KafkaCluster
@@ -85,7 +85,8 @@ def _watched(cluster: KafkaCluster, daemon: Daemon, *, seconds: float) -> dict[s
         *("--throughput", str(rate), "--producer-props", f"bootstrap.servers={cluster.bootstrap}"),
         *("acks=all", "batch.size=131072", "linger.ms=5"),
     )
-    segments = _Segments(cluster.log_dir(), DaemonEvents(daemon))
+    events = DaemonEvents(daemon)
+    segments = ClosedSegments(cluster.log_dir(), _TOPIC, events.durable_segments)
     began = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as producer:
         while producer.poll() is None:
@@ -104,35 +105,3 @@ def _watched(cluster: KafkaCluster, daemon: Daemon, *, seconds: float) -> dict[s
         "closed_segments": len(ages),
         "steady_mib_per_second": records * _RECORD_BYTES / MIB / took,
     }
-
-
-class _Segments:
-    """When each segment was seen to be closed, and when it was durable."""
-
-    def __init__(self, log_dir: Path, events: DaemonEvents) -> None:
-        self._log_dir = log_dir
-        self._events = events
-        self._closed: dict[tuple[int, int], float] = {}
-        self._durable: dict[tuple[int, int], float] = {}
-
-    @property
-    def waiting(self) -> int:
-        """Return how many closed segments are not durable."""
-        return len(self._closed.keys() - self._durable.keys())
-
-    def sample(self) -> None:
-        """Note what is new."""
-        now = time.monotonic()
-        bases: defaultdict[int, list[int]] = defaultdict(list)
-        for log in self._log_dir.glob(f"{_TOPIC}-*/*.log"):
-            bases[int(log.parent.name.rpartition("-")[2])].append(int(log.stem))
-        for partition, found in bases.items():
-            for base in sorted(found)[:-1]:
-                self._closed.setdefault((partition, base), now)
-        for event in self._events.named("segment durable"):
-            self._durable.setdefault((event["partition"], event["base_offset"]), now)
-
-    def ages(self) -> list[float]:
-        """Return how long each closed segment was not durable; up to now where it is not yet."""
-        now = time.monotonic()
-        return [self._durable.get(one, now) - closed for one, closed in self._closed.items()]

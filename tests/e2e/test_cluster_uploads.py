@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import json
+
 from aiokafka.admin import RecordsToDelete
 from aiokafka.structs import TopicPartition as ClientPartition
 
@@ -18,6 +20,7 @@ from tests.e2e.archives import (
 )
 from tests.e2e.sample_topics import ISOLATIONS, SEGMENTS, consumed
 from tests.support.daemon import run_json
+from tieringd.formats.archive_owners import ARCHIVE_OWNERS_KEY, BROKER
 from tieringd.formats.object_keys import brokers_prefix
 
 _INTERVAL = {"cloud_storage_segment_max_upload_interval_sec": 2}
@@ -45,6 +48,9 @@ async def test_idle_timeout_uploads_the_stable_part_of_an_active_segment(brokers
     assert (manifest.start_offset, manifest.gaps, manifest.faults()) == (0, (), ())
     assert len(manifest.segments) >= 2
     assert read_records(daemons.config(), topic) == await consumed(brokers, topic, "read_uncommitted")
+    # The three daemons agree on whose the archive is.
+    (owner,) = json.loads(objects.read(ARCHIVE_OWNERS_KEY))["clusters"].values()
+    assert owner == BROKER
 
     # The other partition's uploads show that the interval has passed twice more.
     for count in (1, 2, 3):
@@ -160,8 +166,8 @@ async def test_topic_that_holds_data_is_archived_from_its_earliest_offset(
         await admin.delete_records({ClientPartition(topic, 0): RecordsToDelete(first)})
     daemons[1].until(lambda: min(closed_segments(directory)) == first, "the broker has deleted the head")
     daemons[1].until_rounds(2)
-    # What daemons tell each other of their brokers is of no topic.
-    told = brokers_prefix(brokers.cluster_id)
+    # What daemons tell each other of their brokers, and whose the archive is, is of no topic.
+    told = (brokers_prefix(brokers.cluster_id), ARCHIVE_OWNERS_KEY)
     stored = [key for key in objects.keys() if not key.startswith(told)]  # noqa: SIM118 a method
     assert [key for key in stored if not key.endswith("/topic_manifest.json")] == []
 

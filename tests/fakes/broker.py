@@ -71,6 +71,10 @@ class FakeBroker:
         """The number of requests to this broker that changed quotas."""
         self.denied: set[str] = set()
         self.lagging: set[TopicPartition] = set()
+        self.calls: Counter[str] = Counter()
+        """How often each operation was called."""
+        self.created_again: set[str] = set()
+        """Topics whose directories here are those of a deleted topic with the same name."""
         """Partitions with a replica that is not in sync."""
         self.trims: list[tuple[TopicPartition, int]] = []
         """Every requested trim: the partition and the offset."""
@@ -109,7 +113,11 @@ class FakeBroker:
                 for name, epoch in self.epochs.items()
             }
             replicas |= {name: Replica(epoch, is_leader=False) for name, epoch in self.followed.items()}
-            held = {name: replica for name, replica in replicas.items() if name in names}
+            held = {
+                name: replica
+                for name, replica in replicas.items()
+                if name in names and name.topic not in self.created_again
+            }
             return ClusterView(held, Counter(name.topic for name in replicas))
 
         return await self._answer("replicas", view)
@@ -233,6 +241,7 @@ class FakeBroker:
 
     async def _answer(self, operation: str, effect: Callable[[], Any], *, may_be_late: bool = False) -> Any:
         async def happen() -> Any:
+            self.calls[operation] += 1
             if self._faults[operation]:
                 raise self._faults[operation].popleft()
             return effect()

@@ -361,3 +361,13 @@ class LogWriter:
     def _unlink(self, base_offset: int) -> None:
         for kind in LogFileKind:
             (self.path / encode_file_name(base_offset, kind)).unlink(missing_ok=True)
+
+
+def leads_from(writer: LogWriter, divergence: int) -> None:
+    """The broker of *writer* lacks what comes after *divergence*, leads, and has let go of what is before."""
+    writer.truncate(divergence)
+    writer.begin_epoch(1)
+    if writer.bases[-1] != divergence:
+        writer.roll()
+    while writer.bases_on_disk[0] != divergence:
+        writer.drop_head()

@@ -14,3 +14,8 @@ def stored_manifest(store, writer):
 def bases(store, writer) -> list[int]:
     manifest = stored_manifest(store, writer)
     return [each.base_offset for each in manifest.segments] if manifest else []
+
+
+def bounds_of(manifest) -> list[tuple[int, int, int]]:
+    """Return the first and the last offset of each live segment, and its leader epoch."""
+    return [(one.base_offset, one.last_offset, one.leader_epoch) for one in manifest.segments]

@@ -65,6 +65,20 @@ class CrashingStore(MemoryStore):
             raise Crash
 
 
+class CrashingJoins(CrashingStore):
+    """Also counts joins as changes, and crashes at them."""
+
+    async def join(self, key, sources, *, crc32c, condition=None):
+        """Join objects, unless the process crashes before."""
+        is_last = self._is_last()
+        if is_last and not self.takes_effect:
+            raise Crash
+        joined = await super().join(key, sources, crc32c=crc32c, condition=condition)
+        if is_last:
+            raise Crash
+        return joined
+
+
 def make_parts_small(monkeypatch: pytest.MonkeyPatch, *, rows: int = 1, remembered: int = 1) -> None:
     """
     Make spilled parts of *rows* segments or more, and let the live manifest keep *remembered* of them.

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from tieringd.formats.archive_owners import BROKER, ArchiveOwners, encode_archive_owners
 from tieringd.formats.disk_state import (
     PublishedDiskState,
     QuotaPhase,
@@ -36,6 +37,7 @@ from tieringd.formats.job_records import (
 )
 from tieringd.formats.manifest_codec import encode_manifest, encode_spillover
 from tieringd.formats.object_keys import TopicKey
+from tieringd.formats.operator_decision import encode_decision, encode_decision_outcome
 from tieringd.formats.sidecar import encode_sidecar
 from tieringd.formats.topic_manifest import (
     Archiving,
@@ -48,6 +50,12 @@ from tieringd.model.disk_state import EVERY_PRODUCER, DiskState, QuotaChange, qu
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap, RecordDeletion, Replacement, Retired, Unsettled
 from tieringd.model.offset_translation import OffsetTranslation
+from tieringd.model.operator_decision import (
+    DecisionOutcome,
+    DecisionState,
+    ManifestVersion,
+    OperatorDecision,
+)
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import (
     AbortedTransaction,
@@ -355,6 +363,23 @@ DELETION_OUTCOME = DeletionOutcome(
         ),
     ),
 )
+DECISION = OperatorDecision(
+    PARTITION,
+    decision_id="0123456789abcdef",
+    decided_at_ms=1_700_000_000_000,
+    decided_by="ann@broker-1",
+    made_for=ManifestVersion(7, SECOND_WRITER, 2**53 - 1),
+    is_aborted={5: True, 2**62: False},
+    give_up=(1000, 2**62),
+    keep=True,
+)
+DECISION_OUTCOME = DecisionOutcome(
+    DecisionState.COMMITTING,
+    at_ms=1_700_000_060_000,
+    leader_epoch=7,
+    writer_id=FIRST_WRITER,
+    voided=(CrossingTransaction(5, 1000, 2**62, 4),),
+)
 REWRITING = Rewriting(
     RewritingKind.COMPACTED,
     replaced=(SegmentIdentity(1000, 1999, 61, 4, "rewritten-0123456789abcdef"),),
@@ -363,6 +388,7 @@ REWRITING = Rewriting(
         SegmentIdentity(3000, 2**63 - 2, 2**40, 7, "rewritten-fedcba9876543210"),
     ),
 )
+ARCHIVE_OWNERS = ArchiveOwners({"wZ3qkPqzR2mH1v0uYx9A_g": BROKER, "local": "00ff" * 8, "earlier": None})
 
 
 def files() -> dict[str, bytes]:
@@ -381,9 +407,12 @@ def files() -> dict[str, bytes]:
         "erasure-done.v2.json": encode_erasure_outcome(ERASURE_REQUEST, ERASURE_OUTCOME),
         "deletion-begun.v1.json": encode_deletion_request(DELETION_REQUEST),
         "deletion-done.v1.json": encode_deletion_outcome(DELETION_REQUEST, DELETION_OUTCOME),
+        "decision.v1.json": encode_decision(DECISION),
+        "decision-done.v1.json": encode_decision_outcome(DECISION, DECISION_OUTCOME),
         "rewriting.v1.json": encode_rewriting(PARTITION, REWRITING),
         "history-link.v1": encode_history_link(HISTORY_LINK),
         "quota-record.v1.json": encode_quota_record(QUOTA_RECORD),
+        "archive-owners.v1.json": encode_archive_owners(ARCHIVE_OWNERS),
     }
 
 

@@ -388,8 +388,8 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "delete-delay",
         f"{_ARCHIVING}/archive_retention.py",
-        "for one in takewhile(lambda one: self._gone_since.ms(one) + delay_ms <= ages_ms, _free(manifest))",
-        "for one in _free(manifest)",
+        "self._gone_since.ms(one) + delay_ms <= ages_ms, free_retired(manifest)",
+        "True, free_retired(manifest)",
         "Objects outlive what named them by the delete delay",
         worlds=BROKER,
     ),

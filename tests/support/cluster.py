@@ -39,10 +39,12 @@ _POLL_SECONDS = 0.1
 _ELECT_LEADERS = ApiVersionRange("ElectLeaders", 43, min_version=2, max_version=2)
 _REASSIGN = ApiVersionRange("AlterPartitionReassignments", 45, min_version=0, max_version=0)
 _CREATE_PARTITIONS = ApiVersionRange("CreatePartitions", 37, min_version=2, max_version=3)
+_WRITE_TXN_MARKERS = ApiVersionRange("WriteTxnMarkers", 27, min_version=1, max_version=1)
 _PREFERRED = 0
 _TIMEOUT = timedelta(seconds=30)
 _TOPIC_RESOURCE = 2
-_SET = 0
+_BROKER_RESOURCE = 4
+_SET, _REMOVE = 0, 1
 
 CLUSTER_PROPERTIES = {
     # Leaders move only when a test moves them.
@@ -189,19 +191,57 @@ class ClusterAdmin:
 
     async def configure(self, topic: str, settings: Mapping[str, str]) -> None:
         """Set some properties of a topic; the others stay as they are."""
+        await self._alter(_TOPIC_RESOURCE, topic, settings)
 
+    async def configure_broker(self, node_id: int, settings: Mapping[str, str | None]) -> None:
+        """Set some dynamic properties of one broker, or remove those that are None."""
+        address = self._connections.bootstrap[node_id - 1]
+        await self._alter(_BROKER_RESOURCE, str(node_id), settings, address=address)
+
+    async def _alter(
+        self, kind: int, name: str, settings: Mapping[str, str | None], *, address: str | None = None
+    ) -> None:
         def build(module: ModuleType) -> Any:
             configs = tuple(
-                module.AlterableConfig(name=name, config_operation=_SET, value=value)
-                for name, value in settings.items()
+                module.AlterableConfig(
+                    name=key, config_operation=_REMOVE if value is None else _SET, value=value
+                )
+                for key, value in settings.items()
             )
-            resource = module.AlterConfigsResource(
-                resource_type=_TOPIC_RESOURCE, resource_name=topic, configs=configs
-            )
+            resource = module.AlterConfigsResource(resource_type=kind, resource_name=name, configs=configs)
             return module.IncrementalAlterConfigsRequest(resources=(resource,), validate_only=False)
 
-        answer = await self._ask(INCREMENTAL_ALTER_CONFIGS, build)
+        request = KafkaRequest(INCREMENTAL_ALTER_CONFIGS, build)
+        answer = (
+            await self._ask(INCREMENTAL_ALTER_CONFIGS, build)
+            if address is None
+            else await self._connections.send(address, request)
+        )
         assert all(one.error_code is ErrorCode.none for one in answer.responses), answer
+
+    async def end_transaction(
+        self, topic: str, numbers: Sequence[int], producer: tuple[int, int], *, is_committed: bool
+    ) -> None:
+        """
+        Write the marker of a transaction into partitions, past its coordinator, as an operator may.
+
+        *producer* is its id and epoch. This admin's first node must lead the partitions.
+        """
+
+        def build(module: ModuleType) -> Any:
+            producer_id, producer_epoch = producer
+            marker = module.WritableTxnMarker(
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                transaction_result=is_committed,
+                topics=(module.WritableTxnMarkerTopic(name=topic, partition_indexes=tuple(numbers)),),
+                coordinator_epoch=0,
+            )
+            return module.WriteTxnMarkersRequest(markers=(marker,))
+
+        answer = await self._ask(_WRITE_TXN_MARKERS, build)
+        results = [one for found in answer.markers for each in found.topics for one in each.partitions]
+        assert all(one.error_code is ErrorCode.none for one in results), answer
 
     async def _ask(self, api: ApiVersionRange, build: Callable[[ModuleType], Any]) -> Any:
         """Send a request to the first broker that answers."""

@@ -87,6 +87,8 @@ class KafkaBrokerProcess:
     heap_mib: int = 512
     java_options: Sequence[str] = ()
     """Additional Java options for the broker itself."""
+    virtual_machine: Sequence[str] | None = None
+    """Options in place of those for a quick start, where a benchmark wants those of production."""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -112,7 +114,11 @@ class KafkaBrokerProcess:
 
     def command(self, main_class: str, *arguments: str) -> list[str]:
         """Return the command line of one of Kafka's own main classes."""
-        options = (f"-Xmx{self.heap_mib}m", *options_with(kafka_archive()))
+        quick = options_with(kafka_archive())
+        options = (
+            f"-Xmx{self.heap_mib}m",
+            *(quick if self.virtual_machine is None else self.virtual_machine),
+        )
         logging = "-Dorg.apache.logging.log4j.level=INFO"
         properties = ("-cp", f"{self.jars}/*", main_class, *arguments)
         return [program("java"), *options, logging, *properties]
@@ -197,7 +203,8 @@ class KafkaBrokerProcess:
 
 
 @asynccontextmanager
-async def _admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
+async def admin_of(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
+    """Open an admin client of one broker."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
@@ -224,13 +231,14 @@ class KafkaCluster:
         listeners: Sequence[Listener] = (),
         cluster_id: str = "",
         java_options: Sequence[str] = (),
+        virtual_machine: Sequence[str] | None = None,
     ) -> KafkaCluster:
         """
         Format and start a new cluster under *directory*; return when every node is ready.
 
         *properties* are added to every node's configuration, and override it. Without *cluster_id* the
         cluster has a new id; a test that replaces a lost cluster gives that one's id. *java_options* are
-        added to those of the brokers.
+        added to those of the brokers; *virtual_machine* replaces those for a quick start.
 
         Raises:
             KafkaStartError: A node did not become ready. All nodes are ended.
@@ -247,6 +255,7 @@ class KafkaCluster:
                 jars,
                 heap_mib=heap_mib,
                 java_options=java_options,
+                virtual_machine=virtual_machine,
             )
             for number in range(1, brokers + 1)
         ]
@@ -350,7 +359,7 @@ class KafkaCluster:
         if node.process is None:
             return
         deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
-        async with _admin(node.bootstrap) as admin:
+        async with admin_of(node.bootstrap) as admin:
             while True:
                 (topic,) = await admin.describe_topics([name])
                 if [each["leader"] >= 0 for each in topic["partitions"]].count(True) == partitions:
@@ -379,7 +388,7 @@ class KafkaCluster:
     @asynccontextmanager
     async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
         """Open an admin client."""
-        async with _admin(self.bootstrap) as admin:
+        async with admin_of(self.bootstrap) as admin:
             yield admin
 
     @asynccontextmanager

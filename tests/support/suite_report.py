@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 from collections import Counter
 from pathlib import Path
@@ -234,6 +235,29 @@ def longest_first(items: list[pytest.Item], seconds: Mapping[str, float]) -> lis
     return [item for group in sorted(groups, key=rank, reverse=True) for item in groups[group]]
 
 
+def shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
+    """
+    Return *items* with groups, and the files of each group, in the random order of *seed*.
+
+    Groups of processes still come before all others, as their brokers are shared. Tests of a file keep their
+    order. Every worker gets the same order from the same seed.
+    """
+    groups: dict[str, dict[str, list[pytest.Item]]] = {}
+    for item in items:
+        files = groups.setdefault(resource_group(item.nodeid), {})
+        files.setdefault(_file_of(item.nodeid), []).append(item)
+    draw = random.Random(seed)
+    names = sorted(groups)
+    draw.shuffle(names)
+    names.sort(key=lambda name: not any(file.startswith(WITH_PROCESSES) for file in groups[name]))
+    order = []
+    for name in names:
+        files = sorted(groups[name])
+        draw.shuffle(files)
+        order += [item for file in files for item in groups[name][file]]
+    return order
+
+
 def _file_of(test: str) -> str:
     return test.partition("::")[0]
 
@@ -276,8 +300,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options that record a run, and that leave out what took long in the recorded run."""
+    """Add the options that record a run, order it, and leave out what took long in the recorded run."""
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.json anew")
+    parser.addoption(
+        "--shuffle", type=int, metavar="SEED", help="run the files in the random order of a seed"
+    )
     parser.addoption(
         "--without-long-tests",
         action="store_true",
@@ -299,7 +326,7 @@ _REPORT = pytest.StashKey[SuiteReport]()
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """
-    Put the slowest groups first, and leave out long tests with `--without-long-tests`.
+    Put the slowest groups first, or all in random order with `--shuffle`; leave long tests out on request.
 
     In a worker, xdist has `--dist loadgroup` as the option `loadgroup`.
     """
@@ -308,7 +335,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.nodeid.partition("@")[0] in long_tests]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
-    if config.getoption("loadgroup", default=False):
+    if (seed := config.getoption("--shuffle")) is not None:
+        items[:] = shuffled(items, seed)
+    elif config.getoption("loadgroup", default=False):
         items[:] = longest_first(items, load_durations())
 
 

@@ -24,8 +24,6 @@ PAGES = [
     ROOT / "tests/README.md",
     ROOT / "tests/golden/README.md",
 ]
-NOT_BUILT = {"tieringd archive resolve TOPIC-PARTITION"}
-"""Decision 16 says of this command that it does not exist yet."""
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 PLACES = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
 
@@ -87,9 +85,8 @@ def test_links_lead_somewhere(page):
 def test_commands_exist(page):
     """With the subcommands and options that the page gives them."""
     for command in commands(page):
-        if command not in NOT_BUILT:
-            for words in alternatives(command):
-                assert unknown_words(words) == [], command
+        for words in alternatives(command):
+            assert unknown_words(words) == [], command
 
 
 def test_metrics_page_lists_every_metric():

@@ -126,6 +126,23 @@ def test_long_tests_are_left_out_on_request(run_suite, tmp_path):
     assert " 24 passed" in run_suite(files).stdout
 
 
+def test_order_of_files_can_be_shuffled(run_suite, tmp_path):
+    """The same seed gives the same order, another seed another one, and processes still come first."""
+    files = dict.fromkeys([*(f"tests/e2e/test_{name}.py" for name in "abcd"), *PLAIN], "plain")
+
+    def order(seed):
+        (tmp_path / "log").unlink(missing_ok=True)
+        done = run_suite(files, workers=1, options=["--shuffle", str(seed)])
+        assert done.returncode == 0, done.stdout + done.stderr
+        lines = (tmp_path / "log").read_text().splitlines()
+        return list(dict.fromkeys(line.split()[0] for line in lines))
+
+    orders = [order(1), order(2), order(1)]
+    assert orders[0] == orders[2] != orders[1]
+    assert {*orders[0]} == {*files}
+    assert all("/e2e/" in file for file in orders[0][:4])
+
+
 def test_tests_that_use_the_three_brokers_are_listed():
     """One that is not would start a second cluster on another worker."""
     paths = [*ROOT.glob("tests/e2e/**/test_*.py"), *ROOT.glob("tests/integration/test_*.py")]

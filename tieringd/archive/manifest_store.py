@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 from crc32c import crc32c
 
+from tieringd.archive.operator_decisions import OperatorDecisions
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import (
     CorruptDataError,
@@ -92,6 +93,7 @@ class ManifestStore:
         self._now_ms = now_ms
         self._last_commit_number = 0
         self.spillovers = SpilloverManifests(store)
+        self.decisions = OperatorDecisions(store, writer_id=writer_id)
 
     async def load(self, partition: TopicIdPartition) -> StoredManifest:
         """

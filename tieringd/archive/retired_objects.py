@@ -8,26 +8,62 @@ counts as deleted, and a manifest forgets retired segments whose objects were de
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import chain, takewhile
 
 import structlog
 
-from tieringd.archive.manifest_store import ManifestStore
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Retired
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment
 from tieringd.model.spilling import spillover_deleted
-from tieringd.model.spillover import SpilloverName
+from tieringd.model.spillover import ExpiredSpillover, Spillover, SpilloverName
 from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
 
 DELETED_AT_ONCE_MAX = 500
 """How many segments one request deletes, with two objects each: half of the keys that a store accepts."""
+
+
+def dated_ms(one: Retired | ExpiredSpillover) -> int:
+    """Return when the commit that retired segments was dated, in milliseconds since the epoch."""
+    return one.retired_at_ms
+
+
+class GoneSince:
+    """
+    Since when readers cannot meet retired segments in a manifest any more.
+
+    The manifest has the time at which the commit was dated. The commit took effect later, and not later than
+    the first manifest that a read or an answered commit showed to have it. That time is only in memory: a
+    process that begins anew starts from when the manifest that it reads was stored.
+    """
+
+    def __init__(self) -> None:
+        self._noted: tuple[tuple[Retired, ...], Spillover | None] = (), None
+        self._since_ms: dict[tuple[int, int], int] = {}
+
+    def note(self, stored: StoredManifest) -> None:
+        """Take in a manifest that is in effect."""
+        retired, spillover = stored.existing.retired, stored.existing.spillover
+        if self._noted[0] is retired and self._noted[1] is spillover:
+            return
+        self._noted = retired, spillover
+        known, self._since_ms = self._since_ms, {}
+        ones: tuple[Retired | ExpiredSpillover, ...] = (*retired, *expired_spilled(stored.existing))
+        for one in ones:
+            key = _key(one)
+            self._since_ms[key] = known.get(key, max(one.retired_at_ms, stored.in_effect_ms))
+
+    def ms(self, one: Retired | ExpiredSpillover) -> int:
+        """Return the time in milliseconds since the epoch; when the commit was dated, if not noted yet."""
+        return self._since_ms.get(_key(one), one.retired_at_ms)
 
 
 def unnamed(manifest: PartitionManifest, segments: Iterable[RemoteSegment]) -> list[RemoteSegment]:
@@ -72,9 +108,12 @@ async def delete_retired(
     *,
     retired_until_ms: int,
     keeps_held: bool = True,
+    since_ms: Callable[[Retired | ExpiredSpillover], int] = dated_ms,
 ) -> tuple[RemoteSegment, ...]:
     """
     Delete the objects of segments that were retired by *retired_until_ms*, oldest first.
+
+    *since_ms* returns when segments were retired; the default is the time at which that commit was dated.
 
     These are the retired segments of the live manifest, and the spilled segments that expired. Segments held
     for a compaction that may have to be undone stay (`policies.record_removal`). With *keeps_held* false they
@@ -97,10 +136,11 @@ async def delete_retired(
         if not keeps_held:
             held = [one for one in manifest.retired if one.is_held]
             manifest = replace(manifest.released(held), unsettled=None)
-        free = (one for one in manifest.retired if not one.is_held)
-        due = takewhile(lambda one: one.retired_at_ms <= retired_until_ms, free)
+        due = takewhile(lambda one: since_ms(one) <= retired_until_ms, free_retired(manifest))
         retired = tuple(chain.from_iterable(one.segments for one in due))
-        expired, spilled_end = await _expired_spilled(manifests, manifest, retired_until_ms)
+        expired, spilled_end = await _expired_segments(
+            manifests, manifest, lambda one: since_ms(one) <= retired_until_ms
+        )
         deleted, ended = (*expired, *retired), ()
         if not deleted:
             return None
@@ -117,12 +157,12 @@ async def delete_retired(
     return deleted
 
 
-async def _expired_spilled(
-    manifests: ManifestStore, manifest: PartitionManifest, until_ms: int
+async def _expired_segments(
+    manifests: ManifestStore, manifest: PartitionManifest, is_due: Callable[[ExpiredSpillover], bool]
 ) -> tuple[list[RemoteSegment], int | None]:
-    """Return the spilled segments that expired by *until_ms*, and their end offset (None without any)."""
+    """Return the spilled segments that are due, and their end offset (None without any)."""
     spillover = manifest.spillover
-    marks = list(takewhile(lambda one: one.retired_at_ms <= until_ms, spillover.retired if spillover else ()))
+    marks = list(takewhile(is_due, expired_spilled(manifest)))
     if spillover is None or not marks:
         return [], None
     begin, end = spillover.begin_offset, marks[-1].next_offset
@@ -133,3 +173,19 @@ async def _expired_spilled(
             if part.next_offset >= end:
                 break
     return found, end
+
+
+def free_retired(manifest: PartitionManifest) -> Iterator[Retired]:
+    """Yield the retired entries of *manifest* that are not held, in manifest order."""
+    return (one for one in manifest.retired if not one.is_held)
+
+
+def expired_spilled(manifest: PartitionManifest) -> tuple[ExpiredSpillover, ...]:
+    """Return the marks of spilled segments that expired, in manifest order."""
+    return manifest.spillover.retired if manifest.spillover else ()
+
+
+def _key(one: Retired | ExpiredSpillover) -> tuple[int, int]:
+    """Return what stays the same of *one* while the first of its segments are deleted."""
+    next_offset = one.next_offset if isinstance(one, ExpiredSpillover) else one.segments[-1].next_offset
+    return one.retired_at_ms, next_offset

@@ -116,6 +116,23 @@ class SpilloverManifests:
         self._hold(part.partition, name, part)
         return name
 
+    async def keep(self, part: SpilloverManifest, name: SpilloverName) -> bool:
+        """
+        Store a part again if it is gone; say so. Call it after the manifest that names the part is stored.
+
+        A crash may have left the same part before. A scrub that judged that one by the manifest as it was
+        may put the part into quarantine between `put` and the commit.
+
+        Raises:
+            StorageUnavailable: The part may be missing. The next scrub mends that.
+        """
+        try:
+            await self._store.head(spillover_key(part.partition, name))
+        except ObjectNotFound:
+            await self.put(part)
+            return True
+        return False
+
     async def names(self, manifest: PartitionManifest, *, from_offset: int) -> tuple[SpilloverName, ...]:
         """
         Return the names of the newest parts of an archive, as far back as *from_offset*, ascending.

@@ -21,7 +21,7 @@ wrong time in the manifest is corrected. `policies.retention_time` decides which
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +29,7 @@ from itertools import chain, islice, takewhile
 
 from tieringd.archive.manifest_store import StoredManifest
 from tieringd.archive.record_deletion import following_deletion
-from tieringd.archive.retired_objects import unnamed
+from tieringd.archive.retired_objects import GoneSince, expired_spilled, free_retired, unnamed
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.archiving.claim import Claim
 from tieringd.archiving.observer import Observation
@@ -45,7 +45,7 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment, SegmentIdentity
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import spillover_deleted, spillover_expired
-from tieringd.model.spillover import ExpiredSpillover, Spillover
+from tieringd.model.spillover import ExpiredSpillover
 from tieringd.policies.local_retention import plan_trim, trim_due_ms
 from tieringd.policies.record_removal import LogObservation, plan_release
 from tieringd.policies.retention_time import (
@@ -202,36 +202,6 @@ class _Evaluation:
     at_ms: int
 
 
-class _GoneSince:
-    """
-    Since when readers cannot meet retired segments in a manifest any more.
-
-    The manifest has the time at which the commit was dated. The commit took effect later, and not later than
-    the first manifest that a read or an answered commit showed to have it. That time is only in memory: a
-    process that begins anew starts from when the manifest that it reads was stored.
-    """
-
-    def __init__(self) -> None:
-        self._noted: tuple[tuple[Retired, ...], Spillover | None] = (), None
-        self._since_ms: dict[tuple[int, int], int] = {}
-
-    def note(self, stored: StoredManifest) -> None:
-        """Take in a manifest that is in effect."""
-        retired, spillover = stored.existing.retired, stored.existing.spillover
-        if self._noted[0] is retired and self._noted[1] is spillover:
-            return
-        self._noted = retired, spillover
-        known, self._since_ms = self._since_ms, {}
-        ones: tuple[Retired | ExpiredSpillover, ...] = (*retired, *_spilled(stored.existing))
-        for one in ones:
-            key = _key(one)
-            self._since_ms[key] = known.get(key, max(one.retired_at_ms, stored.in_effect_ms))
-
-    def ms(self, one: Retired | ExpiredSpillover) -> int:
-        """Return the time in milliseconds since the epoch; when the commit was dated, if not noted yet."""
-        return self._since_ms.get(_key(one), one.retired_at_ms)
-
-
 class ArchiveRetention(PartitionLogger):
     """
     Keep one partition's archive within its total retention.
@@ -268,7 +238,7 @@ class ArchiveRetention(PartitionLogger):
         """The number of the observation that `_log_observations` ends with."""
         self._awaits_scan = False
         """Whether the last observation alone would release held segments."""
-        self._gone_since = _GoneSince()
+        self._gone_since = GoneSince()
 
     async def step(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
         """
@@ -305,7 +275,10 @@ class ArchiveRetention(PartitionLogger):
     def due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
         """Return the time from which a step has work, if nothing but the time changes."""
         pace = seen.topic.retention_pace
-        first: list[Retired | ExpiredSpillover] = [*islice(_free(manifest), 1), *_spilled(manifest)[:1]]
+        first: list[Retired | ExpiredSpillover] = [
+            *islice(free_retired(manifest), 1),
+            *expired_spilled(manifest)[:1],
+        ]
         gone_since_ms = min(map(self._gone_since.ms, first), default=math.inf)
         if self._awaits_scan:
             return -math.inf
@@ -479,7 +452,7 @@ class ArchiveRetention(PartitionLogger):
         """Delete the objects of spilled segments that expired long enough ago; return how many segments."""
         manifest, spillover = stored.existing, stored.existing.spillover
         limit_ms = self._clock.ages_ms(manifest.committed_at_ms) - pace.delete_delay_ms
-        marks = list(takewhile(lambda one: self._gone_since.ms(one) <= limit_ms, _spilled(manifest)))
+        marks = list(takewhile(lambda one: self._gone_since.ms(one) <= limit_ms, expired_spilled(manifest)))
         if spillover is None or not marks or not await self._claim.is_current():
             return stored, 0
         due: list[RemoteSegment] = []
@@ -519,7 +492,9 @@ class ArchiveRetention(PartitionLogger):
         # the first ones.
         due = [
             one.segments
-            for one in takewhile(lambda one: self._gone_since.ms(one) + delay_ms <= ages_ms, _free(manifest))
+            for one in takewhile(
+                lambda one: self._gone_since.ms(one) + delay_ms <= ages_ms, free_retired(manifest)
+            )
         ]
         # A leader that does not know yet that it was deposed leaves this to its successor. Nothing is lost
         # if this process is stopped right here: an object name holds the epoch and the process that
@@ -550,22 +525,6 @@ def _without(
     if plan.inside_offset is None:
         return left
     return left.starting_inside(table[plan.segments], plan.inside_offset, now_ms=now_ms)
-
-
-def _free(manifest: PartitionManifest) -> Iterator[Retired]:
-    """Yield the retired entries of *manifest* that are not held, in manifest order."""
-    return (one for one in manifest.retired if not one.is_held)
-
-
-def _spilled(manifest: PartitionManifest) -> tuple[ExpiredSpillover, ...]:
-    """Return the marks of spilled segments that expired, in manifest order."""
-    return manifest.spillover.retired if manifest.spillover else ()
-
-
-def _key(one: Retired | ExpiredSpillover) -> tuple[int, int]:
-    """Return what stays the same of *one* while the first of its segments are deleted."""
-    next_offset = one.next_offset if isinstance(one, ExpiredSpillover) else one.segments[-1].next_offset
-    return one.retired_at_ms, next_offset
 
 
 def _smaller(one: int | None, other: int | None) -> int | None:

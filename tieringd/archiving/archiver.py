@@ -272,7 +272,8 @@ class Archiver(LeadershipLogger):
             self._claim,
             remote_log=remote_log,
             layout=layout,
-            spillovers=manifests.spillovers,
+            manifests=manifests,
+            metrics=metrics,
             now_ms=clock,
         )
         self._holes = HoleWatch()

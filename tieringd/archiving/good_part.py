@@ -6,6 +6,9 @@ the good offsets before it, cutting whole segments would lose them. So the segme
 divergence is split there, and segments whose index tells a wrong outcome of a transaction get a new index.
 The outcome comes from the markers in the leader's log.
 
+Where nothing tells what is right, an operator decides (`model.operator_decision`). The decision says how
+transactions ended, or that the archive's records count, or which of them become a gap.
+
 The change is permanent, so it takes two observations with different numbers. The objects are stored
 first; one commit then cuts the archive back and names them. A crash before the commit leaves objects that
 no manifest names, and the next process stores the same part again.
@@ -16,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tieringd.archive.segment_part import PartRequest
@@ -26,8 +29,9 @@ from tieringd.archiving.partition_logger import LeadershipLogger
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.broker.layout import Layout, TransactionEnds, transaction_ends
 from tieringd.errors import ChecksumRejected, CorruptDataError, LocalFileError, ObjectNotFound, TieringError
-from tieringd.model.corrections import reindexed
+from tieringd.model.corrections import reindexed, with_gap_inside
 from tieringd.model.manifest import PartitionManifest
+from tieringd.model.operator_decision import OperatorDecision
 from tieringd.model.partition import Leadership
 from tieringd.model.segment import CrossingTransaction, RemoteSegment
 from tieringd.policies.lineage import (
@@ -38,6 +42,7 @@ from tieringd.policies.lineage import (
     remembers_transactions_at,
     voided_transactions,
 )
+from tieringd.policies.operator_decision import decided_part, why_unfit
 
 _RETRY_MS = 10 * 60_000
 """How long a case for an operator rests. A scrub may have repaired a damaged segment by then."""
@@ -46,9 +51,17 @@ _RETRY_MS = 10 * 60_000
 class OperatorNeededError(TieringError):
     """Nothing in the archive or in the leader's log tells what is right."""
 
-    def __init__(self, message: str, *, reason: OperatorReason) -> None:
+    def __init__(
+        self, message: str, *, reason: OperatorReason, transactions: Mapping[int, int] | None = None
+    ) -> None:
+        """*transactions* are those whose outcome is lost: the first offset by producer."""
         super().__init__(message)
         self.reason = reason
+        self.transactions = transactions or {}
+
+
+class UnfitDecisionError(TieringError):
+    """An operator's decision does not settle the case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +74,24 @@ class OperatorWait:
     base_offset: int
     last_offset: int
     """The good offsets that are only in the archive are *base_offset* to *last_offset*."""
+    divergence_offset: int = field(default=-1, compare=False)
+    """Where the leader's log parts from the archive, as far as is known."""
+    transactions: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    """The producer and the first offset of each transaction whose outcome is lost."""
+    message: str = field(default="", compare=False)
+    refused: str = field(default="", compare=False)
+    """Why the last decision was refused; empty where none was."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPart:
+    """The manifest to commit, and what tells after a crash that it was committed."""
+
+    manifest: PartitionManifest
+    at_ms: int
+    """The time of all that is new in it."""
+    voided: tuple[CrossingTransaction, ...]
+    """Transactions that it no longer lists, where nothing is cut off."""
 
 
 class GoodPart(LeadershipLogger):
@@ -115,13 +146,22 @@ class GoodPart(LeadershipLogger):
         if known is None or known[0] != judged or known[1] == seen.scan_number:
             self.needs_another_scan = True
             return f"{why} and are kept once another scan shows the same"
-        if self.operator_wait is not None and self._now_ms() < self._retry_at_ms:
-            return self._waits_because
         return ""
+
+    @property
+    def rests_because(self) -> str:
+        """Return why the case is not looked at again yet without a decision; empty where it is."""
+        is_resting = self.operator_wait is not None and self._now_ms() < self._retry_at_ms
+        return self._waits_because if is_resting else ""
+
+    def note_refusal(self, why: str) -> None:
+        """Show with the case why the last decision was refused."""
+        if self.operator_wait is not None and self.operator_wait.refused != why:
+            self.operator_wait = replace(self.operator_wait, refused=why)
 
     async def keep(
         self, manifest: PartitionManifest, plan: LineagePlan, seen: Observation, *, cut_offset: int
-    ) -> tuple[PartitionManifest | None, str]:
+    ) -> tuple[KeptPart | None, str]:
         """
         Store what stays of the tail; return the manifest that names it and ends at *cut_offset*.
 
@@ -132,12 +172,36 @@ class GoodPart(LeadershipLogger):
             RetryableError: The log cannot be read now, or the store does not answer.
         """
         try:
-            kept = await self._kept(manifest, plan, seen, cut_offset)
+            return await self._kept(manifest, plan, seen, cut_offset, None), ""
         except OperatorNeededError as error:
             return None, self._ask_operator(plan, error.reason, error)
         except (ObjectNotFound, ChecksumRejected, CorruptDataError) as error:
             return None, self._ask_operator(plan, OperatorReason.SEGMENT_UNREADABLE, error)
-        return kept, ""
+
+    async def keep_as_decided(
+        self,
+        manifest: PartitionManifest,
+        plan: LineagePlan,
+        seen: Observation,
+        decision: OperatorDecision,
+        *,
+        cut_offset: int,
+    ) -> KeptPart:
+        """
+        Do as `keep` does, and what *decision* says where nothing else tells what is right.
+
+        Raises:
+            UnfitDecisionError: The decision does not fit, or leaves something open. Nothing has changed.
+            RetryableError: The log cannot be read now, or the store does not answer.
+        """
+        try:
+            return await self._kept(manifest, plan, seen, cut_offset, decision)
+        except OperatorNeededError as error:
+            self._ask_operator(plan, error.reason, error)
+            raise UnfitDecisionError(f"it leaves something open: {error}") from error
+        except (ObjectNotFound, ChecksumRejected, CorruptDataError) as error:
+            self._ask_operator(plan, OperatorReason.SEGMENT_UNREADABLE, error)
+            raise UnfitDecisionError(f"it keeps offsets that cannot be read: {error}") from error
 
     def _ask_operator(self, plan: LineagePlan, reason: OperatorReason, error: TieringError) -> str:
         self._waits_because = f"{plan.reason}; an operator has to decide: {error}"
@@ -148,80 +212,146 @@ class GoodPart(LeadershipLogger):
         if known is None or known.reason is not reason:
             self._log.error("the partition waits for an operator", reason=reason.value, error=str(error))
         good = replacement.only_archived
-        since_ms = self._now_ms() if known is None else known.since_ms
-        self.operator_wait = OperatorWait(reason, since_ms, good.base_offset, good.last_offset)
+        lost = error.transactions if isinstance(error, OperatorNeededError) else {}
+        self.operator_wait = OperatorWait(
+            reason,
+            self._now_ms() if known is None else known.since_ms,
+            good.base_offset,
+            good.last_offset,
+            divergence_offset=replacement.divergence_offset,
+            transactions=tuple(sorted(lost.items())),
+            message=str(error),
+            refused=known.refused if known else "",
+        )
         return self._waits_because
 
     async def _kept(
-        self, manifest: PartitionManifest, plan: LineagePlan, seen: Observation, cut_offset: int
-    ) -> PartitionManifest:
+        self,
+        manifest: PartitionManifest,
+        plan: LineagePlan,
+        seen: Observation,
+        cut_offset: int,
+        decision: OperatorDecision | None,
+    ) -> KeptPart:
         replacement, now_ms = plan.replacement, self._now_ms()
         assert replacement is not None, "there is a part to keep"
-        divergence = replacement.divergence_offset
-        if not knows_divergence(manifest, seen.log):
+        assert replacement.only_archived is not None, "there is a part to keep"
+        good = replacement.only_archived
+        is_known = knows_divergence(manifest, seen.log)
+        part = decided_part(
+            decision,
+            good,
+            divergence_offset=replacement.divergence_offset,
+            cut_offset=cut_offset,
+            is_known=is_known,
+            now_ms=now_ms,
+        )
+        divergence = part.divergence_offset
+        if not is_known and not part.is_settled:
             raise OperatorNeededError(
                 f"the leader's history of epochs begins at offset {divergence}, under an epoch that the "
                 "archive does not have, so nothing tells whether the records before it are the same",
                 reason=OperatorReason.DIVERGENCE_UNKNOWN,
             )
-        manifest = manifest.undone(cut_offset, now_ms=now_ms)
+        manifest = manifest.undone(part.cut_offset, now_ms=now_ms)
         cut_offset = next(
-            (gap.base_offset for gap in manifest.gaps if gap.base_offset < cut_offset < gap.next_offset),
-            cut_offset,
+            (one.base_offset for one in manifest.gaps if one.base_offset < part.cut_offset < one.next_offset),
+            part.cut_offset,
         )
-        voided = voided_transactions(manifest, seen.log, divergence)
-        base_offset = min([plan.resume_offset, *(one.first_offset for one in voided)])
+        voided = tuple(
+            one
+            for one in voided_transactions(manifest, seen.log, divergence)
+            if one.first_offset < cut_offset
+        )
+        base_offset = min(plan.resume_offset, part.base_offset, *(one.first_offset for one in voided))
         manifest = await self._spillovers.with_history(manifest, from_offset=base_offset)
-        if not remembers_transactions_at(manifest, divergence):
+        if not part.is_settled and not remembers_transactions_at(manifest, divergence):
             raise OperatorNeededError(
                 f"the log parts from the archive at offset {divergence}, and so far back the manifest does "
                 "not list which transactions were open",
                 reason=OperatorReason.TRANSACTIONS_FORGOTTEN,
             )
-        ends = _Ends(self._layout, seen, divergence)
+        unfit = why_unfit(part, manifest, good, is_known=is_known)
+        if unfit:
+            raise UnfitDecisionError(unfit)
+        if part.inner_gap is not None:
+            manifest = with_gap_inside(manifest, part.inner_gap)
+        ends = _Ends(self._layout, seen, divergence, decision.is_aborted if decision else {})
         await ends.await_also({one.producer_id: one.first_offset for one in voided})
+        head, renewed = await self._stored_parts(manifest, ends, base_offset, cut_offset)
+        ends.require_all_told()
+        for segment, stored in renewed:
+            manifest = reindexed(manifest, segment, stored, now_ms=now_ms)
+        manifest = replace(manifest, crossing=tuple(one for one in manifest.crossing if one not in voided))
+        is_cut = plan.lineage is Lineage.DIVERGES or part.last_gap is not None
+        if is_cut:
+            manifest = await self._cut(manifest, cut_offset, head, same_to=divergence, now_ms=now_ms)
+        if part.last_gap is not None and manifest.next_offset == part.last_gap.base_offset:
+            manifest = manifest.with_gap(part.last_gap)
+        begun = (one for one in ends.crossing if one.first_offset < manifest.next_offset)
+        manifest = manifest.appended((), crossing=begun)
+        return KeptPart(manifest, now_ms, () if is_cut else voided)
+
+    async def _cut(
+        self,
+        manifest: PartitionManifest,
+        cut_offset: int,
+        head: RemoteSegment | None,
+        *,
+        same_to: int,
+        now_ms: int,
+    ) -> PartitionManifest:
+        """Return *manifest* cut back to *cut_offset*, the end of *head* where a segment is split."""
+        if head is None and not manifest.segments.row_at_or_after(cut_offset):
+            # A live part has a segment.
+            manifest = await self._spillovers.with_history(manifest, from_offset=manifest.live_offset - 1)
+        return manifest.cut_back(
+            cut_offset,
+            leader_epoch=self._leadership.leader_epoch,
+            now_ms=now_ms,
+            same_to=same_to,
+            head=head,
+        )
+
+    async def _stored_parts(
+        self, manifest: PartitionManifest, ends: _Ends, base_offset: int, cut_offset: int
+    ) -> tuple[RemoteSegment | None, list[tuple[RemoteSegment, RemoteSegment]]]:
+        """
+        Store what stays of the segments from *base_offset* to *cut_offset* and changes.
+
+        Returns the head of the segment that is split, if one is, and the segments with a new index, each
+        after the segment whose place it takes.
+        """
         head: RemoteSegment | None = None
         renewed: list[tuple[RemoteSegment, RemoteSegment]] = []
         # The newest first: its batches show the transactions that are open at the divergence.
         for segment in reversed(manifest.segments.overlapping(base_offset, cut_offset)):
             if cut_offset <= max(segment.base_offset, manifest.start_offset):
                 continue
-            is_last = segment.next_offset >= divergence
             stored = await self._remote_log.store_part(
                 PartRequest(
                     self._leadership.partition,
                     segment,
                     cut_offset,
                     self._leadership.leader_epoch,
-                    ends.of_last if is_last else partial(ends.of, segment),
+                    ends.of_last if ends.is_last(segment) else partial(ends.of, segment),
                 )
             )
             if segment.next_offset > cut_offset:
                 head = stored
             elif stored != segment:
                 renewed.append((segment, stored))
-        for segment, stored in renewed:
-            manifest = reindexed(manifest, segment, stored, now_ms=now_ms)
-        manifest = replace(manifest, crossing=tuple(one for one in manifest.crossing if one not in voided))
-        if plan.lineage is Lineage.DIVERGES:
-            if head is None and not manifest.segments.row_at_or_after(cut_offset):
-                # A live part has a segment.
-                manifest = await self._spillovers.with_history(manifest, from_offset=manifest.live_offset - 1)
-            manifest = manifest.cut_back(
-                cut_offset,
-                leader_epoch=self._leadership.leader_epoch,
-                now_ms=now_ms,
-                same_to=divergence,
-                head=head,
-            )
-        begun = (one for one in ends.crossing if one.first_offset < manifest.next_offset)
-        return manifest.appended((), crossing=begun)
+        return head, renewed
 
 
 class _Ends:
     """How the transactions that are open at the divergence end in the leader's log. Used for one attempt."""
 
-    def __init__(self, layout: Layout, seen: Observation, divergence: int) -> None:
+    def __init__(
+        self, layout: Layout, seen: Observation, divergence: int, is_aborted: Mapping[int, bool]
+    ) -> None:
+        """*is_aborted* are the outcomes, by producer, that an operator has told."""
+        self._is_aborted = is_aborted
         self._layout = layout
         self._seen = seen
         self._divergence = divergence
@@ -232,6 +362,10 @@ class _Ends:
     def crossing(self) -> tuple[CrossingTransaction, ...]:
         """Return the transactions with their new markers."""
         return self._found.ended
+
+    def is_last(self, segment: RemoteSegment) -> bool:
+        """Say whether *segment* ends at the divergence, or holds it."""
+        return segment.next_offset >= self._divergence
 
     async def of_last(self, open_transactions: Mapping[int, int]) -> Mapping[int, int | None]:
         """See `EndsOf`; for the segment that ends at the divergence, or holds it."""
@@ -245,12 +379,34 @@ class _Ends:
         return self._of(open_transactions, segment.next_offset)
 
     def _of(self, open_transactions: Mapping[int, int], next_offset: float) -> Mapping[int, int | None]:
-        return {
+        found = {
             one.producer_id: one.marker_offset if one.producer_id in self._found.aborted else None
             for one in self._found.ended
             # A later transaction of the same producer does not tell how this one ended.
             if one.producer_id in open_transactions and one.first_offset < next_offset
         }
+        told = {
+            # Where the marker was is not known. It was at the divergence or later.
+            producer_id: self._divergence if self._is_aborted[producer_id] else None
+            for producer_id, first_offset in self._found.lost.items()
+            if producer_id in open_transactions and first_offset < next_offset
+        }
+        return found | told
+
+    def require_all_told(self) -> None:
+        """
+        Check that each outcome that an operator has told was needed.
+
+        Raises:
+            UnfitDecisionError: One was not.
+        """
+        for producer_id in sorted(self._is_aborted.keys() - self._found.lost.keys()):
+            is_found = producer_id in self._first_offsets
+            raise UnfitDecisionError(
+                f"the leader's log itself tells how the transaction of producer {producer_id} ended"
+                if is_found
+                else f"no transaction of producer {producer_id} is open at offset {self._divergence}"
+            )
 
     async def await_also(self, first_offsets: Mapping[int, int]) -> None:
         """
@@ -270,13 +426,15 @@ class _Ends:
         self._found = await asyncio.to_thread(
             transaction_ends, self._layout, log, self._divergence, self._first_offsets
         )
-        if self._found.lost:
-            producer_id, first_offset = min(self._found.lost.items())
+        lost = {one: first for one, first in self._found.lost.items() if one not in self._is_aborted}
+        if lost:
+            producer_id, first_offset = min(lost.items())
             raise OperatorNeededError(
                 f"the transaction of producer {producer_id} that began at offset {first_offset} ended in "
                 f"offsets from {self._divergence} on that the log no longer has, so nothing tells whether it "
                 "was committed",
                 reason=OperatorReason.OUTCOME_LOST,
+                transactions=lost,
             )
         if self._found.awaited:
             raise LocalFileError(

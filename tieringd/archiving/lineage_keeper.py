@@ -18,30 +18,39 @@ commits the manifest without them. A crash in between leaves objects that no man
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection
 from functools import partial
 
-from tieringd.archive.manifest_store import StoredManifest
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.archiving.claim import Claim
-from tieringd.archiving.good_part import GoodPart, OperatorWait
+from tieringd.archiving.good_part import GoodPart, KeptPart, OperatorWait, UnfitDecisionError
 from tieringd.archiving.observer import Observation
+from tieringd.archiving.operator_desk import OperatorDesk
 from tieringd.archiving.partition_logger import LeadershipLogger, PartitionLogger
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.broker.layout import Layout, open_transactions_at
 from tieringd.errors import CorruptDataError, StorageError, StorageUnavailable, TieringError
+from tieringd.metrics import Metrics
 from tieringd.model.local_log import Hole
 from tieringd.model.manifest import PartitionManifest
+from tieringd.model.operator_decision import OperatorDecision
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.spilling import part_to_spill, spilled
+from tieringd.model.spillover import SpilloverManifest, SpilloverName
 from tieringd.policies.lineage import (
     Lineage,
     LineagePlan,
+    knows_divergence,
     plan_replacement,
     why_too_early,
 )
 from tieringd.policies.record_removal import cut_for_unsettled
 from tieringd.policies.spillover import plan_spillover
+
+_LOOK_BACK_MS = 24 * 3_600_000
+"""For how long after a cut a new process looks whether an operator's decision led to it."""
 
 
 class Spiller(PartitionLogger):
@@ -107,12 +116,21 @@ class Spiller(PartitionLogger):
             target_bytes=seen.topic.target_manifest_bytes,
             local_offset=_local_offset(seen),
         )
+        parts: list[tuple[SpilloverManifest, SpilloverName]] = []
         for rows in plan:
             part = part_to_spill(manifest, rows)
-            manifest = spilled(manifest, part, await self._spillovers.put(part))
+            name = await self._spillovers.put(part)
+            parts.append((part, name))
+            manifest = spilled(manifest, part, name)
         if not plan:
             return stored
         committed = await self._claim.commit(stored, manifest)
+        for part, name in parts:
+            if await self._spillovers.keep(part, name):
+                self._log.warning(
+                    "a spilled part was put into quarantine before the manifest named it; it is stored again",
+                    base_offset=name.base_offset,
+                )
         self._log.info(
             "old segments spilled out of the manifest",
             segments=sum(plan),
@@ -140,16 +158,23 @@ class LineageKeeper(LeadershipLogger):
         *,
         remote_log: RemoteLog,
         layout: Layout,
-        spillovers: SpilloverManifests,
+        manifests: ManifestStore,
+        metrics: Metrics,
         now_ms: Callable[[], int],
     ) -> None:
         self._good_part: GoodPart | None = None
         """Made where there is a good part to keep, which is rare."""
+        self._desk: OperatorDesk | None = None
+        """Made where an operator has to decide, and kept until the records of the decision are complete."""
+        self._has_looked_back = False
+        """Whether it is known that no earlier process has left a decision to be ended."""
         self._remote_log = remote_log
         self._leadership = leadership
         self._claim = claim
         self._layout = layout
-        self._spillovers = spillovers
+        self._manifests = manifests
+        self._spillovers = manifests.spillovers
+        self._metrics = metrics
         self._now_ms = now_ms
 
     @property
@@ -194,6 +219,7 @@ class LineageKeeper(LeadershipLogger):
         replacement = plan.replacement
         if replacement is None or replacement.only_archived is None:
             self._good_part = None
+            await self._end_decisions(stored.existing)
         if replacement is None:
             return stored, "" if plan.lineage.may_append else plan.reason
         if new_holes:
@@ -210,6 +236,8 @@ class LineageKeeper(LeadershipLogger):
             base_offset=replacement.base_offset,
             divergence_offset=replacement.divergence_offset,
             segments=replacement.segment_count,
+            # The log of a leader that was trimmed past this place no longer tells what it had before.
+            is_compared_below=knows_divergence(manifest, seen.log),
             reason=plan.reason,
         )
         now_ms = self._now_ms()
@@ -241,22 +269,91 @@ class LineageKeeper(LeadershipLogger):
         waits_because = good_part.why_not_yet(plan, seen)
         if waits_because:
             return stored, waits_because
+        decision = None
+        if good_part.operator_wait is not None:
+            desk = self._desk = self._desk or self._new_desk()
+            decision = await desk.pending(stored.existing)
+            good_part.note_refusal(desk.refused)
+        if decision is not None:
+            return await self._carry_out(decision, stored, manifest, plan, seen)
+        if good_part.rests_because:
+            return stored, good_part.rests_because
         cut_offset = replacement.divergence_offset
         if plan.lineage is Lineage.DIVERGES:
             manifest, cut_offset = await self._winners_lost(manifest, cut_offset, seen)
         kept, waits_because = await good_part.keep(manifest, plan, seen, cut_offset=cut_offset)
         if kept is None:
             return stored, waits_because
+        return await self._commit_part(stored, kept, plan), ""
+
+    async def _carry_out(
+        self,
+        decision: OperatorDecision,
+        stored: StoredManifest,
+        manifest: PartitionManifest,
+        plan: LineagePlan,
+        seen: Observation,
+    ) -> tuple[StoredManifest, str]:
+        """Keep what *decision* says, or refuse it."""
+        replacement, good_part, desk = plan.replacement, self._good_part, self._desk
+        assert replacement is not None, "there is a part to keep"
+        assert good_part is not None, "there is a part to keep"
+        assert desk is not None, "a decision was found"
+        cut_offset = replacement.divergence_offset
+        if decision.give_up is not None and replacement.only_archived is not None:
+            base_offset, last_offset = decision.give_up
+            if last_offset == replacement.only_archived.last_offset:
+                cut_offset = min(cut_offset, base_offset)
+        if plan.lineage is Lineage.DIVERGES or cut_offset < replacement.divergence_offset:
+            manifest = await self._spillovers.with_history(manifest, from_offset=cut_offset)
+            manifest, cut_offset = await self._winners_lost(manifest, cut_offset, seen)
+        try:
+            kept = await good_part.keep_as_decided(manifest, plan, seen, decision, cut_offset=cut_offset)
+        except UnfitDecisionError as error:
+            await desk.refuse(decision, str(error))
+            good_part.note_refusal(desk.refused)
+            return stored, f"{plan.reason}; {desk.refused}"
+        await desk.begin(decision, at_ms=kept.at_ms, voided=kept.voided)
+        committed = await self._commit_part(stored, kept, plan)
+        await desk.finish(decision, committed.existing, at_ms=kept.at_ms)
+        return committed, ""
+
+    async def _commit_part(self, stored: StoredManifest, kept: KeptPart, plan: LineagePlan) -> StoredManifest:
+        replacement = plan.replacement
+        assert replacement is not None, "there is a part to keep"
         self._log.warning(
             "archive's tail is off the leader's lineage; its good part stays",
             base_offset=replacement.base_offset,
             divergence_offset=replacement.divergence_offset,
-            next_offset=kept.next_offset,
+            next_offset=kept.manifest.next_offset,
             reason=plan.reason,
         )
-        committed = await self._claim.commit(stored, kept)
+        committed = await self._claim.commit(stored, kept.manifest)
         self._good_part = None
-        return committed, ""
+        return committed
+
+    def _new_desk(self) -> OperatorDesk:
+        return OperatorDesk(
+            self._leadership,
+            self._manifests.decisions,
+            is_current=self._claim.is_current,
+            metrics=self._metrics,
+            now_ms=self._now_ms,
+        )
+
+    async def _end_decisions(self, manifest: PartitionManifest) -> None:
+        """End decisions whose records are not complete, where no case waits for an operator any more."""
+        if self._desk is None and not self._has_looked_back:
+            # The process before this one may have ended after the commit, and before the records of it.
+            newest = manifest.replacements[-1].replaced_at_ms if manifest.replacements else -math.inf
+            if self._now_ms() - newest < _LOOK_BACK_MS:
+                self._desk = self._new_desk()
+        if self._desk is not None:
+            decision = await self._desk.pending(manifest)
+            if decision is not None:
+                await self._desk.refuse(decision, "the partition does not wait for an operator any more")
+            self._desk = None
+        self._has_looked_back = True
 
     async def _winners_lost(
         self, manifest: PartitionManifest, cut_offset: int, seen: Observation

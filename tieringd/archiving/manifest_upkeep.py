@@ -96,16 +96,16 @@ class ManifestUpkeep:
         defaults_recorder: TopicDefaultsRecorder,
         retention: RetentionManager,
         interval_seconds: float,
-        check_store: Callable[[], Awaitable[None]] | None = None,
+        check_store: Callable[[str], Awaitable[None]] | None = None,
         clean_up: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         """
         Take the collaborators.
 
-        *check_store* raises unless the store is fit for use. Until it passes no topic is known, so
-        nothing is archived. *clean_up* removes what killed processes left in the store, and returns how
-        many uploads it removed. At most one listing of the bucket for topic changes is made in
-        *interval_seconds*.
+        *check_store* gets the cluster's id, and raises unless the store is fit for use and the archive is
+        that of this cluster. Until it passes no topic is known, so nothing is archived. *clean_up* removes
+        what killed processes left in the store, and returns how many uploads it removed. At most one
+        listing of the bucket for topic changes is made in *interval_seconds*.
         """
         self._registry = registry
         self._followed_manifests = followed_manifests
@@ -198,7 +198,7 @@ class ManifestUpkeep:
         if now < self._refresh_due:
             return False
         if self._check_store is not None:
-            await self._check_store()
+            await self._check_store(cluster)
         is_changed = await self._registry.refresh(cluster)
         self._refresh_due = now + self.interval_seconds
         return is_changed

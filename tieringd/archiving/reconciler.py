@@ -41,6 +41,7 @@ from tieringd.config import Config
 from tieringd.errors import STORE_FAULTS, CorruptDataError, FencedError, TieringError
 from tieringd.formats.object_keys import TopicKey
 from tieringd.metrics import Metrics
+from tieringd.metrics.restarts import restarted
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership, TopicIdPartition, TopicPartition
 from tieringd.policies.lineage import archived_end
@@ -309,13 +310,20 @@ class Reconciler:
     async def run(self) -> None:
         """Do a round every reconciliation interval, or sooner on a hint, until stopped."""
         async with asyncio.TaskGroup() as tasks:
-            upkeep = tasks.create_task(self._run_upkeep())
+            upkeep = tasks.create_task(
+                restarted("bookkeeping", self._run_upkeep, on_failure=self._metrics.health.task_failed)
+            )
             while not self._stopping:
                 try:
                     await self.step(tasks)
                 except TieringError as error:
                     self._fault = str(error)
                     log.error("reconciliation round failed", error=self._fault)  # noqa: TRY400 its text is enough
+                except Exception as error:
+                    # The boundary between rounds: archivers go on with what they know.
+                    self._fault = f"a defect ended the round: {error!r}"
+                    self._metrics.health.task_failed("reconciliation")
+                    log.exception("reconciliation round failed by a defect")
                 else:
                     self._fault = ""
                 if not self.fault:

@@ -190,6 +190,7 @@ class KafkaBroker:
         self._node_id = settings.node_id
         self._node_address: tuple[str, int] | None = None
         self._reported: set[str] = set()
+        """Topics on our disk that this user may not see, as far as this was logged."""
 
     async def cluster_id(self) -> str:
         """Return the id of the cluster. It is part of every object's key."""
@@ -237,7 +238,9 @@ class KafkaBroker:
         """
         if not found:
             return ClusterView({}, {})
-        return self._view(await self._metadata({each.topic_partition.topic for each in found}), found)
+        topics = {each.topic_partition.topic for each in found}
+        self._reported &= topics
+        return self._view(await self._metadata(topics), found)
 
     def _view(self, response: MetadataResponse, found: Sequence[LocalPartition]) -> ClusterView:
         """Return the roles in *response*, which holds the metadata of the topics of *found*."""
@@ -249,6 +252,7 @@ class KafkaBroker:
             if topic.name is None or topic.error_code is not ErrorCode.none:
                 self._report(topic.name, topic.error_code)
                 continue
+            self._reported.discard(topic.name)
             ids[topic.name] = text_of(getattr(topic, "topic_id", None))
             counts[topic.name] = len(topic.partitions)
             for partition in topic.partitions:

@@ -31,12 +31,12 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
 )
 from kio.index import load_payload_module, load_response_from_request
-from kio.serial import entity_reader, entity_writer
-from kio.serial.errors import SerialError
+from kio.serial import entity_writer
 from kio.static.constants import EntityType
 
 from tieringd.broker.base import EFFECT_WITHIN_SECONDS
 from tieringd.errors import BrokerDenied, BrokerUnavailable, ConfigError
+from tieringd.formats.kafka_wire.kio_decoding import UNREADABLE, decoded_of_broker
 
 if TYPE_CHECKING:
     from kio.static.protocol import RequestPayload
@@ -172,13 +172,13 @@ class KafkaRequest:
     def parse_response_header(self, frame: BytesIO) -> Any:
         """Read the header, and leave *frame* at the message that follows."""
         schema = load_response_from_request(self.payload).__header_schema__
-        header, size = entity_reader(schema)(frame.getvalue(), 0)
+        header, size = decoded_of_broker(schema, frame.getvalue())
         frame.seek(size)
         return header
 
     def decoded(self, answer: bytes) -> Any:
         """Return kio's response for the bytes that the connection returned."""
-        response, _ = entity_reader(load_response_from_request(self.payload))(answer, 0)
+        response, _ = decoded_of_broker(load_response_from_request(self.payload), answer)
         return response
 
     class RESPONSE_TYPE:  # noqa: N801  (the name under which aiokafka looks for it)
@@ -204,6 +204,14 @@ def _encoded(entity: Any) -> bytes:
     return buffer.getvalue()
 
 
+@dataclass(slots=True)
+class _Turns:
+    """The calls that want a connection to one address, one after another."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    calls: int = 0
+
+
 class KafkaConnections:
     """
     One connection per address, opened when it is needed and again after it broke.
@@ -218,7 +226,8 @@ class KafkaConnections:
         self._settings = settings
         self._tls = tls_context(settings)
         self._open: dict[tuple[str, int], AIOKafkaConnection] = {}
-        self._opening: dict[tuple[str, int], asyncio.Lock] = {}
+        self._opening: dict[tuple[str, int], _Turns] = {}
+        """Only addresses to which a connection is being opened, or looked for, at this moment."""
 
     async def send(self, address: tuple[str, int], request: KafkaRequest) -> Any:
         """
@@ -240,18 +249,30 @@ class KafkaConnections:
                 raise
             try:
                 return request.decoded(answer)
-            except (SerialError, ValueError, TypeError) as error:
+            except UNREADABLE as error:
                 raise BrokerUnavailable(f"a response of {host}:{port} cannot be read: {error!r}") from error
 
     async def _connection(self, address: tuple[str, int]) -> AIOKafkaConnection:
         # Two concurrent calls must not open two connections, one of which would be lost.
-        async with self._opening.setdefault(address, asyncio.Lock()):
-            connection = self._open.get(address)
-            if connection is None or not connection.connected():
-                connection = self._new_connection(address)
-                await connection.connect()
-                self._open[address] = connection
-            return connection
+        turns = self._opening.setdefault(address, _Turns())
+        turns.calls += 1
+        try:
+            async with turns.lock:
+                connection = self._open.get(address)
+                if connection is None or not connection.connected():
+                    connection = self._new_connection(address)
+                    await connection.connect()
+                    self._forget_broken()
+                    self._open[address] = connection
+                return connection
+        finally:
+            turns.calls -= 1
+            if not turns.calls:
+                del self._opening[address]
+
+    def _forget_broken(self) -> None:
+        """Forget connections that have ended: a broker that has left the cluster is never asked again."""
+        self._open = {address: one for address, one in self._open.items() if one.connected()}
 
     def _new_connection(self, address: tuple[str, int]) -> AIOKafkaConnection:
         settings = self._settings

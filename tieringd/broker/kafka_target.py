@@ -102,6 +102,10 @@ class TargetCluster:
         await self._admin.close()
         await self._broker.close()
 
+    async def cluster_id(self) -> str:
+        """Return the id of the cluster."""
+        return await self._broker.cluster_id()
+
     async def topic(self, name: str) -> TargetTopic | None:
         """Return a topic with its settings; None if the cluster has no topic of that name."""
         found = await self._broker.topic_shape(name)

@@ -27,7 +27,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
@@ -186,6 +186,15 @@ def scan_log_dirs(
         left_alone=tuple(left_alone),
         problems=tuple(problems),
     )
+
+
+def cluster_of(log_dirs: Sequence[str]) -> str | None:
+    """Return the cluster that the log directories' own files name; None where they name none, or several."""
+    identities: list[Identity] = []
+    for log_dir in log_dirs:
+        with suppress(LocalFileError):
+            identities.append(_identity(log_dir))
+    return _agreed(log_dirs, identities, [])[0]
 
 
 def _partition_name(directory_name: str) -> TopicPartition | None:

@@ -1,12 +1,15 @@
 """
 `tieringd archive`: what the bucket holds. The commands read the bucket alone; no broker is needed.
 
-`init` makes a directory the archive of a file store. With `delete` an operator orders the deletion of a
-deleted topic's archive; `undelete` takes the order back. `describe` also asks the daemon, if one answers.
+`init` makes a directory the archive of a file store. `claim` records this cluster as an owner of the
+archive. With `delete` an operator orders the deletion of a deleted topic's archive; `undelete` takes the
+order back. `describe` also asks the daemon, if one answers, and so does `resolve`, which stores an
+operator's decision.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -33,14 +36,20 @@ from tieringd.cli.options import (
     run_async,
     unreadable_topics_reported,
 )
+from tieringd.cli.resolve import resolve
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
-from tieringd.daemon.file_archive import init_file_root
+from tieringd.daemon.archive_owner import claimant_of, owner_record
+from tieringd.daemon.file_archive import init_file_root, note_first_start
+from tieringd.daemon.local_broker import opened_broker
 from tieringd.errors import ObjectNotFound
+from tieringd.formats.archive_owners import ArchiveOwners
 from tieringd.formats.object_keys import TopicKey, data_key
 from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.model.manifest import PartitionManifest
+from tieringd.policies.archive_ownership import Claimant
 from tieringd.policies.topic_lifecycle import ordered_to_go, taken_back
+from tieringd.storage.store_opening import place_of
 
 Topic = Annotated[str, typer.Argument(help="The topic's name.")]
 TopicId = Annotated[
@@ -68,6 +77,31 @@ def init(config: ConfigFile) -> None:
     typer.echo(f"{settings.cloud_storage_file_root} is the archive {root_id}")
     if before not in {None, root_id}:
         typer.echo(f"It replaces {before}, which {settings.state_directory} has named so far.")
+
+
+def claim(config: ConfigFile) -> None:
+    """
+    Let this daemon's cluster write to an archive that is recorded as another cluster's or host's.
+
+    Use it when two clusters are to share a bucket and prefix, or when the state directory of a host without
+    a broker was lost. First make sure that no other host archives under the same cluster id. Start or
+    restart the daemon afterwards.
+    """
+    settings = loaded(config)
+    claimant, before = run_async(_claim(settings))
+    typer.echo(f"{place_of(settings)} is an archive of the cluster {claimant.cluster}")
+    for cluster, owner in sorted(before.of_cluster.items()):
+        if cluster != claimant.cluster:
+            typer.echo(f"It is one of the cluster {cluster} as well.")
+        elif owner not in {None, claimant.owner}:
+            typer.echo(f"The host with the id {owner} may not archive there any more, once it restarts.")
+
+
+async def _claim(config: Config) -> tuple[Claimant, ArchiveOwners]:
+    await asyncio.to_thread(note_first_start, config)
+    async with opened_archive(config) as archive, opened_broker(config) as broker:
+        claimant = await asyncio.to_thread(claimant_of, config, await broker.cluster_id())
+        return claimant, await owner_record(archive, config).admit(claimant)
 
 
 def delete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
@@ -117,7 +151,7 @@ async def _change(config: Config, topic: str, topic_id: str, change: Callable[..
         await archive.manifests.change_topic(found.key, partial(change, now_ms=archive.clock()))
 
 
-for _command in (init, delete, undelete, copy, move):
+for _command in (init, claim, delete, undelete, copy, move, resolve):
     archive_app.command()(_command)
 archive_app.command()(scrub)
 archive_app.add_typer(quarantine_app, name="quarantine")

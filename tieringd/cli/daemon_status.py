@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tieringd.config import Config
 
 _WAIT_SECONDS = 2.0
@@ -16,8 +18,35 @@ async def waiting(config: Config, topic: str) -> dict[int, str]:
     this daemon does not archive, are left out. If the daemon does not answer, the result is empty: commands
     show the archive without a daemon as well.
     """
+    try:
+        return {
+            one["partition"]: one["fault"] or one["waits_because"]
+            for one in await _partitions(config) or ()
+            if one["topic"] == topic and (one["fault"] or one["waits_because"])
+        }
+    except (KeyError, TypeError):
+        return {}  # Another program listens there.
+
+
+async def partition_status(config: Config, topic: str, number: int) -> dict[str, Any] | None:
+    """
+    Return what the daemon of *config* tells of a partition; empty if it does not archive it.
+
+    None if no daemon answers.
+    """
+    try:
+        partitions = await _partitions(config)
+        if partitions is None:
+            return None
+        return next((one for one in partitions if (one["topic"], one["partition"]) == (topic, number)), {})
+    except (KeyError, TypeError):
+        return None  # Another program listens there.
+
+
+async def _partitions(config: Config) -> list[dict[str, Any]] | None:
+    """Return what the daemon tells of its partitions; None if no daemon answers."""
     if not config.admin.enabled or config.admin.port == 0:
-        return {}
+        return None
     from aiohttp import ClientError, ClientSession, ClientTimeout  # noqa: PLC0415 a tenth of a second
 
     host = _ANY_ADDRESS.get(config.admin.host, config.admin.host)
@@ -29,10 +58,6 @@ async def waiting(config: Config, topic: str) -> dict[int, str]:
         ):
             response.raise_for_status()
             found = await response.json()
-        return {
-            one["partition"]: one["fault"] or one["waits_because"]
-            for one in found["partitions"]
-            if one["topic"] == topic and (one["fault"] or one["waits_because"])
-        }
+        return list(found["partitions"])
     except (TimeoutError, ClientError, ValueError, KeyError, TypeError):
-        return {}  # No daemon listens there, or another program does.
+        return None  # No daemon listens there, or another program does.

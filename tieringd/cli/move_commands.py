@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from tieringd.archive.catalog import OnFault
+from tieringd.archive.owner_record import require_two_places
 from tieringd.cli.human import human_size
 from tieringd.cli.options import (
     ConfigFile,
@@ -25,6 +26,7 @@ from tieringd.cli.options import (
 )
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
+from tieringd.daemon.archive_owner import owner_record
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import TopicManifest
@@ -135,9 +137,10 @@ async def _run(
     deletes_source: bool = False,
 ) -> dict[str, Any]:
     writer_id = f"{COPY_WRITER}{secrets.token_hex(8)}"
-    async with _opened(source_config, target_config, writer_id, on_fault) as (source, mover):
+    async with _opened(source_config, target_config, writer_id, on_fault) as (source, target, mover):
         half_purged = await mover.half_purged(names) if deletes_source else []
         topics = await mover.topics(names, half_purged=half_purged)
+        await _admit(source, target, topics, (source_config, target_config))
         moved = await (mover.move(topics) if is_move else mover.copy(topics))
         has_failed = any(one.fault for one in moved)
         faults = await mover.verify(topics, deep=deep) if (verify or deep) and not has_failed else []
@@ -157,7 +160,7 @@ async def _run(
 @asynccontextmanager
 async def _opened(
     source_config: Config, target_config: Config, writer_id: str, on_fault: OnFault
-) -> AsyncIterator[tuple[Archive, ArchiveMover]]:
+) -> AsyncIterator[tuple[Archive, Archive, ArchiveMover]]:
     place, target_place = place_of(source_config), place_of(target_config)
     if place == target_place:
         raise ConfigError(f"both configurations name {place}: there is nothing to copy")
@@ -165,6 +168,7 @@ async def _opened(
         opened_archive(source_config, Metrics(), writer_id=writer_id) as source,
         opened_archive(target_config, Metrics(), writer_id=writer_id) as target,
     ):
+        await require_two_places(source.store, target.store, names=(place, target_place))
         await target.check_store()
         directory = source_config.state_directory
         copier = ObjectCopier(
@@ -180,7 +184,22 @@ async def _opened(
             on_progress=_tell,
             on_fault=on_fault,
         )
-        yield source, mover
+        yield source, target, mover
+
+
+async def _admit(
+    source: Archive, target: Archive, topics: Sequence[TopicManifest], configs: tuple[Config, Config]
+) -> None:
+    """
+    Let the clusters of *topics* write to the target, where their daemons go on.
+
+    Raises:
+        ConfigError: The target is that of another host with the same cluster id.
+    """
+    owners = (await owner_record(source, configs[0]).owners()).of_cluster
+    clusters = {one.key.cluster: owners.get(one.key.cluster) for one in topics}
+    if clusters:
+        await owner_record(target, configs[1]).admit_moved(clusters)
 
 
 def _site(archive: Archive, place: str) -> Site:

@@ -392,6 +392,11 @@ class GatewayConfig(BaseModel):
     """The largest request that is passed on, like the broker's socket.request.max.bytes."""
     buffer_bytes: Annotated[int, size(_MIB, MAX_INT64)] = 256 * _MIB
     """How much memory all connections together may use for messages."""
+    max_inspected_bytes: Annotated[int, size(64 * _KIB, _GIB)] = 4 * _MIB
+    """
+    The largest message that the gateway holds whole to change it. Archived partitions in a larger response to
+    a Fetch wait for the client's next Fetch, which is then for them alone.
+    """
     archive_bytes_per_second: Annotated[int, size(_RATE_MIN, MAX_INT64)] | None = None
     """Limit of archived records sent to all clients together; null: no limit."""
     client_archive_bytes_per_second: Annotated[int, size(_RATE_MIN, MAX_INT64)] | None = None

@@ -23,7 +23,7 @@ from tieringd.archiving.upload_gate import UploadGate
 from tieringd.config.model import AdminConfig
 from tieringd.errors import ConfigError
 from tieringd.metrics import Metrics
-from tieringd.model.partition import TopicIdPartition
+from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.policies.upload_control import held_because
 
 log = structlog.get_logger(__name__)
@@ -83,7 +83,9 @@ class AdminPage:
                 "pending_segments": status.pending_segments,
                 "fault": status.fault or None,
                 "waits_because": self._held_because(leadership.partition) or status.waits_because or None,
-                "waits_for_operator": status.operator_wait and asdict(status.operator_wait),
+                "waits_for_operator": status.operator_wait
+                and asdict(status.operator_wait)
+                | {"command": f"tieringd archive resolve {_name(leadership)}"},
             }
             for leadership, status in sorted(
                 reconciler.statuses().items(), key=lambda item: item[0].partition
@@ -101,6 +103,10 @@ class AdminPage:
     def _held_because(self, partition: TopicIdPartition) -> str | None:
         held = self._gate.held(partition) if self._gate is not None else None
         return None if held is None else held_because(*held)
+
+
+def _name(leadership: Leadership) -> str:
+    return f"{leadership.partition.topic}-{leadership.partition.partition}"
 
 
 class _AlwaysReady:

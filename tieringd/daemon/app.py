@@ -22,7 +22,7 @@ import asyncio
 import ctypes
 import gc
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 import structlog
@@ -33,10 +33,12 @@ from tieringd.config import Config
 from tieringd.config.reload import compare_configs
 from tieringd.config.units import format_duration
 from tieringd.daemon.admin import serving
+from tieringd.daemon.archive_owner import cluster_on_disk
 from tieringd.daemon.assembly import DaemonParts, apply_config, assembled
 from tieringd.daemon.certificates import certificate_files
 from tieringd.errors import ConfigError, StorageUnavailable
 from tieringd.metrics import Metrics
+from tieringd.metrics.restarts import restarted
 from tieringd.storage.at_once import cancelled
 
 log = structlog.get_logger(__name__)
@@ -153,12 +155,12 @@ async def run_daemon(
         _report_start(config, parts)
         _measure_oldest_upload(metrics, parts)
         metrics.watch_certificates(lambda: certificate_files(config))
-        await _check_store(parts)
+        await _check_store(config, parts)
         reloader = Reloader(
             config, parts, load=load or (lambda: config), on_change=on_change, metrics=metrics
         )
         with _stopped_by_signals(stop, hurry), startup_objects_spared():
-            await _run_until_stopped(reloader, parts, stop, hurry, hangup)
+            await _run_until_stopped(reloader, parts, metrics, stop, hurry=hurry, hangup=hangup)
     log.info("stopped")
 
 
@@ -174,7 +176,7 @@ async def run_once(config: Config) -> PassResult:
     async with _on_hangup(lambda: None), assembled(config, metrics) as parts:
         _report_start(config, parts)
         await parts.archive.store.list_page("meta/", limit=1)
-        await parts.archive.check_store()
+        await parts.check(await parts.broker.cluster_id())
         stop, hurry = asyncio.Event(), asyncio.Event()
         with _stopped_by_signals(stop, hurry):
             work = asyncio.create_task(parts.reconciler.run_once())
@@ -188,22 +190,22 @@ async def run_once(config: Config) -> PassResult:
 
 
 async def _run_until_stopped(
-    reloader: Reloader, parts: DaemonParts, stop: asyncio.Event, hurry: asyncio.Event, hangup: asyncio.Event
+    reloader: Reloader,
+    parts: DaemonParts,
+    metrics: Metrics,
+    stop: asyncio.Event,
+    *,
+    hurry: asyncio.Event,
+    hangup: asyncio.Event,
 ) -> None:
-    config = reloader.config
-    watch = DirectoryWatch([str(path) for path in config.broker.log_dirs])
+    watch = DirectoryWatch([str(path) for path in reloader.config.broker.log_dirs])
     reconciling = asyncio.create_task(parts.reconciler.run())
     helpers: list[asyncio.Task[object]] = [
         asyncio.create_task(_stop_on(stop, parts)),
-        asyncio.create_task(reloader.run(hangup)),
-        asyncio.create_task(_follow(watch, parts)),
-        asyncio.create_task(_pass_hints(watch, parts)),
-        asyncio.create_task(
-            parts.controller.run(interval_seconds=config.cloud_storage_upload_ctrl_update_interval_ms / 1000)
+        *(
+            asyncio.create_task(restarted(name, run, on_failure=metrics.health.task_failed))
+            for name, run in _parts_to_run(reloader, parts, watch, hangup).items()
         ),
-        asyncio.create_task(parts.housekeeping.service.run()),
-        *parts.disks.start(),
-        *([asyncio.create_task(parts.gateway.run())] if parts.gateway else []),
     ]
     try:
         stopping = asyncio.create_task(stop.wait())
@@ -211,7 +213,8 @@ async def _run_until_stopped(
         await asyncio.wait({reconciling, *helpers}, return_when=asyncio.FIRST_COMPLETED)
         for helper in helpers:
             if helper.done():
-                # A failed helper ends the daemon: without the helper the daemon would only look alive.
+                # An error that an operator must act on ends the daemon: without the helper the daemon would
+                # only look alive.
                 await helper
         if not reconciling.done():
             await _finish(reloader.config, reconciling, hurry)
@@ -220,6 +223,24 @@ async def _run_until_stopped(
     finally:
         await cancelled((reconciling, *helpers))
         watch.close()
+
+
+def _parts_to_run(
+    reloader: Reloader, parts: DaemonParts, watch: DirectoryWatch, hangup: asyncio.Event
+) -> dict[str, Callable[[], Awaitable[None]]]:
+    """Return what runs beside the reconciler until the daemon stops, by the names of metrics and logs."""
+    interval_seconds = reloader.config.cloud_storage_upload_ctrl_update_interval_ms / 1000
+    running: dict[str, Callable[[], Awaitable[None]]] = {
+        "reload": lambda: reloader.run(hangup),
+        "directory_watch": lambda: _follow(watch, parts),
+        "hints": lambda: _pass_hints(watch, parts),
+        "upload_controller": lambda: parts.controller.run(interval_seconds=interval_seconds),
+        "housekeeping": parts.housekeeping.service.run,
+        **parts.disks.tasks(),
+    }
+    if parts.gateway is not None:
+        running["gateway"] = parts.gateway.run
+    return running
 
 
 async def _finish(config: Config, reconciling: asyncio.Task[None], hurry: asyncio.Event) -> None:
@@ -266,11 +287,16 @@ async def _follow(watch: DirectoryWatch, parts: DaemonParts) -> None:
             parts.reconciler.hint()
 
 
-async def _check_store(parts: DaemonParts) -> None:
-    """Fail at once where an operator must act; a store that is unavailable now may come back."""
+async def _check_store(config: Config, parts: DaemonParts) -> None:
+    """
+    Fail at once where an operator must act; a store that is unavailable now may come back.
+
+    Where only the broker knows the cluster's id, the archive's owner is checked in the first round.
+    """
     try:
         await parts.archive.store.list_page("meta/", limit=1)
-        await parts.archive.check_store()
+        cluster = await asyncio.to_thread(cluster_on_disk, config)
+        await (parts.archive.check_store() if cluster is None else parts.check(cluster))
     except StorageUnavailable as error:
         log.warning("object store does not answer yet", error=str(error))
 

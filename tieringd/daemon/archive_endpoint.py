@@ -53,13 +53,14 @@ class ArchiveEndpoint:
     cache: ReadCache
     server: GatewayServer
     topics: ServedTopics
+    on_failure: Callable[[str], None] = lambda _: None
+    """Gets the name of a task that failed by a defect, for a metric."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until *stop* is set."""
         async with asyncio.TaskGroup() as tasks:
             helpers = [
-                tasks.create_task(self.cache.keeper.run()),
-                tasks.create_task(self.cache.hydrator.run()),
+                *(tasks.create_task(each) for each in self.cache.tasks(self.on_failure)),
                 tasks.create_task(self.server.watch()),
             ]
             await stop.wait()
@@ -122,7 +123,7 @@ async def archive_endpoint_of(
     ) -> EndpointConnection:
         return EndpointConnection(sock, shared, on_closed, api=api)
 
-    server = GatewayServer(settings, connect=connect)
+    server = GatewayServer(settings, connect=connect, on_failure=metrics.health.task_failed)
     metrics.watch_gateway(server)
     try:
         await server.start()
@@ -145,7 +146,7 @@ async def archive_endpoint_of(
             description=DescriptionAnswers(topics, partitions, own),
             refusals=Refusals(own),
         )
-        yield ArchiveEndpoint(cache, server, topics)
+        yield ArchiveEndpoint(cache, server, topics, metrics.health.task_failed)
     finally:
         partitions.end_waits()
         await server.close()
@@ -182,6 +183,7 @@ def _listener_settings(config: Config) -> GatewaySettings:
         client_tls=client_tls(config),
         max_connections=gateway.max_connections,
         max_request_bytes=gateway.max_request_bytes,
+        max_held_bytes=gateway.max_inspected_bytes,
         buffered_bytes=gateway.buffer_bytes,
         archive_bytes_per_second=gateway.archive_bytes_per_second,
         client_archive_bytes_per_second=gateway.client_archive_bytes_per_second,

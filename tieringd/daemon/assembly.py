@@ -30,6 +30,7 @@ from tieringd.broker.pins import PinDirectory, pin_root
 from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, max_uploads, opened_archive
+from tieringd.daemon.archive_owner import ArchiveCheck, note_host
 from tieringd.daemon.disks import DiskParts, disk_parts
 from tieringd.daemon.file_archive import claim_file_root, note_first_start
 from tieringd.daemon.gateway_service import Gateway, ReadCache, gateway_of
@@ -88,6 +89,7 @@ class DaemonParts:
     """The parts of a running daemon."""
 
     archive: Archive
+    check: ArchiveCheck
     broker: Broker
     reconciler: Reconciler
     controller: UploadController
@@ -105,16 +107,24 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
     # Each process has a new id, so objects that a killed daemon left behind are never overwritten.
     writer_id = secrets.token_hex(8)
     await asyncio.to_thread(note_first_start, config)
+    await asyncio.to_thread(note_host, config)
     with sole_owner(config), _opened_load() as load:
         await asyncio.to_thread(claim_file_root, config)
         async with (
             opened_archive(config, metrics, writer_id=writer_id) as archive,
             opened_broker(config) as broker,
         ):
+            check = ArchiveCheck(config, archive)
             followed_manifests = FollowedManifests(archive.manifests, steady_ms=archive.clock.steady_ms)
             archivers = ArchiverFactory(config, metrics, archive, broker, followed_manifests)
             reconciler = _reconciler(
-                config, metrics, archive, broker, followed_manifests=followed_manifests, archivers=archivers
+                config,
+                metrics,
+                archive,
+                broker,
+                check=check,
+                followed_manifests=followed_manifests,
+                archivers=archivers,
             )
             controller = await asyncio.to_thread(_controller, config, metrics, archive, reconciler, load)
             cache = ReadCache(config, archive, metrics) if config.gateway.enabled else None
@@ -138,6 +148,7 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
             async with gateway_of(
                 config,
                 archive,
+                broker=broker,
                 reconciler=reconciler,
                 cache=cache,
                 may_produce=lambda: disks.degraded is None or not disks.degraded.is_refusing,
@@ -145,6 +156,7 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
             ) as gateway:
                 yield DaemonParts(
                     archive,
+                    check,
                     broker,
                     reconciler,
                     controller,
@@ -184,6 +196,7 @@ def _reconciler(
     archive: Archive,
     broker: Broker,
     *,
+    check: ArchiveCheck,
     followed_manifests: FollowedManifests,
     archivers: ArchiverFactory,
 ) -> Reconciler:
@@ -209,7 +222,7 @@ def _reconciler(
             defaults_recorder=TopicDefaultsRecorder(broker, registry),
             retention=RetentionManager(broker, registry),
             interval_seconds=interval_seconds,
-            check_store=archive.check_store,
+            check_store=check,
             clean_up=_clean_up(archive.store),
         ),
         metrics=metrics,

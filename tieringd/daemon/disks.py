@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,15 +36,20 @@ class DiskParts:
     """None unless it is configured."""
     space: SpaceManager
 
-    def start(self) -> list[asyncio.Task[object]]:
+    def tasks(self) -> dict[str, Callable[[], Awaitable[None]]]:
         """
-        Start the tasks of the parts and return them; they run until they are cancelled.
+        Return what the parts run until they are cancelled, by the names of their tasks.
 
         Their order does not matter. Parts that act on the monitor's state do nothing before there is one,
         and get a hint when it changes. The space manager needs none of the others.
         """
-        parts = (self.monitor, self.degraded, self.ballast, self.space)
-        return [asyncio.create_task(part.run()) for part in parts if part is not None]
+        parts = {
+            "disks": self.monitor,
+            "degraded_mode": self.degraded,
+            "ballast": self.ballast,
+            "space": self.space,
+        }
+        return {name: part.run for name, part in parts.items() if part is not None}
 
     def set_config(self, config: Config) -> None:
         """Let running parts use *config*, as far as it can change while they run."""

@@ -139,7 +139,7 @@ def _holds_our_manifests(config: Config, root: Path) -> bool:
     host.
     """
     scan = layout_of(config).scan([str(path) for path in config.broker.log_dirs])
-    cluster = known_cluster_id(config, scan)
+    cluster = known_cluster_id(config, scan.cluster_id)
     topics = {one.topic_partition.topic for one in scan.partitions}
     base = root / config.cloud_storage_prefix
     try:

@@ -10,12 +10,13 @@ import asyncio
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tieringd.archiving.reconciler import Reconciler
+from tieringd.broker.base import Broker
 from tieringd.cache.cache_directory import CacheDirectory
 from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
@@ -26,6 +27,7 @@ from tieringd.gateway.readable_partitions import ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
+from tieringd.metrics.restarts import restarted
 from tieringd.policies.cache_trim import TrimLimits
 from tieringd.policies.disk_areas import divide_disk
 from tieringd.reading.cache_keeper import CacheKeeper, KeeperSettings, OpenChunks
@@ -91,6 +93,13 @@ class ReadCache:
         self.keeper.directory.walk_concurrency = config.cloud_storage_cache_trim_walk_concurrency
         self.hydrator.set_limits(hydration_limits(config))
 
+    def tasks(self, on_failure: Callable[[str], None]) -> Sequence[Coroutine[None, None, None]]:
+        """Return what the cache runs until it is cancelled. *on_failure* is that of `restarted`."""
+        return (
+            restarted("cache_keeper", self.keeper.run, on_failure=on_failure),
+            restarted("hydrator", self.hydrator.run, on_failure=on_failure),
+        )
+
     def _settings(self, config: Config) -> KeeperSettings:
         found = os.statvfs(_existing(config.cache_directory))
         return keeper_settings(config, disk_bytes=found.f_blocks * found.f_frsize, has_logs=self._has_logs)
@@ -102,12 +111,14 @@ class Gateway:
 
     cache: ReadCache
     server: GatewayServer
+    on_failure: Callable[[str], None] = lambda _: None
+    """Gets the name of a task that failed by a defect, for a metric."""
 
     async def run(self) -> None:
         """Serve until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.cache.keeper.run())
-            tasks.create_task(self.cache.hydrator.run())
+            for task in self.cache.tasks(self.on_failure):
+                tasks.create_task(task)
             await self.server.start()
             await self.server.watch()
 
@@ -117,6 +128,7 @@ async def gateway_of(
     config: Config,
     archive: Archive,
     *,
+    broker: Broker,
     reconciler: Reconciler,
     cache: ReadCache | None,
     may_produce: Callable[[], bool],
@@ -128,7 +140,9 @@ async def gateway_of(
         return
 
     answers = RemoteAnswers(
-        ReadablePartitions(reconciler, archive.manifests, now=time.monotonic, now_ms=archive.clock),
+        ReadablePartitions(
+            reconciler, archive.manifests, now=time.monotonic, now_ms=archive.clock, broker=broker
+        ),
         PartitionReader(cache.hydrator, archive.manifests.spillovers),
         records=archive.records,
         history=archive.history,
@@ -136,10 +150,10 @@ async def gateway_of(
         may_produce=may_produce,
         now=time.monotonic,
     )
-    server = GatewayServer(gateway_settings(config), answers)
+    server = GatewayServer(gateway_settings(config), answers, on_failure=metrics.health.task_failed)
     metrics.watch_gateway(server)
     try:
-        yield Gateway(cache, server)
+        yield Gateway(cache, server, metrics.health.task_failed)
     finally:
         await server.close()
         await answers.close()
@@ -164,6 +178,7 @@ def gateway_settings(config: Config) -> GatewaySettings:
         broker_tls=_broker_tls(config),
         max_connections=gateway.max_connections,
         max_request_bytes=gateway.max_request_bytes,
+        max_held_bytes=gateway.max_inspected_bytes,
         buffered_bytes=gateway.buffer_bytes,
         archive_bytes_per_second=gateway.archive_bytes_per_second,
         client_archive_bytes_per_second=gateway.client_archive_bytes_per_second,

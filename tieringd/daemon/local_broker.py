@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from tieringd.broker.base import Broker
 from tieringd.broker.directory_broker import DirectoryBroker
 from tieringd.broker.layout import KafkaLayout, Layout, RedpandaLayout
-from tieringd.broker.log_dir import LogDirScan
 from tieringd.config import Config
 
 if TYPE_CHECKING:
@@ -57,20 +56,24 @@ def kafka_settings(config: Config, *, node_id: int | None = None) -> KafkaSettin
     )
 
 
-def known_cluster_id(config: Config, scan: LogDirScan) -> str | None:
-    """Return the cluster's id as far as it is known without a broker; None where only the broker knows it."""
+def known_cluster_id(config: Config, on_disk: str | None) -> str | None:
+    """
+    Return the cluster's id as far as it is known without a broker; None where only the broker knows it.
+
+    *on_disk* is the id that the files in the log directories tell.
+    """
     if config.broker.kind != "none":
-        return scan.cluster_id
+        return on_disk
     # A broker's leftover files keep the cluster's own id, so that its archive continues.
     is_named = "cluster_id" in config.model_fields_set
-    return config.cluster_id if is_named else scan.cluster_id or config.cluster_id
+    return config.cluster_id if is_named else on_disk or config.cluster_id
 
 
 async def _broker(config: Config) -> Broker:
     log_dirs = [str(path) for path in config.broker.log_dirs]
     scan = await asyncio.to_thread(layout_of(config).scan, log_dirs)
     if config.broker.kind == "none":
-        return DirectoryBroker(log_dirs, cluster_id=known_cluster_id(config, scan))
+        return DirectoryBroker(log_dirs, cluster_id=known_cluster_id(config, scan.cluster_id))
     from tieringd.broker.kafka import KafkaBroker  # noqa: PLC0415 as above
 
     return KafkaBroker(kafka_settings(config, node_id=scan.node_id))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from tieringd.housekeeping.healer import Healer
 from tieringd.housekeeping.scrub import ScrubJob, ScrubParts
 from tieringd.metrics import Metrics
 from tieringd.model.local_log import LocalLog, LocalPartition
-from tieringd.model.partition import TopicIdPartition, TopicPartition
+from tieringd.model.partition import Leadership, TopicIdPartition, TopicPartition
 
 if TYPE_CHECKING:
     # An ordinary import would load the archiver into commands that do not need it.
@@ -80,10 +80,17 @@ def scrub_job(
 
     *offer* hands a change to the archiver of a partition, and waits until it was committed or given up.
     """
+    wanted: Mapping[Leadership, Observation] = {}
+    found: dict[TopicIdPartition, Observation] = {}
 
     def led() -> dict[TopicIdPartition, Observation]:
+        nonlocal wanted, found
         snapshot = reconciler.snapshot
-        return {one.partition: seen for one, seen in snapshot.wanted.items()} if snapshot else {}
+        # A snapshot has the same mapping as the one before where nothing has changed.
+        if snapshot is not None and snapshot.wanted is not wanted:
+            wanted = snapshot.wanted
+            found = {one.partition: seen for one, seen in wanted.items()}
+        return found
 
     def local_log(partition: TopicIdPartition) -> LocalLog | None:
         seen = led().get(partition)

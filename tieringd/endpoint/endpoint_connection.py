@@ -198,9 +198,10 @@ class EndpointConnection:
             self._break(str(error))
             return
         if error is not None:
+            # The boundary between connections: the others go on.
+            self._shared.counters.failed_connections += 1
+            log.error("a client's connection is closed because of a defect", exc_info=error)
             self.abort()
-            # A programming error: the loop's exception handler reports it.
-            task.result()
         self._go_on()
 
     def _on_unreadable(self, error: LocalFileError) -> None:

@@ -23,7 +23,7 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from tieringd.errors import CorruptDataError
-from tieringd.formats.json_document import encode_document
+from tieringd.formats.json_document import MALFORMED, encode_document
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
 
@@ -181,7 +181,7 @@ def decode_rewriting(data: bytes, *, source: str) -> tuple[TopicIdPartition, Rew
     try:
         document = json.loads(data)
         version = document["version"]
-    except (ValueError, KeyError, TypeError) as error:
+    except MALFORMED as error:
         raise CorruptDataError(f"this is not a rewriting record: {error}", source=source) from error
     if version != REWRITING_VERSION:
         raise CorruptDataError(
@@ -197,7 +197,7 @@ def decode_rewriting(data: bytes, *, source: str) -> tuple[TopicIdPartition, Rew
             _identities(document["replaced"]),
             _identities(document["stored"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except MALFORMED as error:
         raise CorruptDataError(f"this rewriting record is damaged: {error}", source=source) from error
     if not rewriting.stored:
         raise CorruptDataError("this rewriting record names no segment", source=source)

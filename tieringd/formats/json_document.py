@@ -10,6 +10,9 @@ from tieringd.errors import CorruptDataError
 
 T = TypeVar("T")
 
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""The errors that reading a malformed document may raise. Deep nesting ends in a RecursionError."""
+
 
 def encode_document(document: Mapping[str, Any]) -> bytes:
     """Return *document*, which holds its version, with its keys in order."""
@@ -35,5 +38,5 @@ def decode_document(
                 hint="Upgrade tieringd on this host",
             )
         return make(document)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except MALFORMED as error:
         raise CorruptDataError(f"{kind} cannot be read: {error}") from error

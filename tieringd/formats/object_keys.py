@@ -6,6 +6,7 @@ Names of objects in the bucket: built here, parsed here, and nowhere else.
     {h}/{cluster}/meta/{topic}/{partition}_{topic_id}/manifest
     ... manifest.{base}.{last}.{base_ts}.{max_ts}.{crc}
     ... rewriting.{writer}.{crc}
+    ... decision.{id}
     meta/{cluster}/topics/{topic}_{topic_id}/topic_manifest.json
     meta/{cluster}/topics/{topic}_{topic_id}/history_link
     meta/{cluster}/brokers/{node_id}/disk_state.json
@@ -16,6 +17,7 @@ Names of objects in the bucket: built here, parsed here, and nowhere else.
     quarantine/damaged/{key of a manifest}-{crc}
     audit/erasures/{milliseconds}-{job}-{begun or done}.json
     audit/deletions/{milliseconds}-{job}-{begun or done}.json
+    audit/decisions/{milliseconds}-{id}-{begun or done}.json
 
 A `writer` is a process: sixteen hex digits or more for a daemon, the same after `spark-` for a job. A job
 that removes records has them after `rewritten-`, and so has a writer that merges what such a job has stored.
@@ -29,7 +31,8 @@ step (`storage.gcs.store`). It belongs to the same partition, and no manifest ev
 
 A spillover manifest has the live manifest's key, followed by its bounds in decimal (offsets and
 times) and the CRC32C of the document, so that other bytes have another name. The record of a
-rewriting has a key beside them, under the writer of the segments that it names.
+rewriting has a key beside them, under the writer of the segments that it names, and so has the decision of
+an operator, under its id.
 
 `h` is the xxh32 (seed 0) of all that follows it, in eight hex digits: it spreads load over a
 store's key ranges. A data object and its index share the data object's hash, so they lie side
@@ -61,6 +64,8 @@ ERASURES_PREFIX = "audit/erasures/"
 """The prefix of the records of erasures, in the order in which the erasures began."""
 DELETIONS_PREFIX = "audit/deletions/"
 """The prefix of the records of deletions by offset, in the order in which they began."""
+DECISIONS_PREFIX = "audit/decisions/"
+"""The prefix of the records of operators' decisions, in the order in which they were made."""
 
 WRITER_PATTERN = rf"(?:{JOB_PREFIX}|{REWRITER_PREFIX})?[0-9a-f]+"
 """The pattern of writers in the keys of data objects."""
@@ -75,9 +80,10 @@ _DATA_KEY = re.compile(
 )
 _MANIFEST_KEY = re.compile(
     r"[0-9a-f]{8}/(?P<cluster>[^/]+)/meta/(?P<topic>[^/]+)/(?P<partition>\d+)_(?P<topic_id>[^/]{22})/"
-    r"(?:manifest(?:\..+)?|rewriting\..+)"
+    r"(?:manifest(?:\..+)?|rewriting\..+|decision\..+)"
 )
 _REWRITING_SUFFIX = re.compile(rf"(?P<writer>{WRITER_PATTERN})\.[0-9a-f]{{8}}", re.ASCII)
+_DECISION_ID = re.compile(r"[0-9a-f]+", re.ASCII)
 _PART_SUFFIX = re.compile(r"\.part-\d+-\d+$", re.ASCII)
 _NUMBER = r"(0|[1-9]\d*)"
 _SPILLOVER_SUFFIX = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}", re.ASCII)
@@ -170,6 +176,22 @@ def parse_rewriting_key(partition: TopicIdPartition, key: str) -> str | None:
     return None if found is None else found["writer"]
 
 
+def decision_prefix(partition: TopicIdPartition) -> str:
+    """Return the common prefix of the keys of an operator's decisions for a partition, and of no others."""
+    return f"{manifest_key(partition).removesuffix('manifest')}decision."
+
+
+def decision_key(partition: TopicIdPartition, decision_id: str) -> str:
+    """Return the key of one of an operator's decisions for a partition."""
+    return f"{decision_prefix(partition)}{decision_id}"
+
+
+def is_decision_key(partition: TopicIdPartition, key: str) -> bool:
+    """Say whether *key* is the key of a decision for the partition."""
+    prefix = decision_prefix(partition)
+    return key.startswith(prefix) and _DECISION_ID.fullmatch(key.removeprefix(prefix)) is not None
+
+
 def topic_manifest_key(key: TopicKey) -> str:
     """Return the key of a topic's manifest."""
     return f"{TOPIC_MANIFESTS_PREFIX}{key.cluster}/topics/{key.topic}_{key.topic_id}/topic_manifest.json"
@@ -252,7 +274,8 @@ def owner_of(key: str) -> TopicIdPartition | None:
     """
     Return the partition whose data, index or manifest object has this key; None for any other key.
 
-    Intermediate objects of a join belong to the data object's partition, and rewriting records to theirs.
+    Intermediate objects of a join belong to the data object's partition; rewriting records and decisions
+    belong to theirs.
 
     The key alone decides: the object may be damaged or unreferenced.
     """
@@ -264,7 +287,7 @@ def owner_of(key: str) -> TopicIdPartition | None:
         return None
     partition = TopicIdPartition(found["cluster"], found["topic"], found["topic_id"], int(found["partition"]))
     is_its_own = key == manifest_key(partition) or key.startswith(
-        (spillover_prefix(partition), rewriting_prefix(partition))
+        (spillover_prefix(partition), rewriting_prefix(partition), decision_prefix(partition))
     )
     return partition if is_its_own else None
 
@@ -293,6 +316,11 @@ def erasure_key(*, begun_at_ms: int, job_id: str, is_done: bool) -> str:
 def deletion_key(*, begun_at_ms: int, job_id: str, is_done: bool) -> str:
     """Return the key of a record of a deletion by offset: the outcome with *is_done*, else the request."""
     return f"{DELETIONS_PREFIX}{begun_at_ms:013d}-{job_id}-{'done' if is_done else 'begun'}.json"
+
+
+def decision_record_key(*, decided_at_ms: int, decision_id: str, is_done: bool) -> str:
+    """Return the key of a record of a decision: what became of it with *is_done*, else the decision."""
+    return f"{DECISIONS_PREFIX}{decided_at_ms:013d}-{decision_id}-{'done' if is_done else 'begun'}.json"
 
 
 def damaged_copy_key(key: str, *, crc32c: int) -> str:

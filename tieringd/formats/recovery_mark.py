@@ -13,6 +13,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from tieringd.errors import CorruptDataError
+from tieringd.formats.json_document import MALFORMED
 
 _VERSION = 1
 
@@ -57,5 +58,5 @@ def decode_mark(next_offset: int, text: str) -> RecoveryMark:
                 hint="Continue with the release of tieringd that began the recovery",
             )
         return RecoveryMark(next_offset, **document)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except MALFORMED as error:
         raise CorruptDataError(f"the progress mark of a recovery cannot be read: {text!r}") from error

@@ -23,7 +23,7 @@ from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.fetch import AskedFetch, asked_of, with_offsets
 from tieringd.formats.kafka_wire.request_header import InspectedApi, RequestHead
 from tieringd.gateway.archive_answers import ArchiveAnswers
-from tieringd.gateway.combined_answers import fetched_ahead
+from tieringd.gateway.combined_answers import fetched_ahead, longest_wait_seconds
 from tieringd.gateway.frames import ClientResponse, PendingRequest
 from tieringd.gateway.responses import ArchivableResponse
 
@@ -68,7 +68,7 @@ class FetchAhead:
     The next Fetch of one connection. Belongs to that connection and its loop.
 
     *on_known* is called when a held-back request may be claimed again, *on_broken* with the fault of a
-    Fetch that cannot be read.
+    Fetch that cannot be read, *on_failed* after a defect of the program.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class FetchAhead:
         bytes_max: Callable[[], float],
         on_known: Callable[[], None],
         on_broken: Callable[[str], None],
+        on_failed: Callable[[BaseException], None],
         permit_seconds: float = PERMIT_SECONDS,
     ) -> None:
         self._loop = loop
@@ -89,6 +90,7 @@ class FetchAhead:
         self._bytes_max = bytes_max
         self._on_known = on_known
         self._on_broken = on_broken
+        self._on_failed = on_failed
         self._expected: _Expected | None = None
         self._is_followed = False
         self._asked: _Expected | None = None
@@ -98,6 +100,8 @@ class FetchAhead:
         self._task: asyncio.Task[None] | None = None
         self._ready: ClientResponse | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._patience: asyncio.TimerHandle | None = None
+        """Runs while `claim` holds back a request: the client waits no longer than it asked."""
         self.is_awaited = False
         """Whether `claim` held back a request, and `on_known` has not been called since."""
 
@@ -178,12 +182,15 @@ class FetchAhead:
         expected = self._expected
         if expected is None:
             return None
-        self._is_followed = head.version == expected.head.version and asked_of(frame, head) == expected.asked
+        asked = asked_of(frame, head)
+        self._is_followed = head.version == expected.head.version and asked == expected.asked
         self.begin()
         is_late = self._task is not None and not self._is_permitted
         if self._is_followed and not is_late and self._ready is None:
             self.is_awaited = self._asked is expected or self._task is not None
         if self.is_awaited:
+            if self._patience is None:
+                self._patience = self._loop.call_later(longest_wait_seconds(asked), self._give_up)
             return None
         found = self._ready if self._is_followed else None
         if found is not None:
@@ -218,11 +225,10 @@ class FetchAhead:
         if is_current:
             self._task = None
         error = None if task.cancelled() else task.exception()
-        if error is not None and is_current:
+        if isinstance(error, ProtocolViolation) and is_current:
             self._on_broken(str(error))
-        if error is not None and not isinstance(error, ProtocolViolation):
-            # A programming error: the loop's exception handler reports it.
-            raise error
+        elif error is not None and is_current:
+            self._on_failed(error)
         if error is not None or not is_current:
             return
         if self._ready is None:
@@ -242,9 +248,10 @@ class FetchAhead:
     def _drop(self) -> None:
         """Stop expecting a Fetch, and release the answer that is ready."""
         self._expected = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._patience):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._patience = None
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -32,6 +32,15 @@ EARLIEST_PENDING_UPLOAD: Final = -6
 TRY_AGAIN: Final = ErrorCode.kafka_storage_error
 """The error that a client gets when the archive cannot answer now. Clients retry after it."""
 
+LONGEST_WAIT_SECONDS: Final = 5.0
+"""
+How long a Fetch waits for the archive at most, whatever maximum wait the client names.
+
+Other requests of the connection wait behind it.
+"""
+NOT_READ_YET: Final = PartitionData(-1, -1, -1)
+"""The answer for a partition that is not read in time: no records, and unknown bounds."""
+
 PartitionKey = tuple[str | UUID, int]
 """A topic's name, or its id in newer versions of Fetch, and a partition number."""
 
@@ -47,6 +56,8 @@ class FetchQuestion:
     needs_a_batch: bool
     """True when the broker sends no records: then the first batch is sent whatever its size."""
     read_committed: bool
+    wait_seconds: float = LONGEST_WAIT_SECONDS
+    """How long the client waits. Partitions that are not read by then have an answer without records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +159,11 @@ class ArchiveAnswers(Protocol):
         """
 
     async def fetch(self, question: FetchQuestion) -> ArchivedFetch:
-        """Return records, or errors, for those partitions whose fetch offset is archived."""
+        """
+        Return records, or errors, for those partitions whose fetch offset is archived.
+
+        Reads that take longer than the question's wait go on, for the client's next Fetch.
+        """
 
     async def list_offsets(
         self, asked: Mapping[PartitionKey, int], *, read_committed: bool

@@ -32,7 +32,9 @@ from tieringd.gateway.archive_answers import (
     EARLIEST_PENDING_UPLOAD,
     LATEST,
     LATEST_TIERED,
+    LONGEST_WAIT_SECONDS,
     MAX_TIMESTAMP,
+    NOT_READ_YET,
     TRY_AGAIN,
     ArchiveAnswers,
     ArchivedFetch,
@@ -53,6 +55,14 @@ T = TypeVar("T")
 _ONLY_ARCHIVED: Final = frozenset({LATEST_TIERED, EARLIEST_PENDING_UPLOAD})
 _SPECIAL: Final = _ONLY_ARCHIVED | {EARLIEST, MAX_TIMESTAMP}
 _UNKNOWN: Final = -1
+_LIVE_WAIT_SECONDS: Final = 0.01
+"""
+How long the broker's own records in a response wait for archived ones, and the shortest wait for the archive.
+
+Opening cached files takes less.
+"""
+_GRACE_SECONDS: Final = 0.05
+"""How much later than asked the archive may return. Its own wait ends first, so that its reads go on."""
 _READ_COMMITTED: Final = 1
 
 
@@ -78,9 +88,9 @@ async def answer(
     """
     Ask the archive, and return what the client is told.
 
-    A timeout counts as an archive that cannot answer now.
-
-    A Fetch is answered with at most *bytes_max* of archived records. Only a first batch may be larger.
+    A timeout counts as an archive that cannot answer now. A Fetch has a timeout of its own, the client's
+    maximum wait, and records of the broker do not wait for the archive. A Fetch is answered with at most
+    *bytes_max* of archived records. Only a first batch may be larger.
 
     Raises:
         ProtocolViolation: The request or the broker's response cannot be read.
@@ -90,7 +100,7 @@ async def answer(
         return _own(question)
     match question.pending.head.api_key:
         case InspectedApi.FETCH:
-            return await _fetch(question, archive, timeout_seconds, bytes_max)
+            return await _fetch(question, archive, bytes_max)
         case InspectedApi.LIST_OFFSETS:
             return await _list_offsets(question, archive, timeout_seconds)
         case InspectedApi.DELETE_RECORDS:
@@ -101,9 +111,12 @@ async def answer(
             return await _describe_log_dirs(question, archive, timeout_seconds)
 
 
-async def _fetch(
-    question: ArchivableResponse, archive: ArchiveAnswers, timeout_seconds: float, bytes_max: float
-) -> ClientResponse:
+def longest_wait_seconds(asked: AskedFetch) -> float:
+    """Return how long a Fetch may wait for the archive: as long as the client wants to, but not very long."""
+    return min(max(asked.max_wait_ms / 1000, _LIVE_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
+
+
+async def _fetch(question: ArchivableResponse, archive: ArchiveAnswers, bytes_max: float) -> ClientResponse:
     pending = question.pending
     asked = asked_of(memoryview(pending.request or b""), pending.head)
     wanted = {
@@ -116,17 +129,27 @@ async def _fetch(
         max_bytes=int(min(max(asked.max_bytes - question.records_bytes, 0), bytes_max)),
         needs_a_batch=not question.records_bytes,
         read_committed=asked.read_committed,
+        wait_seconds=_LIVE_WAIT_SECONDS
+        if question.records_bytes or question.hidden
+        else longest_wait_seconds(asked),
     )
     try:
-        async with asyncio.timeout(timeout_seconds):
-            archived = await archive.fetch(fetch)
-    except (TieringError, TimeoutError) as error:
+        async with asyncio.timeout(fetch.wait_seconds + _GRACE_SECONDS):
+            archived = await archive.fetch(fetch) if wanted else ArchivedFetch()
+    except TimeoutError:
+        archived = ArchivedFetch(dict.fromkeys(wanted, NOT_READ_YET))
+    except TieringError as error:
         _warn(question, error)
         archived = ArchivedFetch(dict.fromkeys(wanted, PartitionData(-1, -1, -1, error_code=TRY_AGAIN.value)))
+    replacements = {
+        **{(partition.topic, partition.index): NOT_READ_YET for partition in question.hidden},
+        **archived.partitions,
+    }
+    found = sorted((*question.out_of_range, *question.hidden), key=lambda partition: partition.begin)
     replaced = [
-        (partition, archived.partitions[partition.topic, partition.index])
-        for partition in question.out_of_range
-        if (partition.topic, partition.index) in archived.partitions
+        (partition, replacements[partition.topic, partition.index])
+        for partition in found
+        if (partition.topic, partition.index) in replacements
     ]
     if not replaced:
         archived.release()
@@ -158,6 +181,7 @@ async def fetched_ahead(
         max_bytes=int(min(asked.max_bytes, bytes_max)),
         needs_a_batch=True,
         read_committed=asked.read_committed,
+        wait_seconds=timeout_seconds,
     )
     try:
         async with asyncio.timeout(timeout_seconds):

@@ -63,7 +63,8 @@ class GatewaySettings:
     """
     The largest message that is held until it is whole.
 
-    A larger response to Fetch passes as it comes. Any other message that must be inspected and is larger
+    A larger response to Fetch passes as it comes, and archived partitions in it wait for a later Fetch. Any
+    other message that must be inspected and is larger
     ends its connection, except DescribeLogDirs, which passes unchanged.
     """
     buffered_bytes: int = 256 << 20
@@ -189,12 +190,16 @@ class GatewayCounters:
     """Refused because of the limit on connections."""
     broken_connections: int = 0
     """Closed because of a protocol violation, or because the broker accepted no connection."""
+    failed_connections: int = 0
+    """Closed because of a defect of the program."""
     from_client_bytes: int = 0
     from_broker_bytes: int = 0
     archived_answers: int = 0
     """Answers that differ from the broker's own."""
     delayed_answers: int = 0
     """Archived answers after which the client had to wait, because it exceeded its rate."""
+    late_partitions: int = 0
+    """Archived partitions whose answer had to wait for a later Fetch, beside records too large to hold."""
     prepared_answers: int = 0
     """Archived answers that were ready when the client asked."""
 
@@ -244,6 +249,7 @@ class Connection:
             bytes_max=self._answer_bytes,
             on_known=lambda: self._guarded(self._go_on),
             on_broken=self._break,
+            on_failed=self._fail,
             permit_seconds=settings.permit_seconds,
         )
         self._deletions = DeletionEpochs(
@@ -251,7 +257,7 @@ class Connection:
             shared.archive,
             timeout_seconds=settings.answer_timeout_seconds,
             on_known=lambda: self._guarded(self._go_on),
-            on_broken=self._break,
+            on_failed=self._fail,
         )
         self._requests = RequestFrames(
             shared.scratch,
@@ -274,6 +280,7 @@ class Connection:
             ask=self._on_question,
             send=self._send_archived,
             take_ahead=self._ahead.is_answered,
+            on_late=self._count_late,
             held_bytes=settings.max_held_bytes,
         )
 
@@ -363,6 +370,9 @@ class Connection:
         except (ProtocolViolation, RetryableError) as error:
             self._break(str(error))
             return
+        except Exception as error:  # noqa: BLE001 the boundary between connections: the others go on
+            self._fail(error)
+            return
         self._settle()
 
     def _go_on(self) -> None:
@@ -372,6 +382,12 @@ class Connection:
     def _break(self, reason: str) -> None:
         self._shared.counters.broken_connections += 1
         log.info("a gateway connection is closed", reason=reason)
+        self.abort()
+
+    def _fail(self, error: BaseException) -> None:
+        """Close the connection because of a defect of the program."""
+        self._shared.counters.failed_connections += 1
+        log.error("a gateway connection is closed because of a defect", exc_info=error)
         self.abort()
 
     def _on_unreadable(self, error: LocalFileError) -> None:
@@ -420,6 +436,7 @@ class Connection:
             self._pending
             or not (broker.is_drained and self._client.is_drained)
             or not self._requests.is_between_messages
+            or self._requests.is_authenticating
             or (following := self._ahead.to_ask()) is None
         ):
             return
@@ -449,10 +466,8 @@ class Connection:
             self._task = None
         if task.cancelled():
             return
-        if task.exception() is not None:
-            self.abort()
-            # A programming error: the loop's exception handler reports it.
-            task.result()
+        if (error := task.exception()) is not None:
+            self._fail(error)
         self._settle()
 
     async def _connect(self) -> None:
@@ -487,6 +502,9 @@ class Connection:
         if not self._is_closed:
             self._kept_bytes += size
             self._shared.budget.add(size)
+
+    def _count_late(self) -> None:
+        self._shared.counters.late_partitions += 1
 
     def _give_kept(self) -> None:
         self._shared.budget.give(self._kept_bytes)

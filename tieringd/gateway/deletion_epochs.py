@@ -25,7 +25,7 @@ class DeletionEpochs:
     """
     The epochs for the DeleteRecords request that one connection holds back. Belongs to its loop.
 
-    *on_known* is called when the request may be claimed again, *on_broken* after an error of the program.
+    *on_known* is called when the request may be claimed again, *on_failed* after a defect of the program.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class DeletionEpochs:
         *,
         timeout_seconds: float,
         on_known: Callable[[], None],
-        on_broken: Callable[[str], None],
+        on_failed: Callable[[BaseException], None],
     ) -> None:
         self._loop = loop
         self._archive = archive
         self._timeout_seconds = timeout_seconds
         self._on_known = on_known
-        self._on_broken = on_broken
+        self._on_failed = on_failed
         self._task: asyncio.Task[Mapping[PartitionKey, int | TieringError]] | None = None
         self._known: Mapping[PartitionKey, int | TieringError] | None = None
 
@@ -100,7 +100,7 @@ class DeletionEpochs:
         self._task = None
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._on_broken(str(error))
-        # After a programming error this raises, and the loop's exception handler reports it.
+            self._on_failed(error)
+            return
         self._known = task.result()
         self._on_known()

@@ -234,6 +234,14 @@ class PendingRequest:
     """An archived answer that was ready before the request came. The broker has not seen the request."""
     leader_epochs: Mapping[PartitionKey, int | TieringError] = field(default_factory=dict)
     """For DeleteRecords: leader epochs that had begun before the request was passed on."""
+    is_limited: bool = False
+    """Whether the Fetch that the broker got has a lower limit of bytes than the client's."""
+    hidden: frozenset[PartitionKey] = frozenset()
+    """
+    Partitions that a Fetch asks the broker for at an offset that no log has.
+
+    So the response has no records of them. The client gets nothing new for them.
+    """
     is_ahead: bool = False
     """Whether the gateway itself asks, and no client. The response is not forwarded."""
 
@@ -261,6 +269,12 @@ class PendingRequests:
         True after an archived partition was found too late to replace it.
 
         Later Fetches then ask for less.
+        """
+        self.starving: set[PartitionKey] = set()
+        """
+        Archived partitions that were found too late although their Fetch asked for less.
+
+        One batch of another partition is larger than what is held. The next Fetch is for these alone.
         """
 
     def __len__(self) -> int:

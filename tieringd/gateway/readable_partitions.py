@@ -40,8 +40,11 @@ from tieringd.archive.record_deletion import delete_archived
 from tieringd.archive.record_reader import RecordReader
 from tieringd.archiving.observer import BrokerSnapshot
 from tieringd.archiving.reconciler import Reconciler
+from tieringd.broker.base import Broker
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.gateway.archive_answers import PartitionKey
+from tieringd.gateway.current_bounds import CurrentBounds
+from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import RecordDeletion
 from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
@@ -75,7 +78,7 @@ class ReadablePartition:
 
     manifest: PartitionManifest
     bounds: LogBounds | None
-    """The bounds of the broker's own log; None if this daemon does not read them."""
+    """The bounds of the broker's own log, as it told them in the last second; None if it only follows."""
     pins: tuple[Pin, ...] = ()
     """Segments that the broker has deleted and that this daemon still holds, until they are archived."""
     deleted_before: int = 0
@@ -109,8 +112,17 @@ class ReadablePartitions:
         *,
         now: Callable[[], float],
         now_ms: Callable[[], int],
+        broker: Broker | None = None,
     ) -> None:
-        """Keep the arguments. *now* is a monotonic clock in seconds; *now_ms* dates commits."""
+        """
+        Keep the arguments. *now* is a monotonic clock in seconds; *now_ms* dates commits.
+
+        Without *broker* the bounds of its logs are those of the last scan.
+        """
+        self._bounds = (
+            None if broker is None else CurrentBounds(broker, now=now, on_other_topic=reconciler.hint)
+        )
+        self._local: dict[TopicIdPartition, LocalLog] = {}
         self._now_ms = now_ms
         self._reconciler = reconciler
         self._manifests = manifests
@@ -235,11 +247,13 @@ class ReadablePartitions:
             return None
         pins = self._pins.get(partition, ())
         leadership = self._leaderships.get(partition)
+        bounds = snapshot.wanted[leadership].bounds if leadership is not None else None
+        if self._bounds is not None:
+            bounds = await self._bounds.of(partition, self._local_log(partition))
         if leadership is not None:
             manifest = self._reconciler.last_manifest(leadership)
             if manifest is not None:
                 self._manifest_reads.pop(partition, None)
-                bounds = snapshot.wanted[leadership].bounds
                 return ReadablePartition(manifest, bounds, pins, self._hidden_in(manifest, partition))
         read = self._manifest_reads.get(partition)
         if read is None or self._now() - read.at > FRESH_SECONDS:
@@ -247,7 +261,19 @@ class ReadablePartitions:
         manifest = read.stored.manifest
         if manifest is None:
             return None
-        return ReadablePartition(manifest, None, pins, self._hidden_in(manifest, partition))
+        return ReadablePartition(manifest, bounds, pins, self._hidden_in(manifest, partition))
+
+    def _local_log(self, partition: TopicIdPartition) -> LocalLog:
+        """Return the log of a partition on this broker; without segments where no round reads them."""
+        leadership = self._leaderships.get(partition)
+        if leadership is not None and self._snapshot is not None and leadership in self._snapshot.wanted:
+            return self._snapshot.wanted[leadership].log
+        return self._local[partition]
+
+    async def close(self) -> None:
+        """End the questions to the broker."""
+        if self._bounds is not None:
+            await self._bounds.close()
 
     async def _snapshot_with(self, name: _Name, text: str) -> BrokerSnapshot:
         """Return the last snapshot, once it includes *name*. Scans are brought forward for it."""
@@ -302,7 +328,7 @@ class ReadablePartitions:
             return
         self._snapshot = snapshot
         self._leaderships = {one.partition: one for one in snapshot.wanted}
-        self._seen, self._by_name = set(), {}
+        self._seen, self._by_name, self._local = set(), {}, {}
         for local in snapshot.local:
             topic, number = local.topic_partition.topic, local.topic_partition.partition
             names = (_Name(topic, number, is_id=False), _Name(local.topic_id, number, is_id=True))
@@ -310,6 +336,7 @@ class ReadablePartitions:
             if snapshot.topics[topic].remote_read:
                 partition = TopicIdPartition(snapshot.cluster, topic, local.topic_id, number)
                 self._by_name |= dict.fromkeys(names, partition)
+                self._local[partition] = LocalLog(local, (), ())
         self._pins = {one.partition: seen.pins for one, seen in snapshot.wanted.items() if seen.pins} | {
             one.partition: one.pins for one in (*snapshot.followed, *snapshot.held_back) if one.pins
         }

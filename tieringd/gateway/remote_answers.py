@@ -7,15 +7,17 @@ retention and merging may cause, the manifest is read once more.
 Older archives of other clusters, which a restored log continues, are part of it; they have no epochs.
 
 `ArchiveReads` reads the partitions of one Fetch concurrently, and no partition keeps the others waiting. A
-Fetch is answered when one partition has records. A download for another partition goes on into the cache, for
-the client's next Fetch. That Fetch waits a while for partitions that were late before: without the wait, a
-partition without cached chunks would be late every time. Bytes of an older archive (`reading.history`) are
-under the first leader epoch, because that archive's leader epochs mean nothing to this cluster's clients.
+Fetch is answered when one partition has records, or when the client has waited as long as it wants to. The
+reads of the other partitions go on, for the client's next Fetch. That Fetch waits a while for partitions that
+were late before: without the wait, a partition without cached chunks would be late every time. Bytes of an
+older archive (`reading.history`) are under the first leader epoch, because that archive's leader epochs mean
+nothing to this cluster's clients.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +35,7 @@ from tieringd.gateway.archive_answers import (
     EARLIEST_PENDING_UPLOAD,
     LATEST_TIERED,
     MAX_TIMESTAMP,
+    NOT_READ_YET,
     TRY_AGAIN,
     ArchivedFetch,
     EpochEnd,
@@ -58,11 +61,14 @@ from tieringd.reading.partition_reader import (
     PartitionReader,
     unfinished_reads,
 )
-from tieringd.storage.at_once import at_once
+from tieringd.storage.at_once import at_once, cancelled
 
 log = structlog.get_logger(__name__)
 
-_REMEMBERED = 4096
+_GOING_ON_MAX = 32
+"""How many reads may go on without a Fetch that waits for them. Each may hold a chunk."""
+_GOES_ON_SECONDS = 30.0
+"""How long they may go on."""
 _READS_AT_ONCE = 8
 """How many partitions of one Fetch may wait for the store at once."""
 _PATIENCE_SECONDS = 0.003
@@ -94,48 +100,104 @@ class ArchiveRead(HeldRead):
     """False if the read is late."""
 
 
+@dataclass(eq=False, frozen=True, slots=True)
+class _GoingOn:
+    """A read that took longer than its Fetch waited, and the timer that ends it if no Fetch takes it over."""
+
+    read: ArchiveRead
+    task: asyncio.Task[None]
+    timer: asyncio.TimerHandle
+
+    def close(self) -> None:
+        self.timer.cancel()
+        # The task may hold a chunk at the moment it is cancelled, or have failed by a defect.
+        self.task.add_done_callback(self._on_end)
+        self.task.cancel()
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        self.read.close()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a read of the archive failed by a defect", exc_info=error)
+
+
 class ArchiveReads:
-    """Read partitions for the gateway's clients."""
+    """
+    Read partitions for the gateway's clients. Closed once.
+
+    A read that takes longer than its Fetch waits goes on. The next Fetch of the same partition at the same
+    offset, of any client, takes it over.
+    """
 
     def __init__(self, partitions: ReadablePartitions, reader: PartitionReader, history: History) -> None:
         self._partitions = partitions
         self._reader = reader
         self._history = history
-        self._late: OrderedDict[tuple[PartitionKey, int], None] = OrderedDict()
+        self._going_on: OrderedDict[tuple[PartitionKey, int], _GoingOn] = OrderedDict()
 
-    async def read(self, offsets: Mapping[PartitionKey, int]) -> Mapping[PartitionKey, ArchiveRead]:
+    async def read(
+        self, offsets: Mapping[PartitionKey, int], *, wait_seconds: float
+    ) -> Mapping[PartitionKey, ArchiveRead]:
         """
         Begin to read each partition at its offset, and return the reads' states when the answer is due.
 
-        The caller closes every read.
+        That is after *wait_seconds*, or sooner if there are records. The caller closes every read.
         """
-        reads = {key: ArchiveRead() for key in offsets}
         places = asyncio.Semaphore(_READS_AT_ONCE)
-        tasks = {
-            key: asyncio.create_task(self._run(read, key, offsets[key], places))
-            for key, read in reads.items()
-        }
-        must = {task for key, task in tasks.items() if self._late.pop((key, offsets[key]), self) is not self}
+        reads: dict[PartitionKey, ArchiveRead] = {}
+        tasks: dict[PartitionKey, asyncio.Task[None]] = {}
+        must: set[asyncio.Task[None]] = set()
+        for key, offset in offsets.items():
+            before = self._taken_over(key, offset)
+            if before is not None:
+                reads[key], tasks[key] = before.read, before.task
+                must.add(before.task)
+            else:
+                reads[key] = ArchiveRead()
+                tasks[key] = asyncio.create_task(self._run(reads[key], key, offset, places))
         now = asyncio.get_running_loop().time
         begun_at = now()
 
-        def left_seconds(pending: set[asyncio.Task[None]]) -> float | None:
-            if not any(read.held for read in reads.values()):
-                return None
-            return begun_at + (_LATE_SECONDS if pending & must else _PATIENCE_SECONDS) - now()
+        def left_seconds(pending: set[asyncio.Task[None]]) -> float:
+            limit = wait_seconds
+            if any(read.held for read in reads.values()):
+                limit = min(limit, _LATE_SECONDS if pending & must else _PATIENCE_SECONDS)
+            return begun_at + limit - now()
 
         late = await unfinished_reads(tasks.values(), reads.values(), left_seconds)
         for key, task in tasks.items():
-            if task in late:
+            if task in late and reads[key].has_begun:
+                self._let_go_on(key, offsets[key], reads[key], task)
+                reads[key] = ArchiveRead(found=reads[key].found, has_begun=True)
+            elif task in late:
                 task.cancel()
-                if reads[key].has_begun:
-                    self._remember(key, offsets[key])
         return reads
 
-    def _remember(self, key: PartitionKey, offset: int) -> None:
-        self._late[key, offset] = None
-        if len(self._late) > _REMEMBERED:
-            self._late.popitem(last=False)
+    async def close(self) -> None:
+        """End the reads that go on."""
+        going_on, self._going_on = self._going_on, OrderedDict()
+        await cancelled([one.task for one in going_on.values()])
+        for one in going_on.values():
+            one.close()
+
+    def _let_go_on(self, key: PartitionKey, offset: int, read: ArchiveRead, task: asyncio.Task[None]) -> None:
+        place = (key, offset)
+        timer = asyncio.get_running_loop().call_later(_GOES_ON_SECONDS, self._end, place)
+        # Another client may ask the same at the same time.
+        self._end(place)
+        self._going_on[place] = _GoingOn(read, task, timer)
+        if len(self._going_on) > _GOING_ON_MAX:
+            self._end(next(iter(self._going_on)))
+
+    def _taken_over(self, key: PartitionKey, offset: int) -> _GoingOn | None:
+        before = self._going_on.pop((key, offset), None)
+        if before is not None:
+            before.timer.cancel()
+        return before
+
+    def _end(self, place: tuple[PartitionKey, int]) -> None:
+        one = self._going_on.pop(place, None)
+        if one is not None:
+            one.close()
 
     async def _run(
         self, read: ArchiveRead, key: PartitionKey, offset: int, places: asyncio.Semaphore
@@ -237,13 +299,16 @@ class RemoteAnswers:
         return self._log_starts.known_log_start(topic, partition, broker_offset)
 
     async def close(self) -> None:
-        """Cancel the look-ups in the background."""
+        """Cancel the look-ups and reads in the background."""
         await self._log_starts.close()
+        await self._reads.close()
+        await self._partitions.close()
 
     async def fetch(self, question: FetchQuestion) -> ArchivedFetch:
         """See `ArchiveAnswers`. Partitions are served in their order, and share the client's limit."""
         reads = await self._reads.read(
-            {key: asked.fetch_offset for key, asked in question.partitions.items()}
+            {key: asked.fetch_offset for key, asked in question.partitions.items()},
+            wait_seconds=question.wait_seconds,
         )
         taken: list[ArchivedBatches] = []
         try:
@@ -272,13 +337,31 @@ class RemoteAnswers:
         left_bytes, needs_a_batch = question.max_bytes, question.needs_a_batch
         for key, asked in question.partitions.items():
             read = reads[key]
-            if read.error is not None or (read.found is None and not read.is_over):
+            if read.error is not None:
                 answers[key] = _try_again(key, read.error)
+            elif read.found is None and not read.is_over:
+                answers[key] = NOT_READ_YET
             if read.error is not None or read.found is None or (read.held is None and read.is_over):
                 # Without an error, the archive does not exist or lacks the offset: the broker's answer
                 # is right.
                 continue
-            batches = read.take(size_bytes_max=min(left_bytes, asked.max_bytes), needs_a_batch=needs_a_batch)
+            log_end_offset = read.found.bounds.log_end_offset if read.found.bounds else math.inf
+            if asked.fetch_offset >= log_end_offset:
+                # The broker's answer is right: its log ends there, whatever an archive of before has.
+                continue
+            size_bytes_max = min(left_bytes, asked.max_bytes)
+            if read.found.manifest.next_offset > log_end_offset:
+                # An election has cut the log off, and the archive is not cut back yet. At most one batch is
+                # taken, which has to end before the log does.
+                size_bytes_max = 0
+            batches = read.take(size_bytes_max=size_bytes_max, needs_a_batch=needs_a_batch)
+            if batches.size_bytes and batches.next_offset > log_end_offset:
+                batches.close()
+                answers[key] = _try_again(
+                    key,
+                    StorageUnavailable("the broker's log ends before the archive, which is not cut back yet"),
+                )
+                continue
             taken.append(batches)
             left_bytes = max(0, left_bytes - batches.size_bytes)
             needs_a_batch = needs_a_batch and not batches.size_bytes
@@ -434,12 +517,11 @@ def _next_fetch(found: ReadablePartition, batches: ArchivedBatches, fetch_offset
     return NextFetch(next_offset, last_offset)
 
 
-def _try_again(key: PartitionKey, error: TieringError | None) -> PartitionData:
-    reason = str(error) if error else "the manifest has not been read yet"
+def _try_again(key: PartitionKey, error: TieringError) -> PartitionData:
     log.warning(
         "the archive of a partition cannot be read now; the client is told to try again",
         partition=f"{key[0]}-{key[1]}",
-        reason=reason,
+        reason=str(error),
     )
     return PartitionData(-1, -1, -1, error_code=TRY_AGAIN.value)
 
@@ -451,11 +533,11 @@ def _replacement(
     log_start_offset: int,
     read_committed: bool,
 ) -> PartitionData:
-    archive_end, bounds = found.manifest.next_offset, found.bounds
+    bounds = found.bounds
     return PartitionData(
-        # The broker's error response has neither. Both only grow, and a client takes the next values it gets.
-        high_watermark=max(bounds.log_end_offset if bounds else 0, archive_end),
-        last_stable_offset=max(bounds.last_stable_offset if bounds else 0, archive_end),
+        # The broker's error response has neither, so the broker was asked. -1 is unknown to clients.
+        high_watermark=bounds.log_end_offset if bounds else UNKNOWN,
+        last_stable_offset=bounds.last_stable_offset if bounds else UNKNOWN,
         log_start_offset=log_start_offset,
         records=batches.pieces,
         aborted=batches.aborted_pairs(read_committed=read_committed),

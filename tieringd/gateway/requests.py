@@ -1,9 +1,10 @@
 """
 From client to broker: every request is forwarded unchanged, except a few kinds.
 
-Fetch loses its session, in place. DeleteRecords waits for the leader epochs of its partitions. Requests
-whose responses are inspected are remembered whole. Produce is refused while the archive says that clients
-may not write. ApiVersions in an unknown version is answered by the gateway.
+Fetch loses its session, in place, and asks for less where archived partitions starve beside large batches.
+DeleteRecords waits for the leader epochs of its partitions. Requests whose responses are inspected are
+remembered whole. Produce is refused while the archive says that clients may not write. ApiVersions in an
+unknown version is answered by the gateway.
 
 A client whose write is refused gets the error that Redpanda gives on a full disk.
 """
@@ -11,6 +12,7 @@ A client whose write is refused gets the error that Redpanda gives on a full dis
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -21,11 +23,12 @@ from kio.static.primitive import i32Timedelta
 from tieringd.errors import BrokerUnavailable, ProtocolViolation
 from tieringd.formats.kafka_wire import request_header
 from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, IncompleteMessage
-from tieringd.formats.kafka_wire.fetch import limit_bytes, remove_session
+from tieringd.formats.kafka_wire.fetch import asked_of, limit_bytes, remove_session, with_offsets
 from tieringd.formats.kafka_wire.messages import encode_response, response_module
 from tieringd.formats.kafka_wire.produce import ProduceRequestWalk, acks_of
 from tieringd.formats.kafka_wire.request_header import HEAD, InspectedApi, RequestHead
 from tieringd.gateway.ahead import FetchAhead
+from tieringd.gateway.archive_answers import PartitionKey
 from tieringd.gateway.deletion_epochs import DeletionEpochs
 from tieringd.gateway.frames import Frames, PendingRequest, PendingRequests
 from tieringd.gateway.wire import MemoryBudget
@@ -46,6 +49,9 @@ _WITH_REQUEST: Final = frozenset(
     }
 )
 """The responses of these requests cannot be understood without the request."""
+_NO_LOG_OFFSET: Final = 1 << 62
+"""An offset that no log has. The broker finds it out of range."""
+_AUTHENTICATION: Final = frozenset({InspectedApi.SASL_HANDSHAKE, InspectedApi.SASL_AUTHENTICATE})
 _MIN_REQUEST_BYTES: Final = HEAD.size - SIZE_BYTES
 
 
@@ -89,6 +95,17 @@ class RequestFrames(Frames):
         self._may_produce = may_produce
         self._max_request_bytes = max_request_bytes
         self._refused: ProduceRequestWalk | None = None
+        self._is_authenticating = False
+
+    @property
+    def is_authenticating(self) -> bool:
+        """
+        Say whether the client authenticates now, for the first time or again (KIP-368).
+
+        The broker then closes a connection on which any other request comes. A client sends its next other
+        request when it is authenticated.
+        """
+        return self._is_authenticating
 
     @property
     def is_between_messages(self) -> bool:
@@ -120,6 +137,7 @@ class RequestFrames(Frames):
                 f"a client sent a request of {head.size} bytes",
                 hint=f"Requests may have at most {self._max_request_bytes} bytes",
             )
+        self._is_authenticating = head.api_key in _AUTHENTICATION
         if head.api_key == InspectedApi.PRODUCE:
             return self._begin_produce(head, view)
         if head.api_key in _WITH_REQUEST and head.is_known:
@@ -164,7 +182,20 @@ class RequestFrames(Frames):
         pending = PendingRequest(head, bytes(frame))
         if self._pending.may_be_archived:
             limit_bytes(frame, head, LIMITED_FETCH_BYTES)
+            hidden = self._hide_all_but_starving(frame, head)
+            pending = replace(pending, is_limited=True, hidden=hidden)
         return self._begin_passing(head, frame, pending)
+
+    def _hide_all_but_starving(self, frame: memoryview, head: RequestHead) -> frozenset[PartitionKey]:
+        """Let a Fetch ask for no records of partitions beside starving ones. Returns these partitions."""
+        starving = self._pending.starving
+        if not starving:
+            return frozenset()
+        asked = asked_of(frame, head).partitions.keys()
+        hidden = frozenset(asked - starving) if starving & asked else frozenset()
+        starving.clear()
+        frame[:] = with_offsets(frame, head, dict.fromkeys(hidden, _NO_LOG_OFFSET))
+        return hidden
 
     def _begin_deletion(self, head: RequestHead, frame: memoryview) -> int:
         leader_epochs = self._deletions.claim(frame, head)

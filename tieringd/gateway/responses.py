@@ -48,6 +48,8 @@ class ArchivableResponse:
     response: bytes
     out_of_range: tuple[FetchedPartition, ...] = ()
     """For a Fetch response: the out-of-range partitions that the archive may have."""
+    hidden: tuple[FetchedPartition, ...] = ()
+    """For a Fetch response: the out-of-range partitions that the client did not ask for so."""
     records_bytes: int = 0
     """For a Fetch response: the size of the broker's own records."""
 
@@ -58,7 +60,8 @@ class ResponseFrames(Frames):
 
     *log_start* returns where the whole log of a partition begins, given the broker's log start. *ask*
     gets a question; no bytes are taken until `answered`. *send* gets a prepared answer when its turn
-    comes. *take_ahead* gets the broker's response to a request that no client has sent yet.
+    comes. *take_ahead* gets the broker's response to a request that no client has sent yet. *on_late* is
+    called for each archived partition whose answer has to wait for a later Fetch.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class ResponseFrames(Frames):
         ask: Callable[[ArchivableResponse], None],
         send: Callable[[PendingRequest, ClientResponse], None],
         take_ahead: Callable[[ArchivableResponse | None], None],
+        on_late: Callable[[], None],
         held_bytes: int,
     ) -> None:
         super().__init__(scratch, budget, forward, held_bytes=held_bytes)
@@ -82,6 +86,7 @@ class ResponseFrames(Frames):
         self._ask = ask
         self._send = send
         self._take_ahead = take_ahead
+        self._on_late = on_late
         self._walk: FetchResponseWalk | ProduceResponseWalk | None = None
         self._sees_large_records = False
 
@@ -223,10 +228,10 @@ class ResponseFrames(Frames):
             if not isinstance(partition, FetchedPartition):
                 continue
             self._sees_large_records = walk.passing >= SPLICED_BYTES
-            if self._is_archived(partition):
+            if self._is_hidden(partition) or self._is_archived(partition):
                 at = partition.error_at - begin
                 view[at : at + len(_NO_ERROR)] = _NO_ERROR
-                self._pending.may_be_archived = True
+                self._note_late(partition)
         walk.partitions.clear()
         if len(view):
             self._forward(view)
@@ -234,6 +239,16 @@ class ResponseFrames(Frames):
             self._walk = None
             self._is_over()
         return len(view)
+
+    def _note_late(self, partition: FetchedPartition) -> None:
+        """Let later Fetches ask for less, because an archived partition was found too late to replace it."""
+        pending = self._pending.first
+        if pending is None or self._is_hidden(partition):
+            return
+        self._on_late()
+        self._pending.may_be_archived = True
+        if pending.is_limited:
+            self._pending.starving.add((partition.topic, partition.index))
 
     def _drop_ahead(self, view: memoryview) -> int:
         """Drop a response with the broker's own records. The broker sends them again when the client asks."""
@@ -269,12 +284,17 @@ class ResponseFrames(Frames):
         walk.feed(frame)
         for partition in walk.partitions:
             self._tell_log_start(frame, 0, partition)
-        archived = tuple(partition for partition in walk.partitions if self._is_archived(partition))
+        hidden = tuple(partition for partition in walk.partitions if self._is_hidden(partition))
+        archived = tuple(
+            partition
+            for partition in walk.partitions
+            if self._is_archived(partition) and not self._is_hidden(partition)
+        )
         self._pending.may_be_archived = bool(archived) and len(archived) < len(walk.partitions)
-        if not archived:
+        if not archived and not hidden:
             return None
         records_bytes = sum(partition.records_bytes for partition in walk.partitions)
-        return ArchivableResponse(pending, bytes(frame), archived, records_bytes)
+        return ArchivableResponse(pending, bytes(frame), archived, hidden, records_bytes)
 
     def _tell_log_start(
         self, view: memoryview, begin: int, partition: FetchedPartition | ProducedPartition
@@ -288,6 +308,15 @@ class ResponseFrames(Frames):
         told = self._log_start(partition.topic, partition.index, said)
         if told != said:
             _INT64.pack_into(view, partition.log_start_at - begin, told)
+
+    def _is_hidden(self, partition: FetchedPartition) -> bool:
+        pending = self._pending.first
+        return (
+            pending is not None
+            and bool(pending.hidden)
+            and partition.error_code == OFFSET_OUT_OF_RANGE
+            and (partition.topic, partition.index) in pending.hidden
+        )
 
     def _is_archived(self, partition: FetchedPartition) -> bool:
         return partition.error_code == OFFSET_OUT_OF_RANGE and self._may_have(

@@ -28,6 +28,7 @@ from tieringd.gateway.connection import (
 )
 from tieringd.gateway.frames import SCRATCH_BYTES
 from tieringd.gateway.wire import MemoryBudget, ReadRates
+from tieringd.metrics.restarts import restarted
 from tieringd.storage.at_once import cancelled
 
 log = structlog.get_logger(__name__)
@@ -69,8 +70,11 @@ class GatewayServer:
         connect: Callable[
             [socket.socket, ConnectionContext, Callable[[Any], None]], ClientConnection
         ] = Connection,
+        on_failure: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """Keep the arguments. *on_failure* gets the name of a task that failed by a defect, for a metric."""
         self._settings = settings
+        self._on_failure = on_failure
         self._connect = connect
         self._shared = ConnectionContext(
             settings,
@@ -147,10 +151,17 @@ class GatewayServer:
                 hint="Choose an address of this machine and a free port",
             ) from error
         self._listener.setblocking(False)
-        self._serving = (self._spawn(self._accept(self._listener)), self._spawn(self._end_idle()))
+        listener = self._listener
+        self._serving = tuple(
+            self._spawn(restarted(name, run, on_failure=self._on_failure))
+            for name, run in (
+                ("gateway_listener", lambda: self._accept(listener)),
+                ("gateway_idle_check", self._end_idle),
+            )
+        )
 
     async def watch(self) -> None:
-        """Wait until the started gateway accepts no more clients. An error of its own is raised."""
+        """Wait until the started gateway accepts no more clients. Raises an error that ended it."""
         ended, _ = await asyncio.wait(self._serving, return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
             if not task.cancelled():
@@ -192,7 +203,13 @@ class GatewayServer:
                 sock.close()
                 continue
             self.counters.accepted_connections += 1
-            self._take(sock)
+            try:
+                self._take(sock)
+            except Exception:
+                # The boundary between clients: the listener goes on.
+                self.counters.failed_connections += 1
+                log.exception("the gateway cannot serve a client because of a defect")
+                sock.close()
 
     def _take(self, sock: socket.socket) -> None:
         try:

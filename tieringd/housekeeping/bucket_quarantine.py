@@ -172,11 +172,11 @@ class ObjectQuarantine:
         log.info("object put back from quarantine", key=key, size_bytes=info.size_bytes)
         return True
 
-    async def copy_back(self, key: str, *, size_bytes: int, crc32c: int) -> bool:
+    async def copy_back(self, key: str, *, size_bytes: int | None, crc32c: int) -> bool:
         """
         Store an object again from its copy in quarantine, if that has the wanted bytes; say so.
 
-        The copy stays.
+        The copy stays. *size_bytes* is None where only the checksum is known.
 
         Raises:
             StorageUnavailable: It may be stored or not. Calling again is safe.
@@ -185,9 +185,9 @@ class ObjectQuarantine:
             info = await self._store.head(quarantined_key(key))
         except ObjectNotFound:
             return False
-        if info.size_bytes != size_bytes or await self._checksum(info) != crc32c:
+        if size_bytes not in {None, info.size_bytes} or await self._checksum(info) != crc32c:
             return False
-        await self._joiner.join(key, [JoinSource(info.key, size_bytes, crc32c)], crc32c=crc32c)
+        await self._joiner.join(key, [JoinSource(info.key, info.size_bytes, crc32c)], crc32c=crc32c)
         return True
 
     async def objects(self) -> AsyncIterator[QuarantinedObject]:

@@ -1,7 +1,8 @@
 """
 Repairs the faults that a scrub found, where the right bytes still exist.
 
-The healer searches the bucket's quarantine, this broker's own log and, for an index, the data object. It
+The healer searches the bucket's quarantine, this broker's own log and, for an index, the data object. A
+spillover manifest is only looked for in quarantine. It
 stores only bytes with exactly the size and CRC32C that the manifest names, under the key that the
 manifest names: any other process that repairs the object stores the same bytes, so there are no races.
 Should the segment leave the manifest meanwhile, an object is left that no manifest names.
@@ -38,14 +39,14 @@ from tieringd.archiving.segment_copier import local_index
 from tieringd.broker.layout import Layout
 from tieringd.broker.segment_file import OpenSegment, position_of
 from tieringd.errors import ChecksumRejected, CorruptDataError, LocalFileError, ObjectNotFound
-from tieringd.formats.object_keys import data_key, index_key
+from tieringd.formats.object_keys import data_key, index_key, parse_spillover_key, spillover_key
 from tieringd.formats.sidecar import encode_sidecar
 from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine
 from tieringd.model.corrections import reindexed
 from tieringd.model.local_log import LocalLog
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import NO_CRC, RemoteSegment, SegmentSlice
-from tieringd.policies.scrub import DATA_FAULTS, INDEX_FAULTS, Finding
+from tieringd.policies.scrub import DATA_FAULTS, INDEX_FAULTS, SPILLOVER_FAULTS, Finding
 from tieringd.storage.base import FileSlice, JoinSource, ObjectStore
 from tieringd.storage.threads import in_thread
 
@@ -223,7 +224,7 @@ def _slice_of(segment: RemoteSegment, log: LocalLog) -> SegmentSlice | None:
 
 class Healer:
     """
-    Repair segments of one bucket.
+    Repair segments and spillover manifests of one bucket.
 
     *offer* hands a change of a manifest to the archiver that owns it. Without it, faults whose repair
     changes the manifest are not repaired.
@@ -267,6 +268,8 @@ class Healer:
                 how = await self._heal_data(partition, segment)
             elif finding.kind in INDEX_FAULTS:
                 how = await self._heal_index(partition, segment)
+        elif partition is not None and finding.kind in SPILLOVER_FAULTS:
+            how = await self._heal_spillover(partition, finding.key)
         if how:
             log.warning("archived object mended", key=finding.key, fault=finding.detail, how=how)
         return how
@@ -280,7 +283,32 @@ class Healer:
             return FROM_LOG
         return ""
 
-    async def _copied_back(self, key: str, *, size_bytes: int, crc32c: int) -> bool:
+    async def _heal_spillover(self, partition: TopicIdPartition, key: str) -> str:
+        """
+        Take a spillover manifest from quarantine: its name has the checksum of its bytes.
+
+        Only that manifest names the one before it, so that one is looked for as well.
+        """
+        name = parse_spillover_key(partition, key)
+        if name is None or not await self._copied_back(key, size_bytes=None, crc32c=name.crc32c):
+            return ""
+        manifest = (await self._manifests.load(partition)).manifest
+        spillover = manifest.spillover if manifest else None
+        while spillover is not None and name.base_offset > spillover.begin_offset:
+            previous = (await self._manifests.spillovers.load(partition, name)).previous
+            if previous is None:
+                break
+            name, key = previous, spillover_key(partition, previous)
+            try:
+                await self._store.head(key)
+            except ObjectNotFound:
+                if not await self._copied_back(key, size_bytes=None, crc32c=name.crc32c):
+                    break
+            else:
+                break
+        return FROM_QUARANTINE
+
+    async def _copied_back(self, key: str, *, size_bytes: int | None, crc32c: int) -> bool:
         if crc32c == NO_CRC:
             return False
         try:

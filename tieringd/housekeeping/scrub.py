@@ -14,10 +14,11 @@ them, for operators.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import heappop, heappush
 
 import structlog
 
@@ -34,6 +35,7 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.scrub import FaultKind, Finding, Orphan, ScrubPace, first_due_ms, next_due_ms
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.base import ObjectStore
+from tieringd.storage.threads import in_thread
 
 log = structlog.get_logger(__name__)
 
@@ -200,8 +202,6 @@ class _Progress:
     """Faults that the current scrub found and did not repair."""
     known: set[Finding] = field(default_factory=set)
     """Faults that the last complete scrub found."""
-    done_at_ms: int = 0
-    """When the last complete scrub ended; 0 before the first."""
 
 
 @dataclass(slots=True)
@@ -212,6 +212,8 @@ class _SearchProgress:
     named: NamedObjects | None = None
     """None between two searches."""
     ours: frozenset[TopicIdPartition] = frozenset()
+    unread: list[TopicIdPartition] = field(default_factory=list)
+    """Partitions whose names are still to be read, before the first page."""
     start_after: str | None = None
     orphans: int = 0
     orphan_bytes: int = 0
@@ -230,7 +232,11 @@ class ScrubJob:
         clock: ArchiveClock,
         jitter: Callable[[], float],
     ) -> None:
-        """Take the collaborators; *led* is called at each turn, and *jitter* returns 0 to 1."""
+        """
+        Take the collaborators; *jitter* returns 0 to 1.
+
+        *led* is called at each turn, and returns the same object while nothing has changed.
+        """
         self._parts = parts
         self._led = led
         self._pace = pace
@@ -240,6 +246,14 @@ class ScrubJob:
         self._ages_ms = clock.ages_ms
         self._jitter = jitter
         self._progress: dict[TopicIdPartition, _Progress] = {}
+        # A turn handles one partition, so a walk over all of them in each turn would be quadratic.
+        self._due: list[tuple[int, int, TopicIdPartition]] = []
+        """A heap of due times. A time that is not that of the partition's progress any more is outdated."""
+        self._due_count = 0
+        self._done_at_ms: OrderedDict[TopicIdPartition, int] = OrderedDict()
+        """When each partition's last complete scrub ended, longest ago first; 0 before the first."""
+        self._last_led: Collection[TopicIdPartition] | None = None
+        self._has_faults_changed = True
         self._search: _SearchProgress | None = None
         self._publish_pace()
 
@@ -259,12 +273,14 @@ class ScrubJob:
         pace, now_ms = self._pace, self._now_ms()
         if not pace.is_enabled:
             self._progress.clear()
-            self._search = None
+            self._due.clear()
+            self._done_at_ms.clear()
+            self._search, self._last_led, self._has_faults_changed = None, None, True
             self._publish()
             return JobTurn(0, has_more=False)
         self._follow(pace, now_ms)
         search = self._search
-        partition = min(self._progress, key=lambda one: self._progress[one].due_ms, default=None)
+        partition = self._first_due()
         is_search_due = search is not None and search.due_ms <= now_ms
         requests = 0
         if partition is not None and self._progress[partition].due_ms <= now_ms:
@@ -275,18 +291,41 @@ class ScrubJob:
         return JobTurn(requests, has_more=self._is_anything_due())
 
     def _is_anything_due(self) -> bool:
-        now_ms = self._now_ms()
-        due = [one.due_ms for one in self._progress.values()]
+        now_ms, partition = self._now_ms(), self._first_due()
+        due = [] if partition is None else [self._progress[partition].due_ms]
         due += [self._search.due_ms] if self._search else []
         return any(one <= now_ms for one in due)
 
+    def _first_due(self) -> TopicIdPartition | None:
+        """Return the partition that is due first."""
+        while self._due:
+            due_ms, _, partition = self._due[0]
+            progress = self._progress.get(partition)
+            if progress is not None and progress.due_ms == due_ms:
+                return partition
+            heappop(self._due)
+        return None
+
+    def _set_due(self, partition: TopicIdPartition, due_ms: int) -> None:
+        self._progress[partition].due_ms = due_ms
+        self._due_count += 1
+        heappush(self._due, (due_ms, self._due_count, partition))
+
     def _follow(self, pace: ScrubPace, now_ms: int) -> None:
         """Add partitions that are led since the last turn, and drop those that are not led any more."""
-        led = set(self._led())
+        found = self._led()
+        if found is self._last_led:
+            return
+        self._last_led = found
+        led = set(found)
         for partition in [one for one in self._progress if one not in led]:
-            del self._progress[partition]
+            del self._progress[partition], self._done_at_ms[partition]
+            self._has_faults_changed = True
         for partition in led - self._progress.keys():
-            self._progress[partition] = _Progress(first_due_ms(pace, now_ms=now_ms, jitter=self._jitter()))
+            self._progress[partition] = _Progress(0)
+            self._done_at_ms[partition] = 0
+            self._done_at_ms.move_to_end(partition, last=False)
+            self._set_due(partition, first_due_ms(pace, now_ms=now_ms, jitter=self._jitter()))
         if self._search is None and led:
             self._search = _SearchProgress(first_due_ms(pace, now_ms=now_ms, jitter=self._jitter()))
 
@@ -301,12 +340,13 @@ class ScrubJob:
             is_complete = stretch.cursor is None
         finally:
             # A failed scrub waits as well, so that it does not starve the other partitions.
-            progress.due_ms = next_due_ms(
-                pace, now_ms=self._now_ms(), is_complete=is_complete, jitter=self._jitter()
-            )
+            due_ms = next_due_ms(pace, now_ms=self._now_ms(), is_complete=is_complete, jitter=self._jitter())
+            self._set_due(partition, due_ms)
         if is_complete:
+            self._has_faults_changed |= progress.known != progress.found
             progress.known, progress.found = progress.found, set()
-            progress.done_at_ms = self._wall_ms()
+            self._done_at_ms[partition] = self._wall_ms()
+            self._done_at_ms.move_to_end(partition)
         return stretch.requests
 
     async def _take(self, progress: _Progress, stretch: ScrubStretch) -> None:
@@ -316,6 +356,7 @@ class ScrubJob:
         self._metrics.size_bytes.inc(stretch.inspected_bytes)
         for finding in stretch.findings:
             progress.found.add(finding)
+            self._has_faults_changed = True
             log.error(
                 "archive fault",
                 kind=finding.kind.value,
@@ -337,10 +378,14 @@ class ScrubJob:
         is_complete, requests = False, 0
         try:
             if search.named is None:
-                search.ours = frozenset(self._progress)
-                search.named = await self._parts.search.names(search.ours)
-                requests += len(search.ours)
+                search.ours, search.named = frozenset(self._progress), NamedObjects()
+                search.unread = list(search.ours)
                 search.start_after, search.orphans, search.orphan_bytes = None, 0, 0
+            if search.unread:
+                requests += await self._read_names(search, search.named, requests_max)
+                if search.unread:
+                    # The next turn goes on.
+                    return requests
             while not is_complete and (not requests or requests < requests_max):
                 requests += await self._page(search, search.named)
                 is_complete = search.start_after is None
@@ -348,7 +393,7 @@ class ScrubJob:
                 await self._expire(pace)
         except TieringError:
             search.due_ms = next_due_ms(pace, now_ms=self._now_ms(), is_complete=False, jitter=self._jitter())
-            if search.start_after is None:
+            if search.start_after is None and not search.unread:
                 search.named = None
             raise
         if is_complete:
@@ -356,6 +401,16 @@ class ScrubJob:
             self._metrics.orphan_bytes.set(search.orphan_bytes)
             search.named = None
             search.due_ms = next_due_ms(pace, now_ms=self._now_ms(), is_complete=True, jitter=self._jitter())
+        return requests
+
+    async def _read_names(self, search: _SearchProgress, named: NamedObjects, requests_max: int) -> int:
+        """Read the names of as many partitions as *requests_max* allows; return the requests."""
+        requests = 0
+        while search.unread and requests < requests_max:
+            requests += await self._parts.search.add_names(named, search.unread[-1])
+            search.unread.pop()
+        if not search.unread:
+            await in_thread(named.seal)
         return requests
 
     def _is_ours(self, partition: TopicIdPartition) -> bool:
@@ -369,6 +424,7 @@ class ScrubJob:
         for finding in page.findings:
             if finding.partition is not None:
                 self._progress[finding.partition].known.add(finding)
+                self._has_faults_changed = True
         report = ScrubReport()
         await move_orphans(self._parts, [one for one in page.orphans if not one.needs_operator], report)
         self._metrics.quarantined.inc(len(report.moved))
@@ -389,9 +445,11 @@ class ScrubJob:
         self._metrics.interval_seconds.set(interval_ms / 1000 if is_enabled else 0)
 
     def _publish(self) -> None:
-        """Set the metrics of known faults, by kind."""
-        kinds = Counter(finding.kind for one in self._progress.values() for finding in one.known | one.found)
-        for kind in FaultKind:
-            self._metrics.faults.labels(kind.value).set(kinds[kind])
-        done = [one.done_at_ms for one in self._progress.values()]
-        self._metrics.last_full.set(min(done, default=0) / 1000)
+        """Set the metrics of known faults, by kind, if there may be others than before."""
+        if self._has_faults_changed:
+            self._has_faults_changed = False
+            found = (finding for one in self._progress.values() for finding in one.known | one.found)
+            kinds = Counter(finding.kind for finding in found)
+            for kind in FaultKind:
+                self._metrics.faults.labels(kind.value).set(kinds[kind])
+        self._metrics.last_full.set(next(iter(self._done_at_ms.values()), 0) / 1000)

@@ -201,7 +201,11 @@ class TopicPurgeJob:
     async def _check_presence(self) -> int:
         """Compare the bucket with the cluster, and record what is certain; return the requests."""
         manifests = self._registry.manifests
-        names = {one.key.topic for one in manifests if one.lifecycle not in topic_lifecycle.BEYOND_RETURN}
+        names = {
+            one.key.topic
+            for one in manifests
+            if one.lifecycle not in topic_lifecycle.BEYOND_RETURN or topic_lifecycle.may_begin_anew(one)
+        }
         plan = plan_presence(manifests, await self._broker.topic_ids(sorted(names)) if names else {})
         if plan.nothing_known_because != self._said and plan.nothing_known_because:
             log.error("topics that are missing are not taken for deleted", reason=plan.nothing_known_because)
@@ -212,6 +216,8 @@ class TopicPurgeJob:
         used = 0
         for key in sorted(plan.present, key=_order):
             used += await self._change(key, topic_lifecycle.seen_again)
+        for key in sorted(plan.again, key=_order):
+            used += await self._change(key, partial(topic_lifecycle.begun_anew, now_ms=now_ms))
         for key, first_ms in since_ms.items():
             if steady_ms - first_ms >= CONFIRM_AFTER_MS:
                 noted = partial(

@@ -267,7 +267,14 @@ class Metrics:
 
         self.uploads = counter("uploads", "Segments made durable", ("topic",))
         self.upload_bytes = counter("upload_bytes", "Bytes of segments made durable", ("topic",))
-        self.upload_failures = counter("upload_failures", "Archiver steps that failed", ("topic", "error"))
+        self.upload_failures, self.operator_decisions = (
+            counter("upload_failures", "Archiver steps that failed", ("topic", "error")),
+            counter(
+                "operator_decisions",
+                "Decisions of `tieringd archive resolve` that this daemon has carried out or refused",
+                ("topic", "outcome"),
+            ),
+        )
         self.manifest_commits = counter("manifest_commits", "Manifests stored", ("topic",))
         self.trims = counter("trimmed_segments", "Local segments that were trimmed", ("topic",))
         self.trimmed_bytes = counter("trimmed_bytes", "Bytes of local segments that were trimmed", ("topic",))
@@ -385,6 +392,7 @@ class Metrics:
             counter.remove(topic)
         for by_reason in (
             self.waiting_for_operator,
+            self.operator_decisions,
             self.upload_failures,
             self.trim_failures,
             self.merged.failures,

@@ -35,10 +35,12 @@ class GatewayCollector(Collector):
         "accepted_connections": "Client connections that were accepted",
         "refused_connections": "Client connections that were refused because of the limit of connections",
         "broken_connections": "Connections closed because of an invalid message or a refusal by the broker",
+        "failed_connections": "Connections closed because of a defect of the program",
         "from_client_bytes": "Bytes that clients sent",
         "from_broker_bytes": "Bytes that the broker sent",
         "archived_answers": "Responses with archived data",
         "delayed_answers": "Responses with archived data that were delayed by the limits in bytes per second",
+        "late_partitions": "Archived partitions that had to wait for a later Fetch beside large batches",
         "prepared_answers": "Responses with archived data that were ready when they were requested",
     }
 

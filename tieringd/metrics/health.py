@@ -72,7 +72,17 @@ class HealthGauges:
             registry=registry,
         )
         self.reload_succeeded.set(1)
-        self.all = (self.succeeded_at, self.reload_succeeded)
+        self._task_failures = Counter(
+            "tieringd_task_failures",
+            "Tasks that ended by a defect of the program and were started again",
+            ("task",),
+            registry=registry,
+        )
+        self.all = (self.succeeded_at, self.reload_succeeded, self._task_failures)
+
+    def task_failed(self, task: str) -> None:
+        """Count a task that ended by a defect of the program."""
+        self._task_failures.labels(task).inc()
 
     def loop_succeeded(self, loop: str) -> None:
         """Note that *loop* has just succeeded, or begins."""

@@ -1,11 +1,13 @@
 """
-Manifests in which a detail is corrected. Offsets and records stay as they are.
+Manifests in which a detail is corrected. Records stay as they are, but for those that an operator gives up.
 
 `with_upload_times` and `with_marks_redated` correct times that a wrong clock recorded.
 
 `reindexed` gives one segment another index. An index's checksum is part of the name of its data object,
 because other bytes have other names. So where a lost index cannot be rebuilt byte for byte, the same
 data gets a new name with the new index.
+
+`with_gap_inside` takes segments out for good and records a gap in their place.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.manifest_parts import Retired
+from tieringd.model.manifest_parts import Gap, Retired
 from tieringd.model.segment import RemoteSegment
 from tieringd.model.segment_table import SegmentTable
+from tieringd.model.spillover import span_faults
 
 
 def reindexed(
@@ -52,6 +55,45 @@ def reindexed(
         manifest,
         segments=table.replaced(row, row + 1, new),
         retired=(*manifest.retired, Retired(SegmentTable.of([old]), now_ms)),
+    )
+
+
+def with_gap_inside(manifest: PartitionManifest, gap: Gap) -> PartitionManifest:
+    """
+    Return *manifest* with *gap* in the place of the live segments that it covers exactly.
+
+    No manifest names the objects of these segments any more. So a scrub takes them to quarantine, where they
+    can still be had for a while. A compaction that has replaced some of the offsets is not undone any more,
+    and no log decides a transaction whose marker is in the gap.
+
+    Raises:
+        ValueError: The gap does not begin and end where live segments do, or covers the newest one.
+    """
+    table = manifest.segments
+    first, last = table.row_at_or_after(gap.base_offset), table.row_at_or_after(gap.next_offset)
+    parts = table.head(last).without_head(first)
+    if (
+        last == len(table)
+        or span_faults(parts, (), begin=gap.base_offset, end=gap.next_offset)
+        or not parts
+        or gap.base_offset < manifest.start_offset
+    ):
+        raise ValueError(
+            f"offsets {gap.base_offset} to {gap.last_offset} of {manifest.partition} are not whole segments"
+        )
+    return replace(
+        manifest,
+        segments=table.replaced(first, last),
+        gaps=tuple(sorted((*manifest.gaps, gap), key=lambda one: one.base_offset)),
+        retired=tuple(
+            replace(one, winners_end=0)
+            if one.base_offset < gap.next_offset and gap.base_offset < one.next_offset
+            else one
+            for one in manifest.retired
+        ),
+        crossing=tuple(
+            one for one in manifest.crossing if not gap.base_offset <= one.marker_offset < gap.next_offset
+        ),
     )
 
 

@@ -277,11 +277,11 @@ def knows_divergence(manifest: PartitionManifest, log: LocalLog) -> bool:
     Say whether the histories of *manifest* and *log* tell where the two part.
 
     Without an epoch in common the log begins under an epoch that the archive never saw. The two part there
-    at the latest, but they may have parted before. Only what came before epoch 1 is known: it is of epoch 0.
+    at the latest, but they may have parted before. A broker that deletes the head of its log lets the first
+    epoch of the history begin where the log does then. So not even a history that begins with epoch 1 tells
+    that all before it was of epoch 0.
     """
-    if newest_shared_epoch(manifest.epochs, log.epochs) is not None:
-        return True
-    return [epoch for epoch, _ in (*manifest.epochs, *log.epochs[:1])] == [0, 1]
+    return newest_shared_epoch(manifest.epochs, log.epochs) is not None
 
 
 def remembers_transactions_at(manifest: PartitionManifest, offset: int) -> bool:

@@ -27,6 +27,7 @@ from tieringd.formats.object_keys import (
     DataKey,
     data_key,
     index_key,
+    is_decision_key,
     manifest_key,
     parse_data_key,
     parse_joined_part_key,
@@ -101,6 +102,7 @@ DATA_FAULTS: Final = frozenset(
 INDEX_FAULTS: Final = frozenset(
     {FaultKind.INDEX_MISSING, FaultKind.INDEX_SIZE, FaultKind.INDEX_CHECKSUM, FaultKind.INDEX_CONTENT}
 )
+SPILLOVER_FAULTS: Final = frozenset({FaultKind.SPILLOVER_MISSING, FaultKind.SPILLOVER_DAMAGED})
 
 _FROM_VERSIONS = "Restore the object from an older version in the bucket, or from a copy of the bucket"
 _DATA_ACTION = (
@@ -117,8 +119,11 @@ _ACTIONS: Final = {
     FaultKind.MANIFEST_MISSING: f"{_FROM_VERSIONS}. Until then, delete nothing of this partition",
     FaultKind.MANIFEST_DAMAGED: _FROM_VERSIONS,
     FaultKind.MANIFEST_RULES: "Report this: no tieringd writes such a manifest. Restore an older version",
-    FaultKind.SPILLOVER_MISSING: _FROM_VERSIONS,
-    FaultKind.SPILLOVER_DAMAGED: _FROM_VERSIONS,
+    **dict.fromkeys(
+        SPILLOVER_FAULTS,
+        "Run `tieringd archive scrub --fix`: it takes the copy in quarantine, if there is one. If there is "
+        f"none: {_FROM_VERSIONS[0].lower()}{_FROM_VERSIONS[1:]}",
+    ),
     FaultKind.SPILLOVER_DISAGREES: "Report this: no tieringd writes such a manifest",
     FaultKind.TOPIC_MANIFEST_MISSING: (
         "A daemon that archives the topic writes this manifest again. If no daemon does, restore the "
@@ -394,6 +399,7 @@ def _reason_to_keep(owner: Owner, one: StoredObject, *, grace_ms: int, now_ms: i
     is_its_own = (
         parse_spillover_key(owner.partition, one.key) is not None
         or parse_rewriting_key(owner.partition, one.key) is not None
+        or is_decision_key(owner.partition, one.key)
     )
     reasons = {
         Keep.FOREIGN: not is_its_own and (whole is None or whole.partition != owner.partition),

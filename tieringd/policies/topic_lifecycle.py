@@ -3,11 +3,13 @@ The lifecycle of a topic's archive: from the topic's deletion to the mark that i
 
     live -> deleted -> purging -> purged
     live -> kept, kept <-> deleted
+    purged -> live, only of a topic without an id
 
 A topic counts as deleted when the cluster says that its id is gone, in two observations with time in
 between, and the cluster has one of the bucket's topics that is as old or older. Less certain evidence
 changes nothing. Until the purge begins every step can be taken back, and a topic that is seen again is
-live again. An archive that `redpanda.remote.delete` does not allow to delete is kept.
+live again. A topic without an id that was created again has the key of its purged archive: that begins anew
+once the purge is over for good. An archive that `redpanda.remote.delete` does not allow to delete is kept.
 
 `choose_topics` decides which of a bucket's topics are served under their names without a broker. A name
 can stand for several topics: incarnations of one that was deleted and created again, and topics of other
@@ -55,6 +57,8 @@ class PresencePlan:
     """Not live in the bucket, but in the cluster."""
     gone: frozenset[TopicKey] = frozenset()
     """In whatever state, and not in the cluster, as all of its brokers say: only these may be purged."""
+    again: frozenset[TopicKey] = frozenset()
+    """Purged in the bucket and in the cluster, without an id: another topic of the same name."""
     nothing_known_because: str = ""
     """Why the absence of some live topics is no evidence; empty when there are no such topics."""
 
@@ -73,10 +77,12 @@ def plan_presence(manifests: Sequence[TopicManifest], ids: Mapping[str, frozense
     has = {one.key for one in manifests if one.key.topic_id in ids.get(one.key.topic, ())}
     anchors = [one.created_at_ms for one in manifests if one.key in has and one.key.topic_id != NO_TOPIC_ID]
     oldest_ms = min(anchors, default=None)
-    absent, present, gone, unsure = set(), set(), set(), 0
+    absent, present, gone, again, unsure = set(), set(), set(), set(), 0
     for manifest in manifests:
         key, is_live = manifest.key, manifest.lifecycle is Lifecycle.LIVE
-        if key in has or (key.topic_id == NO_TOPIC_ID and ids.get(key.topic)):
+        if key in has and may_begin_anew(manifest):
+            again.add(key)
+        elif key in has or (key.topic_id == NO_TOPIC_ID and ids.get(key.topic)):
             if not is_live:
                 present.add(key)
         elif _is_gone(key, ids):
@@ -92,7 +98,13 @@ def plan_presence(manifests: Sequence[TopicManifest], ids: Mapping[str, frozense
         because = f"the cluster has none of the bucket's topics, {unsure} of them live"
         if anchors:
             because = f"the cluster lacks {unsure} live topics that are older than all topics that it has"
-    return PresencePlan(frozenset(absent), frozenset(present), frozenset(gone), because)
+    return PresencePlan(
+        frozenset(absent),
+        frozenset(present),
+        frozenset(gone),
+        frozenset(again),
+        nothing_known_because=because,
+    )
 
 
 def _is_gone(key: TopicKey, ids: Mapping[str, frozenset[str]]) -> bool:
@@ -126,6 +138,30 @@ def seen_again(manifest: TopicManifest) -> TopicManifest:
     if manifest.lifecycle not in _ON_THE_WAY_OUT:
         return manifest
     return replace(manifest, lifecycle=Lifecycle.LIVE, deletion=None)
+
+
+def may_begin_anew(manifest: TopicManifest) -> bool:
+    """
+    Say whether a topic of this key that the cluster has is another one, whose archive may begin.
+
+    That is a topic without an id, whose archive was purged and searched for late objects: a process that
+    hung through the purge could mix its objects with the new ones. A moved archive continues elsewhere.
+    """
+    deletion = manifest.deletion
+    return (
+        manifest.key.topic_id == NO_TOPIC_ID
+        and manifest.lifecycle is Lifecycle.PURGED
+        and not manifest.moved_to
+        and deletion is not None
+        and deletion.checked_at_ms is not None
+    )
+
+
+def begun_anew(manifest: TopicManifest, *, now_ms: int) -> TopicManifest:
+    """Return the manifest of a new topic where `may_begin_anew`: only the key is that of the purged one."""
+    if not may_begin_anew(manifest):
+        return manifest
+    return type(manifest)(manifest.key, manifest.partition_count, created_at_ms=now_ms)
 
 
 def ordered_to_go(manifest: TopicManifest, *, now_ms: int) -> TopicManifest:

@@ -25,14 +25,20 @@ nothing else has their offsets.
 
 A rewriting that is invalid for the first or the last of these reasons may have taken place all the same:
 its segments were damaged or lost since. The removed records may be back then, so an operator must be told.
+
+**Cost.** A job that runs every day makes one segment of one, again and again, and all its records stay. So
+segments are numbered, and such a *line* of segments counts as one: all in it have the same offsets, each was
+made of the one before, and outside of the line all are related to the same segments. Only lines are compared
+with each other. What is left grows with the names in the records, and not with their square.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter, itemgetter
 from typing import Final
@@ -66,7 +72,7 @@ class ValidRewritings:
     """The segments that valid rewritings name, and those that they supersede."""
 
     named: Mapping[SegmentIdentity, int]
-    """The named segments, each with the time of its record in milliseconds."""
+    """The named segments that are stored, each with the latest time of its records in milliseconds."""
     superseded: frozenset[SegmentIdentity]
     fallen: tuple[tuple[SegmentIdentity, int], ...]
     """
@@ -78,8 +84,8 @@ class ValidRewritings:
 class _Unit:
     """Segments that are valid or invalid together."""
 
-    segments: tuple[SegmentIdentity, ...]
-    """The segments that no newer leader has cut back."""
+    segments: tuple[int, ...]
+    """The numbers of the segments that no newer leader has cut back."""
     kind: RewritingKind
     stored_at_ms: int
 
@@ -96,25 +102,26 @@ def valid_rewritings(
     *stored* maps each stored segment to the newest leader epoch known of it. *candidates* are the
     segments that may be chosen. *epoch_starts* has the first offset of each leader epoch that they contain.
     """
-    lines = _Lines(one.rewriting for one in recorded)
-    units = _units(recorded, stored, epoch_starts)
+    lines = _Lines([one.rewriting for one in recorded])
+    units = _units(recorded, stored, epoch_starts, lines)
     passed_over = _passed_over(units, recorded, lines)
     units = [unit for unit in units if unit not in passed_over]
-    fallen = {unit for unit in units if not _is_there(unit, lines, stored)}
+    there = _Stored(lines, stored)
+    fallen = {unit for unit in units if not there.has(unit)}
     while True:
         claims = _Claims(lines)
         for unit in units:
             if unit not in fallen:
                 claims.add(unit)
-        superseded = [one for one in candidates if claims.against(one.identity)]
+        superseded = [one for one in candidates if claims.supersede(one.identity)]
         overtaken = _overtaken(superseded, candidates, claims)
         if not overtaken:
             return ValidRewritings(
-                claims.named(),
+                claims.named(there.numbers),
                 frozenset(one.identity for one in superseded),
                 # A merge removes no records.
                 tuple(
-                    (one, unit.stored_at_ms)
+                    (lines.identities[one], unit.stored_at_ms)
                     for unit in units
                     if unit in fallen and unit.kind is not RewritingKind.MERGED
                     for one in unit.segments
@@ -124,66 +131,206 @@ def valid_rewritings(
 
 
 class _Lines:
-    """Which segments were made of rewritten segments, and of those in turn."""
+    """
+    The segments that records name, by numbers, and which were made of which.
 
-    def __init__(self, rewritings: Iterable[Rewriting]) -> None:
-        self._made: defaultdict[SegmentIdentity, list[SegmentIdentity]] = defaultdict(list)
-        self._known: dict[SegmentIdentity, frozenset[SegmentIdentity]] = {}
+    The attributes are read only. A line is a number as well.
+    """
+
+    def __init__(self, rewritings: Sequence[Rewriting]) -> None:
+        self.numbers: dict[SegmentIdentity, int] = {}
+        self.identities: list[SegmentIdentity] = []
+        self.named: list[tuple[array[int], array[int]]] = []
+        """The numbers of the segments that each record has stored, ascending by offset, and replaced."""
+        self._made = array("i")
+        """The first segment that was made of a segment; -1 where there is none."""
+        self._made_more: dict[int, list[int]] = {}
+        """All segments that were made of a segment, where they are more than one."""
         for one in rewritings:
             stored = sorted(one.stored, key=_LAST)
-            for part in one.replaced:
-                row = bisect_left(stored, part.base_offset, key=_LAST)
-                while row < len(stored) and stored[row].overlaps(part):
-                    self._made[part].append(stored[row])
-                    row += 1
+            self.named.append((self._numbered(stored), self._numbered(one.replaced)))
+        parents = array("i", [-1]) * len(self.identities)
+        """The segment that a segment was made of; -1 without one, -2 with several."""
+        self._made = array("i", [-1]) * len(self.identities)
+        self.base_offsets = array("q", (one.base_offset for one in self.identities))
+        self.last_offsets = array("q", (one.last_offset for one in self.identities))
+        for stored_numbers, replaced in self.named:
+            self._relate(stored_numbers, replaced, parents)
+        self.line_of = array("i", [-1]) * len(self.identities)
+        """The line of each segment."""
+        self.place_of = array("i", [0]) * len(self.identities)
+        """How many segments of its line come before a segment."""
+        self._first: list[int] = []
+        """The first segment of each line."""
+        self._last: list[int] = []
+        self._draw(parents)
+        self._below: dict[int, frozenset[int]] = {}
 
-    def of(self, one: SegmentIdentity) -> frozenset[SegmentIdentity]:
-        """Return a segment and all that was made of it."""
-        found = self._known.get(one)
-        if found is None:
-            seen, todo = {one}, [one]
-            while todo:
-                new = [each for each in self._made.get(todo.pop(), ()) if each not in seen]
-                seen.update(new)
-                todo += new
-            found = self._known[one] = frozenset(seen)
+    def _numbered(self, segments: Iterable[SegmentIdentity]) -> array[int]:
+        numbers, found = self.numbers, array("i")
+        for one in segments:
+            number = numbers.setdefault(one, len(numbers))
+            if number == len(self.identities):
+                self.identities.append(one)
+            found.append(number)
         return found
 
-    def are_related(self, one: SegmentIdentity, other: SegmentIdentity) -> bool:
-        """Say whether one of them was made of the other."""
-        return one in self.of(other) or other in self.of(one)
+    def _relate(self, stored: array[int], replaced: array[int], parents: array[int]) -> None:
+        bases, lasts, made = self.base_offsets, self.last_offsets, self._made
+        ends, row = [lasts[one] for one in stored], 0
+        for part in replaced:
+            base, last = bases[part], lasts[part]
+            # Neighbours follow each other in most records.
+            if row >= len(ends) or ends[row] < base or (row and ends[row - 1] >= base):
+                row = bisect_left(ends, base)
+            at = row
+            while at < len(ends) and bases[stored[at]] <= last:
+                child = stored[at]
+                at += 1
+                if made[part] == -1:
+                    made[part] = child
+                elif child in self._made_of(part):
+                    continue
+                else:
+                    self._made_more.setdefault(part, [made[part]]).append(child)
+                parents[child] = part if parents[child] == -1 else -2
+
+    def _made_of(self, number: int) -> Sequence[int]:
+        first = self._made[number]
+        return self._made_more.get(number) or (() if first == -1 else (first,))
+
+    def _draw(self, parents: array[int]) -> None:
+        """Put each segment into a line."""
+        bases, lasts = self.base_offsets, self.last_offsets
+
+        def only_child(number: int) -> int:
+            child = self._made[number]
+            if child == -1 or number in self._made_more or parents[child] != number:
+                return -1
+            is_alike = bases[number] == bases[child] and lasts[number] == lasts[child]
+            return child if is_alike and child != number else -1
+
+        heads = (n for n, parent in enumerate(parents) if parent < 0 or only_child(parent) != n)
+        # A ring of segments has no head. No program writes one, and each of its segments is a line then.
+        for is_ring, numbers in ((False, heads), (True, range(len(parents)))):
+            for number in numbers:
+                if self.line_of[number] != -1:
+                    continue
+                self._first.append(number)
+                line, place, last = len(self._first) - 1, 0, number
+                self.line_of[number] = line
+                while not is_ring and (child := only_child(last)) != -1:
+                    last, place = child, place + 1
+                    self.line_of[last], self.place_of[last] = line, place
+                self._last.append(last)
+
+    def span(self, line: int) -> SegmentIdentity:
+        """Return a segment of a line, for its offsets."""
+        return self.identities[self._first[line]]
+
+    def below(self, line: int) -> frozenset[int]:
+        """Return the lines whose segments were made of a line's last segment."""
+        found = self._below.get(line)
+        if found is None:
+            seen: set[int] = set()
+            todo = [line]
+            while todo:
+                children = self._made_of(self._last[todo.pop()])
+                new = {self.line_of[child] for child in children} - seen
+                seen |= new
+                todo += new
+            found = self._below[line] = frozenset(seen)
+        return found
+
+    def are_related(self, one: int, other: int) -> bool:
+        """Say whether the segments of one line were made of those of the other, or the lines are the same."""
+        return one == other or other in self.below(one) or one in self.below(other)
+
+
+class _Stored:
+    """Which segments of the records are stored."""
+
+    def __init__(self, lines: _Lines, stored: Iterable[SegmentIdentity]) -> None:
+        self._lines = lines
+        self.numbers: set[int] = {number for one in stored if (number := lines.numbers.get(one)) is not None}
+        """Their numbers."""
+        self._last_place: dict[int, int] = {}
+        """The place of the last stored segment in each line."""
+        for number in self.numbers:
+            line, place = lines.line_of[number], lines.place_of[number]
+            self._last_place[line] = max(place, self._last_place.get(line, -1))
+        self._is_below: dict[int, bool] = {}
+
+    def has(self, unit: _Unit) -> bool:
+        """Say whether all of a unit is stored, or what was made of it; its beginning may have expired."""
+        there = [self._has(one) for one in unit.segments]
+        return True in there and all(there[there.index(True) :])
+
+    def _has(self, number: int) -> bool:
+        line = self._lines.line_of[number]
+        if self._last_place.get(line, -1) >= self._lines.place_of[number]:
+            return True
+        found = self._is_below.get(line)
+        if found is None:
+            found = self._is_below[line] = any(one in self._last_place for one in self._lines.below(line))
+        return found
+
+
+class _Overlaps:
+    """Lines, found by their offsets."""
+
+    def __init__(self, lines: _Lines, wanted: Iterable[int]) -> None:
+        rows = sorted(
+            (span.base_offset, span.last_offset, one) for one in wanted for span in (lines.span(one),)
+        )
+        self._rows = rows
+        self._reach = list(accumulate((last for _, last, _ in rows), max))
+        """The greatest last offset of each row and all before it."""
+
+    def over(self, span: SegmentIdentity) -> Iterator[int]:
+        """Yield the lines that overlap *span*."""
+        row = bisect_right(self._rows, span.last_offset, key=itemgetter(0)) - 1
+        while row >= 0 and self._reach[row] >= span.base_offset:
+            if self._rows[row][1] >= span.base_offset:
+                yield self._rows[row][2]
+            row -= 1
 
 
 class _Layers:
-    """Segments of units, found by their offsets. In each layer they ascend and do not overlap."""
+    """Lines that are added one after the other. In each layer they ascend and do not overlap."""
 
     def __init__(self) -> None:
-        self._layers: list[list[tuple[int, int, int, SegmentIdentity, _Unit]]] = []
-        self._count = 0
+        self._layers: list[list[tuple[int, int, int]]] = []
 
-    def add(self, unit: _Unit) -> None:
-        """Add the segments of a unit."""
-        for one in unit.segments:
-            layer = next((each for each in self._layers if not any(_within(each, one))), None)
-            if layer is None:
-                layer = []
-                self._layers.append(layer)
-            self._count += 1
-            insort(layer, (one.last_offset, one.base_offset, self._count, one, unit))
+    def add(self, line: int, span: SegmentIdentity) -> None:
+        """Add a line with its offsets."""
+        layer = next((each for each in self._layers if not any(_within(each, span))), None)
+        if layer is None:
+            layer = []
+            self._layers.append(layer)
+        insort(layer, (span.last_offset, span.base_offset, line))
 
-    def over(self, one: SegmentIdentity) -> Iterator[tuple[SegmentIdentity, _Unit]]:
-        """Yield the segments that overlap *one*, and their units."""
+    def over(self, span: SegmentIdentity) -> Iterator[int]:
+        """Yield the lines that overlap *span*."""
         for layer in self._layers:
-            yield from _within(layer, one)
+            for row in _within(layer, span):
+                yield row[2]
 
 
-def _within(
-    layer: list[tuple[int, int, int, SegmentIdentity, _Unit]], one: SegmentIdentity
-) -> Iterator[tuple[SegmentIdentity, _Unit]]:
-    row = bisect_left(layer, one.base_offset, key=itemgetter(0))
-    while row < len(layer) and layer[row][1] <= one.last_offset:
-        yield layer[row][3:]
+def _within(layer: list[tuple[int, int, int]], span: SegmentIdentity) -> Iterator[tuple[int, int, int]]:
+    row = bisect_left(layer, span.base_offset, key=itemgetter(0))
+    while row < len(layer) and layer[row][1] <= span.last_offset:
+        yield layer[row]
         row += 1
+
+
+@dataclass(slots=True)
+class _LineClaims:
+    """The valid units with segments in one line."""
+
+    units: list[tuple[int, _Unit]] = field(default_factory=list)
+    """Each with the place of its segment."""
+    last_place: int = -1
 
 
 class _Claims:
@@ -192,23 +339,62 @@ class _Claims:
     def __init__(self, lines: _Lines) -> None:
         self._lines = lines
         self._units: list[_Unit] = []
+        self._of_line: dict[int, _LineClaims] = {}
         self._layers = _Layers()
 
     def add(self, unit: _Unit) -> None:
         """Add a unit, unless it contradicts one that was added before."""
-        found = ((one, claim) for one in unit.segments for claim, _ in self._layers.over(one))
-        if all(self._lines.are_related(one, claim) for one, claim in found):
-            self._units.append(unit)
-            self._layers.add(unit)
+        lines = self._lines
+        places = [(lines.line_of[one], lines.place_of[one]) for one in unit.segments]
+        # A line that was added is related to all others that were.
+        new = [line for line, _ in places if line not in self._of_line]
+        if not all(
+            lines.are_related(line, claim) for line in new for claim in self._layers.over(lines.span(line))
+        ):
+            return
+        self._units.append(unit)
+        for line, place in places:
+            claims = self._of_line.get(line)
+            if claims is None:
+                claims = self._of_line[line] = _LineClaims()
+                self._layers.add(line, lines.span(line))
+            claims.units.append((place, unit))
+            claims.last_place = max(claims.last_place, place)
+
+    def supersede(self, one: SegmentIdentity) -> bool:
+        """Say whether any unit supersedes a segment."""
+        return any(self._against(one))
 
     def against(self, one: SegmentIdentity) -> list[_Unit]:
         """Return the units that supersede a segment."""
-        return [unit for claim, unit in self._layers.over(one) if one not in self._lines.of(claim)]
+        return [
+            unit for claims, begin in self._against(one) for place, unit in claims.units if place >= begin
+        ]
 
-    def named(self) -> dict[SegmentIdentity, int]:
-        """Return the segments of all units, with the latest times of their records."""
+    def _against(self, one: SegmentIdentity) -> Iterator[tuple[_LineClaims, int]]:
+        """Yield the claims that supersede a segment by line, and from which place of the line on."""
+        lines, number = self._lines, self._lines.numbers.get(one)
+        own = None if number is None else lines.line_of[number]
+        for line in self._layers.over(one):
+            claims = self._of_line[line]
+            if number is not None and line == own:
+                # What is later in its line was made of the segment.
+                begin = lines.place_of[number] + 1
+                if claims.last_place >= begin and line not in lines.below(line):
+                    yield claims, begin
+            elif own is None or own not in lines.below(line):
+                yield claims, 0
+
+    def named(self, wanted: Container[int]) -> dict[SegmentIdentity, int]:
+        """Return the *wanted* segments of all units, with the latest times of their records."""
         oldest_first = sorted(self._units, key=attrgetter("stored_at_ms"))
-        return {one: unit.stored_at_ms for unit in oldest_first for one in unit.segments}
+        identities = self._lines.identities
+        return {
+            identities[one]: unit.stored_at_ms
+            for unit in oldest_first
+            for one in unit.segments
+            if one in wanted
+        }
 
 
 class _NewerLeaders:
@@ -220,30 +406,33 @@ class _NewerLeaders:
         self._earliest = list(starts)[::-1]
         """The smallest first offset of each epoch and all newer ones."""
 
-    def have_cut(self, one: SegmentIdentity, known_epoch: int) -> bool:
-        """Say whether leaders after *known_epoch* wrote other records at a segment's offsets."""
+    def have_cut(self, last_offset: int, known_epoch: int) -> bool:
+        """Say whether leaders after *known_epoch* wrote other records up to a segment's last offset."""
         row = bisect_right(self._epochs, known_epoch)
-        return row < len(self._epochs) and self._earliest[row] <= one.last_offset
+        return row < len(self._epochs) and self._earliest[row] <= last_offset
 
 
 def _units(
     recorded: Iterable[RecordedRewriting],
     stored: Mapping[SegmentIdentity, int],
     epoch_starts: Mapping[int, int],
+    lines: _Lines,
 ) -> list[_Unit]:
     """Return the units, those with precedence first."""
     units: list[_Unit] = []
     leaders = _NewerLeaders(epoch_starts)
-    for one in recorded:
-        # A segment may hold batches of a newer epoch than the one in its name.
-        left = [
+    # A segment may hold batches of a newer epoch than the one in its name.
+    known = {number: epoch for one, epoch in stored.items() if (number := lines.numbers.get(one)) is not None}
+    for one, (numbers, _) in zip(recorded, lines.named, strict=True):
+        left = tuple(
             each
-            for each in one.rewriting.stored
-            if not leaders.have_cut(each, stored.get(each, each.leader_epoch))
-        ]
-        left.sort(key=_LAST)
+            for each in numbers
+            if not leaders.have_cut(
+                lines.last_offsets[each], known.get(each, lines.identities[each].leader_epoch)
+            )
+        )
         is_whole = one.rewriting.kind is RewritingKind.COMPACTED
-        groups = [tuple(left)] if is_whole else [(each,) for each in left]
+        groups = [left] if is_whole else [(each,) for each in left]
         units += [_Unit(group, one.rewriting.kind, one.stored_at_ms) for group in groups if group]
     # Of a merge and a rewriting of the same segments, the merge still holds the removed records.
     return sorted(
@@ -251,33 +440,33 @@ def _units(
     )
 
 
-def _is_there(unit: _Unit, lines: _Lines, stored: Mapping[SegmentIdentity, int]) -> bool:
-    """Say whether all of a unit is stored, or what was made of it; its beginning may have expired."""
-    # `isdisjoint` would iterate over all stored keys each time, because a mapping is not a set.
-    there = [any(each in stored for each in lines.of(one)) for one in unit.segments]
-    return True in there and all(there[there.index(True) :])
-
-
 def _passed_over(units: Iterable[_Unit], recorded: Iterable[RecordedRewriting], lines: _Lines) -> set[_Unit]:
     """Return the units that never took place: later other segments were at their offsets."""
-    layers = _Layers()
+    of_line: defaultdict[int, list[_Unit]] = defaultdict(list)
+    line_of = lines.line_of
     for unit in units:
-        layers.add(unit)
-    found: set[_Unit] = set()
-    for one in recorded:
+        for number in unit.segments:
+            of_line[line_of[number]].append(unit)
+    overlaps = _Overlaps(lines, of_line)
+    # The replaced segments were in the manifest at the time of the record. A merge's own objects may have
+    # come too late.
+    there_ms: dict[int, int] = {}
+    """By line, the latest time at which a unit's other segments cannot have been there."""
+    for one, (stored, replaced) in zip(recorded, lines.named, strict=True):
         is_merge = one.rewriting.kind is RewritingKind.MERGED
-        # The replaced segments were in the manifest at that time. A merge's own objects may have come too
-        # late.
-        for segments, after_ms in (
-            (one.rewriting.replaced, 0),
-            (one.rewriting.stored if is_merge else (), UNDER_WAY_MS),
+        for numbers, at_ms in (
+            (replaced, one.stored_at_ms),
+            (stored if is_merge else (), one.stored_at_ms - UNDER_WAY_MS),
         ):
-            found.update(
-                unit
-                for each in segments
-                for segment, unit in layers.over(each)
-                if one.stored_at_ms > unit.stored_at_ms + after_ms and not lines.are_related(each, segment)
-            )
+            for number in numbers:
+                line = line_of[number]
+                if there_ms.get(line, at_ms - 1) < at_ms:
+                    there_ms[line] = at_ms
+    found: set[_Unit] = set()
+    for line, at_ms in there_ms.items():
+        for other in overlaps.over(lines.span(line)):
+            if not lines.are_related(line, other):
+                found.update(unit for unit in of_line[other] if at_ms > unit.stored_at_ms)
     return found
 
 

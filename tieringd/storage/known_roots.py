@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -18,8 +19,8 @@ from typing import Final
 from tieringd.errors import ConfigError
 
 KNOWN_ROOTS_VERSION: Final = 1
-_FILE: Final = "file_roots.json"
-_LOST_AND_FOUND: Final = "lost+found"
+ROOTS_FILE: Final = "file_roots.json"
+LOST_AND_FOUND: Final = "lost+found"
 """A new ext4 has this directory, and counts as empty all the same."""
 
 
@@ -28,7 +29,7 @@ class KnownRoots:
 
     def __init__(self, state_directory: Path) -> None:
         self._directory = state_directory
-        self._path = state_directory / _FILE
+        self._path = state_directory / ROOTS_FILE
 
     def note_first_start(self) -> None:
         """
@@ -40,7 +41,7 @@ class KnownRoots:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             with os.scandir(self._directory) as entries:
-                is_empty = all(entry.name == _LOST_AND_FOUND for entry in entries)
+                is_empty = all(entry.name == LOST_AND_FOUND for entry in entries)
             if is_empty:
                 with suppress(FileExistsError):
                     self._write({}, replaces=False)
@@ -100,24 +101,7 @@ class KnownRoots:
         return {str(path): str(root_id) for path, root_id in roots.items()}
 
     def _write(self, roots: dict[str, str], *, replaces: bool = True) -> None:
-        document = {"version": KNOWN_ROOTS_VERSION, "roots": roots}
-        temporary = self._path.with_suffix(f".{secrets.token_hex(8)}.part")
-        try:
-            with temporary.open("x") as file:
-                json.dump(document, file)
-                file.flush()
-                os.fsync(file.fileno())
-            if replaces:
-                temporary.replace(self._path)
-            else:
-                self._path.hardlink_to(temporary)
-        finally:
-            temporary.unlink(missing_ok=True)
-        fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        write_note(self._path, {"version": KNOWN_ROOTS_VERSION, "roots": roots}, replaces=replaces)
 
     def _unreadable(self, reason: str) -> ConfigError:
         return ConfigError(
@@ -130,3 +114,30 @@ class KnownRoots:
             f"state_directory {self._directory} cannot be used: {error.strerror}",
             hint="Allow the daemon's user to create it and write in it",
         )
+
+
+def write_note(path: Path, document: Mapping[str, object], *, replaces: bool) -> None:
+    """
+    Write *document* as JSON to *path*, durably and whole.
+
+    Raises:
+        FileExistsError: There is such a file, and it is not to be replaced.
+        OSError: It cannot be written.
+    """
+    temporary = path.with_suffix(f".{secrets.token_hex(8)}.part")
+    try:
+        with temporary.open("x") as file:
+            json.dump(document, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if replaces:
+            temporary.replace(path)
+        else:
+            path.hardlink_to(temporary)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

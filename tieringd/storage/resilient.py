@@ -109,6 +109,20 @@ class ResilientStore:
         self._succeeded_at = -math.inf
         self._is_back = asyncio.Event()
         self._listeners: list[Listener] = []
+        self._held_because = ""
+        self._allowed_prefixes: tuple[str, ...] = ()
+
+    def hold_writes(self, reason: str, *, allowed: tuple[str, ...]) -> None:
+        """Refuse to put, join and delete objects from now on, other than those with an *allowed* prefix."""
+        self._held_because, self._allowed_prefixes = reason, allowed
+
+    def release_writes(self) -> None:
+        """End what `hold_writes` began."""
+        self._held_because = ""
+
+    def _require_writable(self, keys: Sequence[str]) -> None:
+        if self._held_because and not all(key.startswith(self._allowed_prefixes) for key in keys):
+            raise StorageUnavailable(f"{keys[0]} is not changed: {self._held_because}")
 
     def listen(self, listener: Listener) -> None:
         """Call *listener* after every attempt from now on, in the task that made it."""
@@ -138,6 +152,7 @@ class ResilientStore:
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
     ) -> ObjectInfo:
         """Store an object. Without a condition, retry even if the outcome of an attempt is unknown."""
+        self._require_writable([key])
         await self.try_checksums()
         is_file = isinstance(body, FileSlice)
         limits = self._limits
@@ -200,6 +215,7 @@ class ResilientStore:
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         """Delete objects. Each batch of a thousand is an operation with its own deadline."""
+        self._require_writable(keys)
         for start in range(0, len(keys), _DELETE_BATCH):
             batch = keys[start : start + _DELETE_BATCH]
             await self._run(
@@ -215,6 +231,7 @@ class ResilientStore:
 
         Returns None where the wrapped store cannot join them.
         """
+        self._require_writable([key])
         store = self._store
         if not isinstance(store, JoiningStore):
             return None

@@ -18,9 +18,9 @@ from tests.fakes.archive import (
     written_below,
 )
 from tests.fakes.broker import FakeBroker
-from tests.fakes.log_writer import LogWriter
-from tests.fakes.manifests import stored_manifest
-from tests.fakes.spilling import Crash, CrashingStore, make_parts_small, observe
+from tests.fakes.log_writer import LogWriter, leads_from
+from tests.fakes.manifests import bounds_of, stored_manifest
+from tests.fakes.spilling import Crash, CrashingJoins, make_parts_small, observe
 from tieringd.archiving.good_part import OperatorWait
 from tieringd.formats.object_keys import data_key, index_key, parse_rewriting_key
 from tieringd.model.segment import CrossingTransaction
@@ -49,20 +49,6 @@ async def expect_as_in_the_log(archive, writer, manifest) -> None:
         found = await values_in(archive, manifest, read_committed=read_committed)
         assert found == written_below(writer, manifest.next_offset, read_committed=read_committed)
     assert not (await archive.verifier.verify(manifest, deep=True)).faults
-
-
-def bounds_of(manifest) -> list[tuple[int, int, int]]:
-    return [(one.base_offset, one.last_offset, one.leader_epoch) for one in manifest.segments]
-
-
-def leads_from(writer, divergence) -> None:
-    """The broker of *writer* lacks what comes after *divergence*, leads, and has let go of what is before."""
-    writer.truncate(divergence)
-    writer.begin_epoch(1)
-    if writer.bases[-1] != divergence:
-        writer.roll()
-    while writer.bases_on_disk[0] != divergence:
-        writer.drop_head()
 
 
 async def test_segment_is_split_at_the_divergence(writer, archive, broker):
@@ -309,19 +295,6 @@ async def test_divergence_past_what_the_manifest_remembers_is_for_an_operator(wr
         await archiver.step(observed(writer))
     assert archiver.operator_wait.reason is OperatorReason.TRANSACTIONS_FORGOTTEN
     assert archiver.manifest.segments == before.segments
-
-
-class CrashingJoins(CrashingStore):
-    """Also counts joins as changes, and crashes at them."""
-
-    async def join(self, key, sources, *, crc32c, condition=None):
-        is_last = self._is_last()
-        if is_last and not self.takes_effect:
-            raise Crash
-        joined = await super().join(key, sources, crc32c=crc32c, condition=condition)
-        if is_last:
-            raise Crash
-        return joined
 
 
 class CrashWorld:

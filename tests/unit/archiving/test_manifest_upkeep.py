@@ -155,7 +155,7 @@ async def test_nothing_is_known_before_the_store_is_found_fit(
     """A store that ignores conditions is not used, however often it is asked."""
     fits = False
 
-    async def check_store() -> None:
+    async def check_store(_) -> None:
         if not fits:
             raise ConfigError("the object store ignores conditions")
 

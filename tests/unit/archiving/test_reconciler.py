@@ -208,6 +208,23 @@ async def test_archiver_that_fails_unexpectedly_is_started_anew(daemon, store):
 
 
 @virtually
+async def test_round_that_fails_by_a_defect_is_followed_by_others(daemon):
+    """As with a message of the broker that cannot be decoded. It is counted, and archivers go on."""
+    async with daemon.running():
+        second = daemon.writers[0].closed_segment()
+        daemon.broker.fail_next("replicas", KeyError("Unknown tagged field tag: 50"))
+        with capture_logs() as logs:
+            await daemon.round()
+        assert "Unknown tagged field" in daemon.reconciler.fault
+        assert "reconciliation round failed by a defect" in [each["event"] for each in logs]
+        failures = {"task": "reconciliation"}
+        assert daemon.metrics.registry.get_sample_value("tieringd_task_failures_total", failures) == 1
+        await daemon.round()
+        assert daemon.reconciler.fault == ""
+        assert daemon.archived()["orders-0"] == [0, second]
+
+
+@virtually
 async def test_hint_brings_the_round_forward(daemon):
     """A round happens at once when something changed, and only one for several hints."""
     async with daemon.running():

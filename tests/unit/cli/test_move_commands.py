@@ -76,6 +76,34 @@ def test_source_is_deleted_only_when_asked(archived, elsewhere):
     assert contents(elsewhere) == before
 
 
+def test_two_names_of_one_directory_are_no_move(archived):
+    """A move would close the only copy, and --delete-source would delete it."""
+    alias = archived.root / "alias"
+    alias.symlink_to(archived.archive)
+    config = write_config(
+        archived.root / "alias.yaml",
+        directory_config([archived.root / "logs"], alias, archived.root / "state"),
+    )
+    before = contents(archived.config)
+    for command in ("copy", "move"):
+        with pytest.raises(ConfigError, match="two names of one place"):
+            invoked("archive", command, "--to", config, "-c", archived.config)
+    assert contents(archived.config) == before
+    assert archived.objects("tieringd-probe/*") == []
+    assert tieringd("run", "--once", "--config", archived.config).exit_code == 0
+
+
+def test_archive_of_another_host_is_no_target(archived, elsewhere, tmp_path):
+    """Both hosts have the default cluster id: their topics would meet in the target."""
+    other = write_config(
+        tmp_path / "other.yaml",
+        directory_config([archived.root / "logs"], archived.root / "elsewhere", tmp_path / "other"),
+    )
+    assert tieringd("run", "--once", "--config", other).exit_code == 0
+    with pytest.raises(ConfigError, match=r"is already that of a host .*nothing was copied"):
+        invoked("archive", "move", "--to", elsewhere, "-c", archived.config)
+
+
 def in_source(site, work):
     """Do something to the source's bucket, as another process would; return what it gives."""
 

@@ -58,6 +58,7 @@ def test_commands_are_those_of_this_release():
         "version",
         "archive",
         "archive init",
+        "archive claim",
         "archive topics",
         "archive describe",
         "archive manifest",

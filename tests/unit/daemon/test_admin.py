@@ -12,15 +12,15 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
-from tests.fakes.archive import archive_in, reconciler_of, tiered_config
+from tests.fakes.archive import archive_in, archived, reconciler_of, tiered_config
 from tests.fakes.broker import broker_unavailable
-from tests.fakes.log_writer import LogWriter
+from tests.fakes.log_writer import LogWriter, leads_from
 from tests.fakes.store import store_unavailable
 from tests.fakes.uploads import settle
 from tieringd.config.model import AdminConfig
 from tieringd.daemon.admin import AdminPage, serving
 from tieringd.errors import ConfigError
-from tieringd.formats.object_keys import topic_key
+from tieringd.formats.object_keys import data_key, topic_key
 from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
 from tieringd.policies.upload_control import UploadPace
 from tieringd.storage.memory import MemoryStore
@@ -237,6 +237,24 @@ async def test_status_tells_a_partitions_fault(client, one_round, writer):
         (partition,) = (await response.json())["partitions"]
     assert str(writer.log_path(0)) in partition["fault"]
     assert (partition["uploaded"], partition["pending_segments"]) == (0, 1)
+
+
+async def test_status_names_the_command_that_decides(client, one_round, archive, writer, broker):
+    """A partition that waits for an operator is shown with the case, and with the command for it."""
+    writer.append(b"good")
+    divergence = writer.append(b"lost")
+    writer.roll()
+    *_, newest = (await archived(writer, archive)).segments
+    await archive.store.delete_many([data_key(writer.identified, newest)])
+    leads_from(writer, divergence)
+    writer.closed_segment(b"another leader's")
+    broker.epochs[writer.name] = 1
+    await one_round("the partition waits for an operator")
+    async with client.get("/status") as response:
+        (partition,) = (await response.json())["partitions"]
+    case = partition["waits_for_operator"]
+    assert (case["reason"], case["divergence_offset"]) == ("segment_unreadable", divergence)
+    assert case["command"] == "tieringd archive resolve orders-0"
 
 
 async def test_status_tells_the_problems(client, reconciler, writer):

@@ -233,17 +233,38 @@ async def test_disks_are_managed_and_a_reload_reaches_them(config, bucket, log, 
         await daemon
 
 
-async def test_helper_that_fails_ends_the_daemon(config, bucket, log):
-    """A daemon of which a part has died does not look alive: here it is the one that reloads."""
+async def test_part_that_fails_by_a_defect_is_started_again(config, bucket, log):
+    """The others go on. Here it is the one that reloads the configuration, and its next reload succeeds."""
+    faults = [RuntimeError("a defect")]
+    changed = config(shutdown_timeout_ms=_LONG_MS, cloud_storage_max_connections=7)
+
+    def load():
+        if faults:
+            raise faults.pop()
+        return changed
+
+    bucket.open.set()
+    async with running(run_daemon(config(shutdown_timeout_ms=_LONG_MS), load=load)) as daemon:
+        await log.said("segment durable")
+        interrupt(signal.SIGHUP)
+        await log.said("a task failed by a defect; it is started again")
+        interrupt(signal.SIGHUP)
+        await log.said("configuration reloaded")
+        interrupt()
+        await daemon
+
+
+async def test_part_that_needs_an_operator_ends_the_daemon(config, bucket, log):
+    """A daemon of which a part is missing does not look alive."""
 
     def fail():
-        raise RuntimeError("a defect")
+        raise BucketNotFound("a fault for an operator")
 
     bucket.open.set()
     async with running(run_daemon(config(shutdown_timeout_ms=_LONG_MS), load=fail)) as daemon:
         await log.said("segment durable")
         interrupt(signal.SIGHUP)
-        with pytest.raises(RuntimeError, match="a defect"):
+        with pytest.raises(BucketNotFound, match="a fault for an operator"):
             await daemon
 
 

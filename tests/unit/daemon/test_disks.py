@@ -63,6 +63,11 @@ def host(tmp_path):
     return Host(tmp_path)
 
 
+def started(parts):
+    """Start the tasks of all parts."""
+    return [asyncio.create_task(run()) for run in parts.tasks().values()]
+
+
 @asynccontextmanager
 async def running(tasks):
     """Cancel the tasks in the end, when each of them must still be running."""
@@ -79,7 +84,7 @@ async def running(tasks):
 async def test_disk_that_fills_and_empties_holds_producers_back_and_lets_them_go(host):
     """From the thresholds of a reloaded file to the broker's quotas, all is connected."""
     parts = host.parts(host.config(**NOTHING_IS_LOW))
-    async with running(parts.start()):
+    async with running(started(parts)):
         await asyncio.sleep(2)
         assert (await host.published(), host.rate) == (DiskState.OK, None)
         parts.set_config(
@@ -103,7 +108,7 @@ async def test_throttling_is_what_refusing_does_until_there_is_a_gateway(host):
         host.broker.quotas.clear()
         host.store = MemoryStore()
         config = host.config(storage_min_free_bytes=MORE_THAN_THERE_IS, storage_degraded_action=action)
-        async with running(host.parts(config).start()):
+        async with running(started(host.parts(config))):
             await asyncio.sleep(2)
         assert host.rate == 65_536
 
@@ -113,7 +118,7 @@ async def test_throttling_is_what_refusing_does_until_there_is_a_gateway(host):
 async def test_degraded_mode_is_for_kafka_alone(host, kind):
     """Elsewhere the disks are watched, and the bucket is not asked for anything."""
     parts = host.parts(host.config(kind, storage_min_free_bytes=MORE_THAN_THERE_IS))
-    async with running(parts.start()) as tasks:
+    async with running(started(parts)) as tasks:
         assert len(tasks) == 2  # The monitor and the space manager.
         await asyncio.sleep(60)
     name = "redpanda_storage_disk_free_space_alert"
@@ -128,7 +133,7 @@ async def test_ballast_is_kept_where_it_is_wanted_and_goes_with_the_disk_state(h
     path = host.root / "state" / "ballast"
     assert host.parts(host.config("none")).ballast is None
     parts = host.parts(host.config("none", **NOTHING_IS_LOW, **wanted))
-    async with running(parts.start()):
+    async with running(started(parts)):
         await asyncio.sleep(2)
         assert path.stat().st_size == 4096
         parts.set_config(host.config("none", storage_min_free_bytes=MORE_THAN_THERE_IS, **wanted))
@@ -166,11 +171,11 @@ async def test_disk_of_the_cache_is_watched_where_there_is_one(host):
     name = "tieringd_cache_disk_free_space_alert"
     cache = host.root / "fast" / "cache"
     parts = host.parts(host.config("none", cloud_storage_cache_directory=str(cache)))
-    async with running(parts.start()):
+    async with running(started(parts)):
         await asyncio.sleep(2)
     assert not cache.exists()
     parts = host.parts(host.config("none", cloud_storage_cache_directory=str(cache), **TIERED))
-    async with running(parts.start()):
+    async with running(started(parts)):
         await asyncio.sleep(2)
     assert cache.is_dir()
     assert host.metrics.registry.get_sample_value(name, {"directory": str(cache)}) is not None
@@ -183,7 +188,7 @@ async def test_cache_directory_that_cannot_be_made_is_said_and_the_rest_goes_on(
     config = host.config("none", cloud_storage_cache_directory=str(host.root / "cache" / "here"), **TIERED)
     parts = host.parts(config)
     with capture_logs() as lines:
-        async with running(parts.start()):
+        async with running(started(parts)):
             await asyncio.sleep(2)
     assert [line["path"] for line in lines if line["event"] == "disk is not watched"] == [
         str(host.root / "cache" / "here")

@@ -8,10 +8,10 @@ import pytest
 
 from tests.fakes.archive import archive_in
 from tests.support.archive_endpoints import endpoint_config
-from tests.support.raw_kafka import connected
 from tieringd.daemon.archive_endpoint import ArchiveEndpoint
 from tieringd.daemon.gateway_service import Gateway, ReadCache
 from tieringd.endpoint.served_manifests import ServedTopics
+from tieringd.errors import ConfigError
 from tieringd.gateway.connection import GatewaySettings
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
@@ -20,30 +20,21 @@ from tieringd.topics.topic_registry import TopicRegistry
 
 
 class FaultyServer(GatewayServer):
-    """A listener that fails with its first client."""
+    """A listener that ends with an error that an operator has to act on."""
 
     def __init__(self):
-        self.is_started = asyncio.Event()
-        super().__init__(GatewaySettings("127.0.0.1", 0), connect=self._fail)
+        super().__init__(GatewaySettings("127.0.0.1", 0))
 
-    def _fail(self, sock, *_):
-        sock.close()
-        raise RuntimeError("a fault of ours")
-
-    async def start(self):
-        await super().start()
-        self.is_started.set()
+    async def _accept(self, listener):
+        raise ConfigError("the listener cannot go on")
 
 
-async def fails_with_its_first_client(server, running):
-    """Expect *running* to end with the fault of *server* when a client comes."""
-    task = asyncio.create_task(running)
+async def fails_with_its_listener(server, running):
+    """Expect *running* to end with the error of *server*."""
     async with asyncio.timeout(20):
-        await server.is_started.wait()
-        async with connected(server.port):
-            with pytest.raises(ExceptionGroup) as error:
-                await task
-    assert error.group_contains(RuntimeError, match="a fault of ours")
+        with pytest.raises(ExceptionGroup) as error:
+            await running
+    assert error.group_contains(ConfigError, match="the listener cannot go on")
     await server.close()
 
 
@@ -51,7 +42,7 @@ async def test_gateway_ends_with_its_listener(tmp_path):
     """And so does the daemon, which does not run on without one of its parts."""
     cache = ReadCache(endpoint_config(tmp_path), archive_in(MemoryStore()), Metrics())
     server = FaultyServer()
-    await fails_with_its_first_client(server, Gateway(cache, server).run())
+    await fails_with_its_listener(server, Gateway(cache, server).run())
     await cache.hydrator.close()
 
 
@@ -65,5 +56,5 @@ async def test_archive_endpoint_ends_with_its_listener(tmp_path):
     )
     await server.start()
     endpoint = ArchiveEndpoint(cache, server, topics)
-    await fails_with_its_first_client(server, endpoint.run(asyncio.Event()))
+    await fails_with_its_listener(server, endpoint.run(asyncio.Event()))
     await cache.hydrator.close()

@@ -18,10 +18,13 @@ from tieringd.formats.object_keys import (
     brokers_prefix,
     client_quotas_key,
     data_key,
+    decision_key,
+    decision_prefix,
     disk_state_key,
     erasure_key,
     history_link_key,
     index_key,
+    is_decision_key,
     manifest_key,
     owner_of,
     parse_data_key,
@@ -211,6 +214,7 @@ def test_owner_of_an_object_is_in_its_name(partition, segment):
         spillover_key(partition, name),
         f"{data_key(partition, segment)}.part-0-31",
         rewriting_key(partition, segment.writer_id, crc32c=5),
+        decision_key(partition, "0a"),
     ):
         assert owner_of(key) == partition
 
@@ -308,6 +312,20 @@ def test_report_of_the_quarantine_has_its_own_place():
 def test_other_writers_have_no_keys(writer_id):
     """Only a daemon's name, or a job's, is in the name of a data object."""
     assert parse_data_key(data_key(PARTITION, replace(SEGMENTS[0], writer_id=writer_id))) is None
+
+
+@given(partitions)
+def test_decision_lies_beside_the_manifest(partition):
+    """Its key tells the partition, and is no other object's."""
+    key = decision_key(partition, "c0ffee")
+    assert key == manifest_key(partition)[:-8] + "decision.c0ffee"
+    assert key.startswith(decision_prefix(partition))
+    assert is_decision_key(partition, key)
+    assert not is_decision_key(replace(partition, partition=partition.partition + 1), key)
+    for prefix in (spillover_prefix(partition), rewriting_prefix(partition)):
+        assert not key.startswith(prefix)
+    for other in (f"{key}x", key.removesuffix("c0ffee"), manifest_key(partition)):
+        assert not is_decision_key(partition, other)
 
 
 @given(partitions, segments)

@@ -57,18 +57,24 @@ async def test_client_that_cannot_be_watched_is_closed_and_others_are_served(bro
     assert server.buffered_bytes == 0
 
 
-async def test_fault_of_the_listener_is_told_to_who_watches(broker):
-    """A port that listens and takes nobody would look alive for ever."""
+async def test_defect_that_a_client_meets_ends_its_connection_only(broker):
+    """It is counted, and the listener serves the next client."""
+    faults = [RuntimeError("a defect")]
 
-    def fail(sock, *_):
-        sock.close()
-        raise RuntimeError("a fault of ours")
+    def connect(*arguments):
+        if faults:
+            raise faults.pop()
+        return Connection(*arguments)
 
-    server = GatewayServer(GatewaySettings("127.0.0.1", 0, "127.0.0.1", broker.port), connect=fail)
+    server = GatewayServer(GatewaySettings("127.0.0.1", 0, "127.0.0.1", broker.port), connect=connect)
     await server.start()
-    async with connected(server.port):
-        with pytest.raises(RuntimeError, match="a fault of ours"):
-            await server.watch()
+    async with connected(server.port) as first, connected(server.port) as second:
+        assert await closed(first) == b""
+        second.writer.write(plain_request(1))
+        _, _, answers = await broker.next()
+        answers.write(plain_answer(1))
+        assert await second.frame() == plain_answer(1)
+    assert server.counters.failed_connections == 1
     await server.close()
 
 

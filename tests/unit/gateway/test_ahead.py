@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -178,6 +179,34 @@ async def test_nothing_is_written_amid_a_request_that_passes(broker, archive):
         assert (await broker.next())[1] == records
 
 
+@pytest.mark.parametrize("is_handshake_only", [True, False])
+async def test_nothing_is_asked_ahead_while_a_client_authenticates_again(broker, archive, is_handshake_only):
+    """The broker would close the connection. The client's next Fetch is as any other."""
+    async with running(broker, archive, permit_seconds=2) as server, connected(server.port) as client:
+        await answered(broker, client, 0)
+        await answered(broker, client, STEP)
+        ahead, frame, answers = await broker.next()
+        assert offset_in(frame) == LAST_OFFSET
+        answers.write(fetched(ahead, OUT_OF_RANGE))
+        # The gateway asks again when the broker's permit is half over.
+        await asyncio.sleep(1.1)
+        for api_key in (17, 36)[: 1 if is_handshake_only else 2]:
+            client.writer.write(authentication(api_key))
+            head, _, answers = await broker.next()
+            assert head.api_key == api_key
+            answers.write(plain_answer(head.correlation_id, size=14))
+            await client.frame()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await broker.requests.get()
+        answer = await client.ask(fetch_at(2 * STEP))
+        assert partition_of(answer, "old").records
+
+
+def authentication(api_key):
+    return struct.pack(">ihhih", 20, api_key, 1, api_key, -1) + bytes(10)
+
+
 async def test_held_back_request_does_not_keep_the_loop_busy(archive):
     """It comes again when there is something to tell, and not before."""
     ahead = FetchAhead(
@@ -187,6 +216,7 @@ async def test_held_back_request_does_not_keep_the_loop_busy(archive):
         bytes_max=lambda: MIB,
         on_known=pytest.fail,
         on_broken=pytest.fail,
+        on_failed=pytest.fail,
     )
     budget = MemoryBudget(MIB)
     requests = RequestFrames(
@@ -199,7 +229,7 @@ async def test_held_back_request_does_not_keep_the_loop_busy(archive):
             archive,
             timeout_seconds=9,
             on_known=pytest.fail,
-            on_broken=pytest.fail,
+            on_failed=pytest.fail,
         ),
         forward=pytest.fail,
         may_produce=lambda: True,
@@ -543,7 +573,13 @@ async def test_archive_that_does_not_say_how_it_goes_on_is_asked_by_the_client(a
     assert archive.released == len(archive.questions) == 1
 
 
-WORKS = {"timeout_seconds": 9, "bytes_max": lambda: MIB, "on_known": pytest.fail, "on_broken": pytest.fail}
+WORKS = {
+    "timeout_seconds": 9,
+    "bytes_max": lambda: MIB,
+    "on_known": pytest.fail,
+    "on_broken": pytest.fail,
+    "on_failed": pytest.fail,
+}
 
 
 def frame_at(offset, *, version=12, partitions=(0,), **fields):

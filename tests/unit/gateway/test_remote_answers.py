@@ -56,6 +56,7 @@ class Behind:
             daemon.archive.manifests,
             now=lambda: asyncio.get_running_loop().time(),
             now_ms=daemon.archive.clock,
+            broker=daemon.broker,
         )
         self.host = host
         self.answers = self.made()
@@ -523,7 +524,7 @@ async def test_topic_that_is_not_archived_any_more_is_still_read(tmp_path, store
         await daemon.round()
         assert daemon.reconciler.statuses() == {}
         found = await behind.partitions.find("orders", 0)
-        assert (found.manifest.next_offset, found.bounds) == (3, None)
+        assert (found.manifest.next_offset, found.bounds) == (3, daemon.writers[0].bounds())
         assert await behind.fetch(0, 1, 2) == {0: [0], 1: [0], 2: [0]}
         assert (await behind.listed(EARLIEST)).offset == 0
 
@@ -635,6 +636,76 @@ async def test_where_an_answer_goes_on_is_told_only_below_the_local_log(tmp_path
 
 
 @virtually
+async def test_nothing_is_served_past_the_end_of_the_brokers_log(tmp_path, store, writers):
+    """An election has cut the log off, and no round has seen it: the broker's answer is right."""
+    writer = writers[0]
+    for _ in range(3):
+        writer.closed_segment()
+    daemon = Daemon(tmp_path, store, writers)
+    async with serving(tmp_path, store, daemon) as behind:
+        await daemon.round()
+        assert (await behind.partitions.find("orders", 0)).manifest.next_offset == writer.next_offset
+        writer.truncate(6)
+        writer.begin_epoch(1)
+        daemon.broker.epochs[writer.name] = 1
+        await asyncio.sleep(2)
+        assert await behind.fetch(6) == {}
+        assert await behind.fetch(9) == {}
+        # Only whole batches before the end are served.
+        assert await behind.fetch(3) == {0: [3]}
+
+
+@virtually
+async def test_batch_that_ends_past_the_end_of_the_brokers_log_is_not_served(tmp_path, store, writers):
+    """The client tries again, until the archive is cut back."""
+    writer = writers[0]
+    writer.closed_segment()
+    daemon = Daemon(tmp_path, store, writers)
+    async with serving(tmp_path, store, daemon) as behind:
+        await daemon.round()
+        writer.high_watermark = 1
+        await asyncio.sleep(2)
+        assert await behind.fetch(0) == {0: "try again"}
+
+
+@virtually
+async def test_bounds_of_an_answer_are_those_that_the_broker_tells(tmp_path, store, daemon):
+    """Also for a topic that no round reads any more. The broker is asked once a second."""
+    async with serving(tmp_path, store, daemon) as behind:
+        writer = daemon.writers[0]
+        for _ in range(3):
+            writer.append()
+        writer.high_watermark = writer.next_offset - 1
+        await asyncio.sleep(2)
+        before = daemon.broker.calls["log_bounds"]
+        for _ in range(3):
+            asked = {("orders", number): AskedPartition(0, 1 << 20) for number in range(3)}
+            found = await behind.answers.fetch(
+                FetchQuestion(asked, 1 << 20, needs_a_batch=True, read_committed=False)
+            )
+            found.release()
+        said = found.partitions["orders", 0]
+        assert (said.high_watermark, said.last_stable_offset) == (
+            writer.high_watermark,
+            writer.last_stable_offset,
+        )
+        assert daemon.broker.calls["log_bounds"] == before + 1
+
+
+@virtually
+async def test_topic_that_was_created_again_gets_no_records_of_the_old_one(tmp_path, store, daemon):
+    """Read by its name, before a round has seen the new topic. A scan is brought forward."""
+    async with serving(tmp_path, store, daemon) as behind:
+        assert await behind.fetch(0) == {0: [0]}
+        daemon.broker.created_again.add("orders")
+        await asyncio.sleep(1.1)
+        rounds = daemon.reconciler.rounds
+        assert await behind.fetch(0, 0) == {0: "try again", 1: "try again"}
+        await asyncio.sleep(0.5)
+        assert daemon.reconciler.rounds == rounds + 1
+
+
+@virtually
 async def test_partition_that_is_late_keeps_no_other_waiting(tmp_path, store, daemon):
     """It has no records in this answer and no error; the next Fetch waits for it."""
     async with serving(tmp_path, store, daemon) as behind:
@@ -648,6 +719,40 @@ async def test_partition_that_is_late_keeps_no_other_waiting(tmp_path, store, da
         assert asyncio.get_running_loop().time() - began > 2
         (late,) = (one for one in store.requests if one[0] == "get_range" and "/1_" in one[1])
         assert late
+
+
+@virtually
+async def test_read_that_takes_longer_than_the_client_waits_goes_on(tmp_path, store, daemon):
+    """The client's next Fetch has its records, and each object is downloaded once."""
+    async with serving(tmp_path, store, daemon) as behind:
+        store.latency_seconds = 2
+        loop = asyncio.get_running_loop()
+        answers = []
+        for _ in range(20):
+            began = loop.time()
+            answers.append(await behind.fetch_once(0, wait_seconds=0.5))
+            assert loop.time() - began < 0.6
+            if answers[-1] != {0: []}:
+                break
+        assert answers[0] == {0: []}
+        assert answers[-1] == {0: [0]}
+        reads = [request for request in store.requests if request[0] == "get_range"]
+        assert reads
+        assert len(reads) == len(set(reads))
+
+
+@virtually
+async def test_read_that_no_fetch_takes_over_ends(tmp_path, store, daemon):
+    """It gives back what it holds; nothing of it is left when the gateway closes."""
+    async with serving(tmp_path, store, daemon) as behind:
+        store.latency_seconds = 2
+        assert await behind.fetch_once(0, wait_seconds=0.5) == {0: []}
+        await asyncio.sleep(20)
+        assert behind.host.keeper.open_chunks.in_use()
+        await asyncio.sleep(20)
+        assert behind.host.keeper.open_chunks.in_use() == frozenset()
+        assert await behind.fetch_once(0, 0, wait_seconds=0.5) == {0: [0], 1: []}
+        await behind.answers.close()
 
 
 @virtually

@@ -25,12 +25,14 @@ from tests.fakes.gateway_peers import (
 from tests.fakes.scripted_broker import scripted_broker
 from tests.support.certificate import write_certificate
 from tests.support.kafka_messages import (
+    milliseconds,
     read_request,
     read_response,
     request_frame,
 )
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import presenting, trusting
+from tieringd.gateway.archive_answers import LONGEST_WAIT_SECONDS
 from tieringd.gateway.connection import GatewaySettings
 from tieringd.gateway.frames import MAX_REQUESTS
 from tieringd.gateway.server import GatewayServer
@@ -297,19 +299,48 @@ async def test_client_that_goes_while_the_archive_reads_ends_the_reading(broker)
         assert server.open_connections == 0
 
 
-async def test_archive_that_is_late_is_tried_again(broker):
-    """The client hears of it before it gives up by itself."""
+async def test_archive_that_is_late_is_waited_for_as_long_as_the_client_says(broker):
+    """Then the answer has no records and no error, and unknown bounds: the client asks again."""
     archive = TopicArchive()
     archive.may_answer.clear()
-    async with (
-        running(broker, archive, answer_timeout_seconds=0.05) as server,
-        connected(server.port) as client,
-    ):
-        client.send(fetch())
+    async with running(broker, archive) as server, connected(server.port) as client:
+        client.send(fetch(max_wait=milliseconds(30)))
         head, _, answers = await broker.next()
         answers.write(fetched(head, {"old": {0: {"error_code": 1}}}))
+        said = partition_of(await client.answer(fetch()), "old")
+        assert (said.error_code, said.records, said.high_watermark) == (ErrorCode.none, b"", -1)
+        assert archive.questions[0].wait_seconds == 0.03
+
+
+async def test_archive_is_waited_for_some_seconds_at_most(broker):
+    """Whatever the client says."""
+    archive = TopicArchive()
+    async with running(broker, archive) as server, connected(server.port) as client:
+        client.send(fetch(max_wait=milliseconds(500_000)))
+        head, _, answers = await broker.next()
+        answers.write(fetched(head, {"old": {0: {"error_code": 1}}}))
+        await client.answer(fetch())
+        assert archive.questions[0].wait_seconds == LONGEST_WAIT_SECONDS
+
+
+async def test_records_of_the_broker_do_not_wait_for_the_archive(broker):
+    """They go out at once, and so does what the client has sent behind its Fetch."""
+    archive = TopicArchive()
+    archive.may_answer.clear()
+    async with running(broker, archive) as server, connected(server.port) as client:
+        client.send(fetch(("old", "live"), max_wait=milliseconds(500_000)))
+        client.writer.write(plain_request(9))
+        head, _, answers = await broker.next()
+        topics = {"old": {0: {"error_code": 1}}, "live": {0: {"records": b"live-record"}}}
+        answers.write(fetched(head, topics))
+        behind, _, _ = await broker.next()
+        answers.write(plain_answer(behind.correlation_id))
+        began = asyncio.get_running_loop().time()
         answer = await client.answer(fetch())
-        assert partition_of(answer, "old").error_code == ErrorCode.kafka_storage_error
+        assert await client.frame() == plain_answer(9)
+        assert asyncio.get_running_loop().time() - began < 2
+        assert partition_of(answer, "live").records == b"live-record"
+        assert partition_of(answer, "old").error_code == ErrorCode.none
 
 
 async def test_archived_partition_late_in_a_large_answer_comes_with_the_next_one(broker):

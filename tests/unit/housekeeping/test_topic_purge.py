@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import pytest
 
 from tests.builders import DEFAULT_TIME_MS
-from tests.fakes.archive import Clock, archive_in, archiver_of, observed, values_in
+from tests.fakes.archive import Clock, archive_in, archived, archiver_of, observed, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.deleted_topics import (
     GRACE_MS,
@@ -21,7 +22,7 @@ from tests.fakes.deleted_topics import (
     DeletedTopics,
     Purging,
 )
-from tests.fakes.log_writer import CLUSTER
+from tests.fakes.log_writer import CLUSTER, LogWriter
 from tests.fakes.metric_values import value_of
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import run_virtual
@@ -29,7 +30,8 @@ from tests.fakes.wire import CrashingWire
 from tieringd.archive.segment_swap import store_rewriting
 from tieringd.errors import ConfigError, FencedError, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
-from tieringd.formats.object_keys import TopicKey, history_link_key, manifest_key, quarantined_key
+from tieringd.formats.object_keys import TopicKey, history_link_key, manifest_key, quarantined_key, topic_key
+from tieringd.model.partition import NO_TOPIC_ID
 from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.topic_lifecycle import Lease, Lifecycle
 from tieringd.policies.topic_lifecycle import (
@@ -131,6 +133,38 @@ async def test_lease_that_ends_years_ahead_is_no_lease(world, purging):
     while await purging.turn(after_ms=GRACE_MS):
         pass
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGED
+
+
+async def test_topic_without_an_id_is_archived_again_after_its_purge(world, purging, tmp_path):
+    """It has the key of the old one. It waits for the search for late objects, which would delete its own."""
+    (tmp_path / "plain").mkdir()
+    archive = archive_in(world.store, now_ms=world.clock)
+    old = LogWriter(tmp_path / "plain", "plain", 0, topic_id=NO_TOPIC_ID)
+    key = topic_key(old.identified)
+    old.closed_segment(b"old")
+    await archive.manifests.ensure_topic(key, partition_count=1)
+    await archived(old, archive)
+    purging.broker.cluster_topics["plain"] = set()
+    await archive.manifests.change_topic(key, partial(ordered_to_go, now_ms=world.clock()))
+    while await purging.turn(after_ms=GRACE_MS):
+        pass
+    assert world.keys_of(key) == set()
+
+    purging.broker.cluster_topics["plain"] = {NO_TOPIC_ID}
+    await purging.turn()
+    assert (await world.manifest(key)).lifecycle is Lifecycle.PURGED
+    while await purging.turn(after_ms=LATE_CHECK_MS):
+        pass
+    await purging.turn()
+    anew = await world.manifest(key)
+    assert (anew.lifecycle, anew.deletion, anew.created_at_ms) == (Lifecycle.LIVE, None, world.clock())
+    (tmp_path / "again").mkdir()
+    new = LogWriter(tmp_path / "again", "plain", 0, topic_id=NO_TOPIC_ID)
+    new.closed_segment(b"new")
+    await archived(new, archive_in(world.store, writer_id="e5", now_ms=world.clock))
+    await purging.turn(after_ms=LATE_CHECK_MS)
+    manifest = (await archive.manifests.load(new.identified)).existing
+    assert list((await values_in(archive, manifest)).values()) == [b"new"]
 
 
 async def test_topic_that_was_created_again_is_read_as_before(world, purging):

@@ -13,7 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.support.examples import examples
 from tests.unit.model.values import PARTITION, WRITERS, remote, stored
 from tieringd.formats.manifest_codec import encode_spillover
-from tieringd.formats.object_keys import data_key, index_key, manifest_key, rewriting_key, spillover_key
+from tieringd.formats.object_keys import (
+    data_key,
+    decision_key,
+    index_key,
+    manifest_key,
+    rewriting_key,
+    spillover_key,
+)
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Replacement
 from tieringd.model.spilling import part_to_spill, spilled, spillover_expired, with_parts
@@ -153,6 +160,16 @@ def test_record_of_a_rewriting_stays_while_anything_rewritten_does(place):
             assert plan.kept == ((key, Keep.NAMED if place else otherwise),)
         else:
             assert [one.stored.key for one in plan.orphans] == [key]
+
+
+def test_decision_that_nothing_has_ended_is_an_orphan_after_its_grace():
+    """The archiver that waits for a decision looks for it all the time, so an old one decides nothing."""
+    key = decision_key(PARTITION, "0a")
+    for age_ms, is_kept in ((GRACE_MS - 1, True), (GRACE_MS, False)):
+        stored_object = StoredObject(key, 1, NOW_MS - age_ms)
+        plan = plan_orphans(owner(), [stored_object], grace_ms=GRACE_MS, now_ms=NOW_MS)
+        assert plan.kept == (((key, Keep.YOUNG),) if is_kept else ())
+        assert [one.stored.key for one in plan.orphans] == ([] if is_kept else [key])
 
 
 def test_object_of_another_partition_is_not_judged():

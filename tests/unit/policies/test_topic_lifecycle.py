@@ -15,6 +15,7 @@ from tieringd.policies.topic_lifecycle import (
     LATE_CHECK_MS,
     LEASE_MS,
     PurgeStep,
+    begun_anew,
     claimed,
     counted,
     finished,
@@ -130,6 +131,41 @@ def test_deleted_topic_is_gone_only_where_all_brokers_say_so(topic_id, told, is_
     plan = plan_presence(manifests, {} if told is None else {"a": frozenset(told)})
     assert plan.present == ({found.key} if is_present else frozenset())
     assert plan.gone == ({found.key} if is_gone else frozenset())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told", "begins"),
+    [
+        pytest.param({}, {NO_TOPIC_ID}, True, id="purged and searched"),
+        pytest.param({}, set(), False, id="not in the cluster"),
+        pytest.param({}, {"2"}, False, id="has an id now, and so a key of its own"),
+        pytest.param({"topic_id": "1"}, {"1"}, False, id="ids tell topics apart"),
+        pytest.param({"lifecycle": Lifecycle.PURGING}, {NO_TOPIC_ID}, False, id="still being purged"),
+        pytest.param({"checked_at_ms": None}, {NO_TOPIC_ID}, False, id="not searched for late objects"),
+        pytest.param({"moved_to": "s3://b"}, {NO_TOPIC_ID}, False, id="continues elsewhere"),
+    ],
+)
+def test_topic_without_an_id_begins_anew_after_its_purge(changes, told, begins):
+    """Its key is that of the purged one, and nothing else is."""
+    changes = {
+        "topic_id": NO_TOPIC_ID,
+        "lifecycle": Lifecycle.PURGED,
+        "checked_at_ms": 9,
+        "moved_to": "",
+    } | changes
+    purged = replace(
+        topic("a", changes["topic_id"], changes["lifecycle"]),
+        deletion=Deletion(1, "d", "r", purged_at_ms=2, checked_at_ms=changes["checked_at_ms"]),
+        moved_to=changes["moved_to"],
+        partition_count=3,
+        remote_delete=True,
+    )
+    plan = plan_presence([purged], {"a": frozenset(told)})
+    assert plan.again == ({purged.key} if begins else frozenset())
+    if begins:
+        assert begun_anew(purged, now_ms=50) == TopicManifest(purged.key, 3, created_at_ms=50)
+    elif told == {NO_TOPIC_ID}:
+        assert begun_anew(purged, now_ms=50) == purged
 
 
 @pytest.mark.parametrize("lifecycle", [one for one in Lifecycle if one is not Lifecycle.LIVE])

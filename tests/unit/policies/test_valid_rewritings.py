@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import tracemalloc
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tests.unit.model.values import remote
-from tieringd.model.segment import Rewriting, RewritingKind
+from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.policies.manifest_rebuild import (
     NOT_CHOSEN,
     SUPERSEDED,
@@ -19,7 +21,12 @@ from tieringd.policies.manifest_rebuild import (
     StoredSegment,
     plan_rebuild,
 )
-from tieringd.policies.valid_rewritings import UNDER_WAY_MS, RecordedRewriting
+from tieringd.policies.valid_rewritings import (
+    UNDER_WAY_MS,
+    Candidate,
+    RecordedRewriting,
+    valid_rewritings,
+)
 
 MERGED, REWRITTEN, COMPACTED = RewritingKind
 
@@ -477,3 +484,75 @@ def test_many_rewritten_segments_take_no_time():
     newest = [stored(10 * row, 10 * row + 9, writer="E2", at=2) for row in range(count)]
     records = [record(REWRITTEN, old, new, at=3), record(REWRITTEN, new, newest, at=4)]
     assert planned(*old, *new, *newest, records=records).chosen == tuple(newest)
+
+
+SEGMENTS = 20
+
+
+def daily_jobs(days: int):
+    """Return the arguments of `valid_rewritings` after a job of each day has rewritten every segment."""
+
+    def identity(row: int, day: int) -> SegmentIdentity:
+        return SegmentIdentity(row * 100, row * 100 + 99, 1000 - day, 0, f"rewritten-{day:x}" if day else "a")
+
+    recorded = [
+        RecordedRewriting(
+            Rewriting(
+                COMPACTED,
+                tuple(identity(row, day - 1) for row in range(SEGMENTS)) if day > 1 else (),
+                tuple(identity(row, day) for row in range(SEGMENTS)),
+            ),
+            day * 86_400_000,
+        )
+        for day in range(1, days + 1)
+    ]
+    stored = {identity(row, days): 0 for row in range(SEGMENTS)}
+    return recorded, stored, [Candidate(one, days * 86_400_000) for one in stored], {0: 0}
+
+
+def calls_of(work) -> int:
+    """Return how many calls of functions *work* makes."""
+    calls = 0
+
+    def count(_frame, event, _argument) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_work_grows_with_the_jobs_and_not_with_their_square():
+    """All records stay for as long as any rewritten segment is named: a year has 365 of them."""
+    few, many = (calls_of(lambda days=days: valid_rewritings(*daily_jobs(days))) for days in (40, 160))
+    assert many < 5 * few
+
+
+def test_a_year_of_jobs_takes_little_memory():
+    """A thousand segments may take 200 MiB; these are fewer, and take their share."""
+    arguments = daily_jobs(365)
+    tracemalloc.start()
+    try:
+        found = valid_rewritings(*arguments)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found.named) == SEGMENTS
+    assert peak_bytes < (200 << 20) * SEGMENTS // 1000
+
+
+def test_ring_of_records_relates_all_of_its_segments():
+    """No program writes one. It ends, and nothing in it supersedes anything."""
+    rows = [
+        replace(one, segment=replace(one.segment, size_bytes=size)) for size, one in enumerate([NEW_A] * 3, 1)
+    ]
+    records = [record(REWRITTEN, [rows[n - 1]], [rows[n]], at=3) for n in range(3)]
+    found = valid_rewritings(
+        records, {one.identity: 3 for one in rows}, [Candidate(one.identity, 3) for one in rows], {3: 0}
+    )
+    assert found.superseded == frozenset()
+    assert set(found.named) == {one.identity for one in rows}

@@ -198,9 +198,20 @@ class OrphanSearch:
         """
         named = NamedObjects()
         for partition in partitions:
-            await in_thread(named.add, await self._owners.owner(partition))
+            await self.add_names(named, partition)
         await in_thread(named.seal)
         return named
+
+    async def add_names(self, named: NamedObjects, partition: TopicIdPartition) -> int:
+        """
+        Add the names in the manifests of one partition to *named*; return the requests.
+
+        Raises:
+            StorageUnavailable: The store does not answer, and nothing was added.
+        """
+        owner = await self._owners.owner(partition)
+        await in_thread(named.add, owner)
+        return 2 + 2 * len(owner.part_names)
 
     async def pages(
         self, named: NamedObjects, *, is_ours: Callable[[TopicIdPartition], bool], prefix: str = ""

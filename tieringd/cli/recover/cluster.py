@@ -22,6 +22,7 @@ from tieringd.cli.recover.validation import MISSING, Findings, missing, validate
 from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
+from tieringd.daemon.archive_owner import admit_restored
 from tieringd.daemon.local_broker import kafka_settings
 from tieringd.errors import BrokerUnavailable, ConfigError
 from tieringd.formats.recovery_mark import RecoveryMark
@@ -122,6 +123,7 @@ async def recovered_into_cluster(
         found = await matching_once(archive, asked.wanted, on_fault=on_fault)
         findings = await validated(archive, found, asked.validate, asked.depth)
         topics = [await _checked_topic(archive, cluster, one, asked) for one in _named(found, asked.renaming)]
+        await admit_restored(archive, config, await cluster.cluster_id())
         jobs = [job for topic in topics for job in await _begun(cluster, topic, asked)]
         done = await _written(archive, cluster, jobs, asked)
         rows = [_row(job, one, findings) for job, one in zip(jobs, done, strict=True)]

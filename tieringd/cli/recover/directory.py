@@ -17,6 +17,7 @@ from tieringd.cli.recover.selection import TopicSelection, matching_once
 from tieringd.cli.recover.validation import MISSING, Findings, missing, validated
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
+from tieringd.daemon.archive_owner import admit_restored
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey
@@ -85,6 +86,7 @@ async def restored_into_directory(
                 _require_one_id(topic, topic_ids, asked)
             else:
                 await _require_no_history(archive, topic, [_key(topic, cluster, one) for one in topic_ids])
+        await admit_restored(archive, config, cluster)
         for topic, topic_ids in places if asked.is_shallow else ():
             await _link(archive, topic, [_key(topic, cluster, one) for one in topic_ids])
         rows = [await _restored(restorer, one, asked, findings, progress) for one in manifests]

@@ -13,12 +13,12 @@ from types import ModuleType
 from typing import Any, Final
 
 from kio.index import load_payload_module, load_request_schema, load_response_schema
-from kio.serial import entity_reader, entity_writer
-from kio.serial.errors import SerialError
+from kio.serial import entity_writer
 from kio.static.constants import EntityType
 
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, Cursor
+from tieringd.formats.kafka_wire.kio_decoding import UNREADABLE, decoded
 from tieringd.formats.kafka_wire.request_header import HEAD, RequestHead
 
 _SIZE: Final = struct.Struct(">i")
@@ -79,8 +79,8 @@ def encode_response(correlation_id: int, response: Any) -> bytes:
 
 def _decoded(body: memoryview, schema: Any) -> Any:
     try:
-        message, size = entity_reader(schema)(bytes(body), 0)
-    except (SerialError, ValueError, TypeError, IndexError, OverflowError) as error:
+        message, size = decoded(schema, bytes(body))
+    except UNREADABLE as error:
         raise ProtocolViolation(
             f"a {schema.__name__} of version {schema.__version__} cannot be read: {error!r}"
         ) from error

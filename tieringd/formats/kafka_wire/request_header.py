@@ -38,6 +38,7 @@ class InspectedApi(IntEnum):
     DELETE_RECORDS = 21
     OFFSET_FOR_LEADER_EPOCH = 23
     DESCRIBE_LOG_DIRS = 35
+    SASL_AUTHENTICATE = 36
 
 
 KNOWN_VERSIONS: Final[dict[int, range]] = {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tieringd.archive.manifest_store import StoredManifest
+from tieringd.archive.retired_objects import GoneSince
 from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.model.manifest import PartitionManifest
@@ -51,6 +53,8 @@ class Chosen:
     """The partitions that cannot be read, with the reason, as messages."""
     without_log: frozenset[TopicIdPartition] = frozenset()
     """The partitions of topics that are deleted in their cluster."""
+    gone_since: Mapping[TopicIdPartition, GoneSince] = field(default_factory=dict)
+    """Of each of the partitions, as its manifest was when it was chosen."""
 
     def with_log(self, *, has_broker: bool) -> frozenset[TopicIdPartition]:
         """Return the partitions of which a broker may have a log; none if *has_broker* is false."""
@@ -89,17 +93,18 @@ async def chosen_partitions(bucket: Bucket, topics: Sequence[str]) -> Chosen:
         )
     partitions: list[PartitionManifest] = []
     without_log: set[TopicIdPartition] = set()
+    gone_since: dict[TopicIdPartition, GoneSince] = {}
     faults: list[str] = []
     for topic in found:
         if topic.lifecycle is not Lifecycle.LIVE:
             without_log.update(topic.partitions())
     named = [partition for topic in found for partition in topic.partitions()]
-    for one in await _all_whole(bucket, named):
+    for partition, one in zip(named, await _all_whole(bucket, named, gone_since), strict=True):
         if isinstance(one, str):
             faults.append(one)
         elif one is not None:
             partitions.append(one)
-    return Chosen(tuple(found), tuple(partitions), tuple(faults), frozenset(without_log))
+    return Chosen(tuple(found), tuple(partitions), tuple(faults), frozenset(without_log), gone_since)
 
 
 async def loaded_again(
@@ -124,28 +129,39 @@ async def loaded_again(
 
 
 async def _all_whole(
-    bucket: Bucket, partitions: Sequence[TopicIdPartition]
+    bucket: Bucket,
+    partitions: Sequence[TopicIdPartition],
+    gone_since: dict[TopicIdPartition, GoneSince] | None = None,
 ) -> list[PartitionManifest | str | None]:
-    """Return what `_whole` returns for each partition, or a fault of one that cannot be read."""
+    """
+    Return what `_whole` returns for each partition, or a fault of one that cannot be read.
+
+    *gone_since* gets what each manifest shows of its retired segments.
+    """
 
     async def whole(partition: TopicIdPartition) -> PartitionManifest | str | None:
         try:
-            return await _whole(bucket, partition)
+            stored = await bucket.manifests.load(partition)
+            manifest = await _whole(bucket, stored)
         except (CorruptDataError, ObjectNotFound) as error:
             return f"{partition}: {error}"
+        if manifest is not None and gone_since is not None:
+            gone_since[partition] = GoneSince()
+            gone_since[partition].note(stored)
+        return manifest
 
     return await at_once(partitions, whole, count=LOADS_AT_ONCE)
 
 
-async def _whole(bucket: Bucket, partition: TopicIdPartition) -> PartitionManifest | None:
+async def _whole(bucket: Bucket, stored: StoredManifest) -> PartitionManifest | None:
     """
     Return a manifest with its spilled segments; None without a manifest, or if the archive is closed.
 
     Raises:
-        CorruptDataError: The manifest or a spillover manifest is damaged.
+        CorruptDataError: A spillover manifest is damaged.
         ObjectNotFound: A spillover manifest is missing.
     """
-    manifest = (await bucket.manifests.load(partition)).manifest
+    manifest = stored.manifest
     if manifest is None or manifest.is_closed:
         return None
     return await bucket.spillovers.with_history(manifest)

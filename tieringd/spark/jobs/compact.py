@@ -168,7 +168,16 @@ def compact(
     if delete_after_ms is not None and not is_dry_run:
         named = [one.partition for one in chosen.partitions]
         without_log = frozenset(named) - with_log
-        bucket.run(delete_replaced(bucket, named, outcome, after_ms=delete_after_ms, without_log=without_log))
+        bucket.run(
+            delete_replaced(
+                bucket,
+                named,
+                outcome,
+                after_ms=delete_after_ms,
+                gone_since=chosen.gone_since,
+                without_log=without_log,
+            )
+        )
     figures: dict[str, Value] = {
         "topics": len(chosen.topics),
         "partitions": len(chosen.partitions),

@@ -163,7 +163,9 @@ def erase(
 
     named = [one.partition for one in chosen.partitions]
     if delete_after_ms is not None:
-        bucket.run(delete_replaced(bucket, named, outcome, after_ms=delete_after_ms))
+        bucket.run(
+            delete_replaced(bucket, named, outcome, after_ms=delete_after_ms, gone_since=chosen.gone_since)
+        )
     deleted_at_ms = bucket.clock()
     left, suspects = Leftovers(), []
     with outcome_reported(

@@ -142,7 +142,9 @@ def merge(
             host_bytes += _swap(bucket, done, outcome)
     if delete_after_ms is not None:
         named = [one.partition for one in partitions]
-        bucket.run(delete_replaced(bucket, named, outcome, after_ms=delete_after_ms))
+        bucket.run(
+            delete_replaced(bucket, named, outcome, after_ms=delete_after_ms, gone_since=chosen.gone_since)
+        )
     figures: dict[str, Value] = {
         "topics": len(chosen.topics),
         "compacted_topics_left": len(compacted),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from tieringd.archive.retired_objects import delete_retired
+from tieringd.archive.retired_objects import GoneSince, dated_ms, delete_retired
 from tieringd.archive.segment_swap import SegmentSwap, Successor, Swapped
-from tieringd.errors import StorageUnavailable, TieringError
+from tieringd.errors import ConfigError, ObjectNotFound, StorageUnavailable, TieringError
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.record_removal import CompactionBasis
 from tieringd.spark.jobs.report import Table, Value
@@ -286,10 +286,15 @@ async def delete_replaced(
     outcome: Outcome,
     *,
     after_ms: int,
+    gone_since: Mapping[TopicIdPartition, GoneSince] | None = None,
     without_log: Container[TopicIdPartition] = (),
 ) -> None:
     """
     Delete the objects of segments that left these partitions' manifests at least *after_ms* ago.
+
+    A commit is dated before it is sent. So the time counts from the first manifest that was read with it, by
+    the job at its start (*gone_since*) or now, and begins when the store took that manifest. Where a daemon
+    commits all the time, that is lately, and the daemon deletes.
 
     Segments that are held for compactions are deleted only in partitions *without_log*, of which no broker
     has a log. With *after_ms* 0 all others are deleted, independent of any clock. Failures are faults of
@@ -302,7 +307,6 @@ async def delete_replaced(
             "host's clock, and run the job again"
         )
         return
-    until_ms = clock_status.now_ms - after_ms if after_ms else _ALL_TIMES_MS
     away: StorageUnavailable | None = None
     left: list[TopicIdPartition] = []
 
@@ -313,11 +317,11 @@ async def delete_replaced(
             left.append(partition)
             return
         try:
-            deleted = await delete_retired(
-                bucket.store,
-                bucket.manifests,
+            deleted = await _delete_replaced(
+                bucket,
                 partition,
-                retired_until_ms=until_ms,
+                after_ms=after_ms,
+                gone_since=(gone_since or {}).get(partition, GoneSince()),
                 keeps_held=partition not in without_log,
             )
         except StorageUnavailable as error:
@@ -328,7 +332,7 @@ async def delete_replaced(
                 f"{partition}: objects that no manifest names any more were not deleted: {error}"
             )
         else:
-            part.deleted_segments += len(deleted)
+            part.deleted_segments += deleted
 
     await _for_each(partitions, delete, outcome)
     if left:
@@ -336,6 +340,37 @@ async def delete_replaced(
         outcome.faults.append(
             f"{left[0]}{others}: objects that no manifest names any more were not deleted: {away}"
         )
+
+
+async def _delete_replaced(
+    bucket: Bucket, partition: TopicIdPartition, *, after_ms: int, gone_since: GoneSince, keeps_held: bool
+) -> int:
+    """
+    Delete the objects of one partition; return of how many segments.
+
+    Raises:
+        ConfigError: No age is certain.
+    """
+    until_ms, since_ms = _ALL_TIMES_MS, dated_ms
+    if after_ms:
+        stored = await bucket.manifests.load(partition)
+        if stored.manifest is None:
+            raise ObjectNotFound("the bucket has no manifest of this partition any more")
+        clock_status = bucket.clock.status()
+        if doubt := clock_status.doubt_after(stored.manifest.committed_at_ms):
+            raise ConfigError(doubt, hint="Set this host's clock, and run the job again")
+        until_ms = clock_status.now_ms - after_ms
+        gone_since.note(stored)
+        since_ms = gone_since.ms
+    deleted = await delete_retired(
+        bucket.store,
+        bucket.manifests,
+        partition,
+        retired_until_ms=until_ms,
+        keeps_held=keeps_held,
+        since_ms=since_ms,
+    )
+    return len(deleted)
 
 
 def _swap_in(bucket: Bucket) -> SegmentSwap:

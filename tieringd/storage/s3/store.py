@@ -24,6 +24,7 @@ from typing import Any
 from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import get_session
+from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError
 from botocore.handlers import add_expect_header
 from botocore.loaders import Loader, create_loader
@@ -45,6 +46,7 @@ from tieringd.storage.body import FileBody
 from tieringd.storage.calls import Call, send_once
 from tieringd.storage.receive import ranged, receive
 from tieringd.storage.s3.credentials import RoleCredentials, role_credentials
+from tieringd.storage.s3.direct_requests import DirectRequests
 from tieringd.storage.s3.errors import bucket_not_found, from_answer, is_expired, require, translated
 from tieringd.storage.s3.joining import PartJoin
 from tieringd.storage.s3.multipart import CHECKSUM_METADATA, MultipartUploads, decode_crc32c, encode_crc32c
@@ -150,6 +152,7 @@ class S3Store:
         settings: S3Settings,
         client: Any,
         resources: AsyncExitStack,
+        session: Callable[[], AIOHTTPSession],
         credentials: RoleCredentials | None = None,
     ) -> None:
         self._settings = settings
@@ -165,6 +168,16 @@ class S3Store:
         self._times = StoreTimes()
         # Every response counts, errors included: a server that refuses our clock also sends its own time.
         client.meta.events.register("after-call.s3", self._note_date)
+        self._requests = DirectRequests(
+            client,
+            session=session,
+            credentials=self._keys if credentials is None else credentials.get_frozen_credentials,
+            user_agent=_USER_AGENT,
+            note_headers=self._times.note_date,
+        )
+
+    async def _keys(self) -> ReadOnlyCredentials:
+        return ReadOnlyCredentials(self._settings.access_key, self._settings.secret_key, None)
 
     def _note_date(self, parsed: dict[str, Any], model: Any, **_: Any) -> None:
         if model.name not in _ANSWERED_EARLY:
@@ -183,6 +196,12 @@ class S3Store:
             ConfigError: The endpoint, a file or the credentials of the settings cannot be used.
         """
         _check(settings)
+        built: list[OneTrySession] = []
+
+        def build_session(**options: Any) -> OneTrySession:
+            built.append(OneTrySession(**options))
+            return built[-1]
+
         session = get_session()
         session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
         async with AsyncExitStack() as resources:
@@ -207,7 +226,7 @@ class S3Store:
                         aws_secret_access_key=settings.secret_key if is_fixed else None,
                         use_ssl=not settings.disable_tls,
                         verify=settings.trust_file,
-                        config=_client_config(settings),
+                        config=_client_config(settings, build_session),
                     )
                 )
             except (BotoCoreError, ValueError) as error:
@@ -217,7 +236,7 @@ class S3Store:
                 ) from error
             # This header costs every file-like body a round trip before the first byte.
             client.meta.events.unregister("before-call.s3", add_expect_header)
-            return cls(settings, client, resources.pop_all(), credentials)
+            return cls(settings, client, resources.pop_all(), lambda: built[-1], credentials)
         raise AssertionError("an exit stack swallows nothing")
 
     @contextmanager
@@ -253,7 +272,7 @@ class S3Store:
             data = b"" if isinstance(body, FileSlice) else body
             call.may_have_effect = lambda: True
             with self._asking(call):
-                answer = await self._client.put_object(
+                answer = await self._requests.put_object(
                     **place, **limits, **self._encryption, Body=data, ChecksumCRC32C=encode_crc32c(crc32c)
                 )
             return _stored(call, key, len(data), answer, crc32c)
@@ -264,7 +283,7 @@ class S3Store:
             )
         else:
             parameters = {**place, **limits, **attributes, "ChecksumCRC32C": encode_crc32c(crc32c)}
-            answer = await self._send_file(call, body, self._client.put_object, parameters, may_store=True)
+            answer = await self._send_file(call, body, self._requests.put_object, parameters, may_store=True)
             return _stored(call, key, body.size_bytes, answer, crc32c)
         return ObjectInfo(key, body.size_bytes, require(call, answer, "ETag"), crc32c, answered_at_ms(answer))
 
@@ -359,7 +378,7 @@ class S3Store:
         """Return an object whole. Its checksum is verified if the server knows one."""
         call = Call("get", self._bucket, key)
         with self._asking(call):
-            answer = await self._client.get_object(
+            answer = await self._requests.get_object(
                 Bucket=self._bucket, Key=self._prefix + key, ChecksumMode="ENABLED"
             )
             data = await read_whole(call, answer, executor=self._executor, stall_seconds=self._stall_seconds)
@@ -377,7 +396,7 @@ class S3Store:
         last = position + size_bytes - 1
         try:
             with self._asking(call):
-                answer = await self._client.get_object(
+                answer = await self._requests.get_object(
                     Bucket=self._bucket, Key=self._prefix + key, Range=f"bytes={position}-{last}"
                 )
                 data = await read_whole(
@@ -401,7 +420,7 @@ class S3Store:
         call = Call("head", self._bucket, key)
         try:
             with self._asking(call):
-                answer = await self._client.head_object(
+                answer = await self._requests.head_object(
                     Bucket=self._bucket, Key=self._prefix + key, ChecksumMode="ENABLED"
                 )
         except ObjectNotFound:
@@ -514,14 +533,14 @@ class S3Store:
         await self._resources.aclose()
 
 
-def _client_config(settings: S3Settings) -> AioConfig:
-    """Return the SDK's configuration for a store."""
+def _client_config(settings: S3Settings, build_session: Callable[..., OneTrySession]) -> AioConfig:
+    """Return the SDK's configuration for a store whose HTTP session *build_session* makes."""
     return AioConfig(
         connect_timeout=settings.connect_timeout_seconds,
         read_timeout=settings.read_timeout_seconds,
         max_pool_connections=settings.max_connections,
         connector_args={"keepalive_timeout": settings.max_idle_seconds},
-        http_session_cls=OneTrySession,
+        http_session_cls=build_session,
         retries={"total_max_attempts": 1, "mode": "standard"},
         # The settings alone name the endpoint; AWS_ENDPOINT_URL of the environment is ignored.
         ignore_configured_endpoint_urls=True,

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fakes.archive import Clock
 from tests.fakes.store import forget_checksums, restore, store_unavailable
 from tests.unit.housekeeping.scrub.buckets import DAY_MS, HOUR_MS, Bucket, DatedStore, left_behind
 from tieringd.errors import ObjectNotFound, StorageUnavailable
@@ -336,6 +337,45 @@ async def test_object_that_is_named_while_it_is_deleted_goes_back(bucket):
     assert moved.moved == ()
     assert moved.left == ((key, "a manifest named the object while it was moved; it was put back"),)
     assert bucket.store.bytes_of(key) == data
+
+
+class ScrubbedAtThePut(DatedStore):
+    """A bucket in which a scrub that began earlier deletes an object directly after it was stored again."""
+
+    scrub = None
+
+    async def put(self, key, body, *, crc32c, condition=None):
+        info = await super().put(key, body, crc32c=crc32c, condition=condition)
+        if self.scrub is not None and "/manifest." in key:
+            scrub, self.scrub = self.scrub, None
+            await scrub(key)
+        return info
+
+
+async def test_spill_of_a_part_that_is_being_moved_loses_nothing(writer, tmp_path):
+    """A crash left the same part. The scrub judges and deletes between the new put and its commit."""
+    store = ScrubbedAtThePut(Clock())
+    bucket = Bucket(writer, work_directory=tmp_path, store=store)
+    await bucket.fill(6)
+    manifest = bucket.manifest
+    bucket.clock.now_ms += DAY_MS
+    for _ in range(4):
+        writer.drop_head()
+
+    async def scrub(key: str) -> None:
+        # The scrub has read the object's age and the manifest before the put.
+        data, info = store.objects[key]
+        store.place(key, data, replace(info, modified_ms=info.modified_ms - 2 * DAY_MS))
+        report = await bucket.scrub(fix=True)
+        assert [one.stored.key for one in report.moved] == [key]
+        assert bucket.manifest == manifest
+
+    store.scrub = scrub
+    await bucket.step()
+    assert store.scrub is None
+    assert bucket.manifest.spillover is not None
+    assert (await bucket.scrub()).findings == []
+    assert len((await bucket.whole_manifest()).segments) == 6
 
 
 async def test_named_object_in_quarantine_is_put_back_and_never_deleted(bucket):

@@ -9,9 +9,10 @@ from crc32c import crc32c
 
 from tests.fakes.archive import archive_in, values_in, written_below
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.spilling import spilled_names
 from tests.unit.housekeeping.scrub.buckets import Bucket
 from tieringd.errors import StorageDenied
-from tieringd.formats.object_keys import data_key, index_key
+from tieringd.formats.object_keys import data_key, index_key, quarantined_key, spillover_key
 from tieringd.formats.sidecar import decode_sidecar, encode_sidecar
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment import BrokerIndexes
@@ -249,6 +250,30 @@ async def test_damaged_copy_in_quarantine_mends_nothing(bucket):
     bucket.store.remove(key)
     assert [one.key for one in (await bucket.scrub(fix=True)).faults] == [key]
     assert key not in bucket.store.objects
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_spillover_manifest_is_mended_from_quarantine(bucket, damage):
+    """Its name tells its checksum, so only its own bytes are taken; each part of the chain is found."""
+    await bucket.fill(6, local=2)
+    keys = [
+        spillover_key(bucket.writer.identified, name) for name in spilled_names(bucket.store, bucket.writer)
+    ]
+    assert len(keys) > 2
+    before = {key: bucket.store.bytes_of(key) for key in keys}
+    for key in keys:
+        DAMAGES[damage](bucket.store, key)
+        bucket.store.add(quarantined_key(key), before[key][:-1])
+    report = await bucket.scrub(fix=True)
+    assert report.mended == {}
+
+    for key in keys:
+        bucket.store.add(quarantined_key(key), before[key])
+    report = await bucket.scrub(fix=True)
+    assert set(report.mended.values()) == {"from its copy in quarantine"}
+    assert report.faults == []
+    assert {key: bucket.store.bytes_of(key) for key in keys} == before
+    await expect_sound(bucket)
 
 
 async def test_log_of_another_partition_mends_nothing(bucket, tmp_path):

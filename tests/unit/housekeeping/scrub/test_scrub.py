@@ -281,6 +281,62 @@ async def test_cut_search_goes_on_where_it_was(scrubbing, bucket):
     assert len(set(listed)) == len(listed) - 1
 
 
+class Counted(list):
+    """Partitions, and how often all of them were walked over."""
+
+    walks = 0
+
+    def __iter__(self):
+        self.walks += 1
+        return super().__iter__()
+
+
+async def test_turns_are_bounded_however_many_partitions_are_led(scrubbing, bucket):
+    """A search reads the manifests of all before its first page, and takes the turns that it needs."""
+    one = bucket.writer.identified
+    led = scrubbing.led = Counted(replace(one, partition=number) for number in range(400))
+    keys = [bucket.orphan(number) for number in range(3)]
+    bucket.clock.now_ms += 2 * DAY_MS
+    turns, requests = 0, []
+    while True:
+        done = await scrubbing.job.turn(requests_max=40)
+        turns, requests = turns + 1, [*requests, done.requests]
+        if not done.has_more:
+            break
+    # Each partition has a turn of its own, and the search some more.
+    assert turns > 400
+    assert max(requests) < 40 + 20
+    assert led.walks == 1
+    assert all(quarantined_key(key) in bucket.store.objects for key in keys)
+
+
+async def test_turn_that_fails_among_the_names_goes_on_there(scrubbing, bucket):
+    """What was read before is not read again, and no orphan is overlooked."""
+    one = bucket.writer.identified
+    scrubbing.led = [replace(one, partition=number) for number in range(30)]
+    bucket.orphan(1)
+    bucket.clock.now_ms += 2 * DAY_MS
+    for _ in scrubbing.led:
+        await scrubbing.job.turn(requests_max=10)
+    asked = []
+    get = bucket.store.get
+
+    async def counted(key):
+        asked.append(key)
+        return await get(key)
+
+    bucket.store.get = counted
+    await scrubbing.job.turn(requests_max=10)
+    bucket.store.fail_next("get", lambda: store_unavailable("get"))
+    with pytest.raises(StorageUnavailable):
+        await scrubbing.job.turn(requests_max=10)
+    bucket.clock.now_ms += HOUR_MS
+    await scrubbing.turns(requests_max=10)
+    assert scrubbing.shown("quarantined_objects_total") == 1
+    manifests = [manifest_key(replace(one, partition=number)) for number in range(1, 30)]
+    assert max(map(asked.count, manifests)) <= 2
+
+
 async def test_new_pace_holds_from_the_next_turn(scrubbing, bucket):
     """A reload turns the job off, and changes the grace."""
     key = bucket.orphan(1)

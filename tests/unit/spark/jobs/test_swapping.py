@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.fakes.archive import archive_in
+from tests.fakes.archive import Clock, archive_clock, archive_in
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases
 from tests.fakes.store import store_unavailable
 from tests.unit.archive.test_segment_swap import PLENTY, prepared
 from tests.unit.housekeeping.test_merging import filled
+from tieringd.archive.retired_objects import GoneSince
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import manifest_key
 from tieringd.spark.jobs import swapping
@@ -34,20 +35,20 @@ def unanswered():
     return store_unavailable("put", True)
 
 
-def bucket_in(store):
+def bucket_in(store, clock=None):
     return SimpleNamespace(
         store=store,
         manifests=archive_in(store, writer_id="0b").manifests,
         config=SimpleNamespace(cloud_storage_target_manifest_size_bytes=PLENTY),
-        clock=ArchiveClock(),
+        clock=clock or ArchiveClock(),
     )
 
 
-async def swapped(store, writer, tmp_path, *failures) -> Outcome:
+async def swapped(store, writer, tmp_path, *failures, clock=None) -> Outcome:
     """Merge what may be merged; each of *failures* says whether a commit that is not answered has effect."""
     manifest, limits = await filled(writer, store)
     successors = await prepared(store, manifest, limits, tmp_path)
-    bucket = bucket_in(store)
+    bucket = bucket_in(store, clock)
     for after_effect in failures:
         store.fail_next("put", unanswered, after_effect=after_effect)
     outcome = Outcome()
@@ -112,6 +113,57 @@ async def test_deletion_ends_with_the_store(store, writer, tmp_path):
         f"orders-0, and in {len(partitions) - 1} other partitions: objects that no manifest names any "
         "more were not deleted: no answer"
     )
+
+
+MINUTE_MS = 60_000
+
+
+async def test_delay_counts_from_when_the_store_took_the_commit(store, writer, tmp_path):
+    """It was dated before it was sent, and readers began meanwhile. What a job saw at its start counts."""
+    now_ms = Clock()
+    store.now_ms = now_ms
+    clock = archive_clock(now_ms, store)
+    await swapped(store, writer, tmp_path, clock=clock)
+    before = len(store.objects)
+    bucket = SimpleNamespace(store=store, manifests=archive_in(store, now_ms=now_ms).manifests, clock=clock)
+    partition, key = writer.identified, manifest_key(writer.identified)
+
+    def taken_at(ms: int) -> None:
+        data, info = store.objects[key]
+        store.place(key, data, replace(info, modified_ms=ms))
+
+    async def deleted(gone_since=None) -> int:
+        outcome = Outcome()
+        known = {partition: gone_since} if gone_since else None
+        await delete_replaced(bucket, [partition], outcome, after_ms=10 * MINUTE_MS, gone_since=known)
+        assert outcome.faults == []
+        assert (len(store.objects) < before) is (outcome.deleted_segments > 0)
+        return outcome.deleted_segments
+
+    taken_at(now_ms() + 8 * MINUTE_MS)
+    now_ms.now_ms += 17 * MINUTE_MS
+    assert await deleted() == 0
+    at_start = GoneSince()
+    at_start.note(await bucket.manifests.load(partition))
+    now_ms.now_ms += 2 * MINUTE_MS
+    taken_at(now_ms())
+    assert await deleted() == 0
+    assert await deleted(at_start) == 6
+
+
+async def test_nothing_is_deleted_by_age_after_a_commit_from_the_future(store, writer, tmp_path):
+    """A store without a clock of its own cannot tell whose clock is wrong: this host's, or the writer's."""
+    now_ms = Clock()
+    await swapped(store, writer, tmp_path, clock=archive_clock(Clock(now_ms() + 60 * MINUTE_MS), store))
+    manifests = archive_in(store, now_ms=Clock(now_ms() + 60 * MINUTE_MS)).manifests
+    loaded = await manifests.load(writer.identified)
+    await manifests.commit(loaded, loaded.existing, leader_epoch=0)
+    bucket = SimpleNamespace(store=store, manifests=manifests, clock=ArchiveClock(wall_ms=now_ms))
+    outcome = Outcome()
+    await delete_replaced(bucket, [writer.identified], outcome, after_ms=1)
+    (fault,) = outcome.faults
+    assert "in the future by this host's clock" in fault
+    assert outcome.deleted_segments == 0
 
 
 async def test_partitions_are_swapped_some_at_once(store, tmp_path, monkeypatch):

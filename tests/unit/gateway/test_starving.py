@@ -1,0 +1,74 @@
+"""An archived partition beside batches that are too large to be held gets its turn."""
+
+from __future__ import annotations
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from tests.fakes.gateway_peers import MIB, TopicArchive, fetch, fetched, partition_of, running
+from tests.support.raw_kafka import connected
+from tieringd.formats.kafka_wire.fetch import asked_of
+
+BATCH = bytes(5 * MIB)
+OUT_OF_RANGE = {0: {"error_code": 1}}
+PAST_EVERY_LOG = 1 << 40
+
+
+def responses(frame, head, order):
+    """Answer as a broker does: at least one batch of "live", however little is asked for."""
+    asked = asked_of(memoryview(frame), head).partitions
+    is_hidden = asked["live", 0].fetch_offset > PAST_EVERY_LOG
+    said = {"old": OUT_OF_RANGE, "live": OUT_OF_RANGE if is_hidden else {0: {"records": BATCH}}}
+    return fetched(head, {topic: said[topic] for topic in order}), is_hidden
+
+
+@pytest.mark.parametrize("order", [("old", "live"), ("live", "old")])
+async def test_archived_partition_gets_its_turn_beside_large_batches(broker, order):
+    """And so does the other one: neither starves. What waits is counted."""
+    archive = TopicArchive()
+    records = {"old": [], "live": []}
+    async with running(broker, archive) as server, connected(server.port) as client:
+        for _ in range(9):
+            client.send(fetch(order))
+            head, frame, answers = await broker.next()
+            response, is_hidden = responses(frame, head, order)
+            answers.write(response)
+            answer = await client.answer(fetch(order))
+            for topic in order:
+                said = partition_of(answer, topic)
+                assert said.error_code == ErrorCode.none
+                records[topic].append(len(said.records))
+            assert not (is_hidden and partition_of(answer, "live").records)
+        assert server.counters.late_partitions == 9 - len(archive.questions)
+    assert sum(size > 0 for size in records["old"]) >= 2
+    assert sum(size > 0 for size in records["live"]) >= 2
+
+
+async def test_hidden_partition_has_nothing_new_where_the_archive_has_nothing_either(broker):
+    """The client is told of no error that it did not cause."""
+    archive = TopicArchive()
+    async with running(broker, archive) as server, connected(server.port) as client:
+        for number in range(3):
+            client.send(fetch(("old", "live")))
+            head, frame, answers = await broker.next()
+            response, is_hidden = responses(frame, head, ("old", "live"))
+            assert is_hidden == (number == 2)
+            if is_hidden:
+                response = fetched(head, {"old": {0: {"error_code": 6}}, "live": OUT_OF_RANGE})
+            answers.write(response)
+            answer = await client.answer(fetch(("old", "live")))
+        assert partition_of(answer, "live").error_code == ErrorCode.none
+        assert partition_of(answer, "old").error_code == ErrorCode.not_leader_or_follower
+
+
+async def test_bound_of_what_is_held_is_a_setting(broker):
+    """With a larger one the archived partition is answered at once."""
+    archive = TopicArchive()
+    async with running(broker, archive, max_held_bytes=8 * MIB) as server, connected(server.port) as client:
+        for _ in range(2):
+            client.send(fetch(("live", "old")))
+            head, frame, answers = await broker.next()
+            answers.write(responses(frame, head, ("live", "old"))[0])
+            answer = await client.answer(fetch(("live", "old")))
+        assert partition_of(answer, "old").records == b"archived"
+        assert len(partition_of(answer, "live").records) == len(BATCH)
