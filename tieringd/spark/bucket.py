@@ -15,7 +15,7 @@ import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from concurrent.futures import wait
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tieringd.archive.archive_reader import CHUNK_BYTES, ArchiveReader, SegmentIndexes
 from tieringd.archive.catalog import Catalog
@@ -29,7 +29,13 @@ from tieringd.storage.store_opening import opened_store
 
 if TYPE_CHECKING:
     # An ordinary import would load pydantic and PyYAML into processes that do not need them.
+    from tieringd.archive.manifest_store import StoredManifest
     from tieringd.config import Config
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import TopicIdPartition
+
+MANIFESTS_KEPT: Final = 4
+"""Manifests that a process keeps for its next tasks."""
 
 T = TypeVar("T")
 
@@ -70,9 +76,27 @@ class Bucket:
         self.manifests = ManifestStore(self.store, writer_id=writer_id, now_ms=self.clock)
         self.spillovers = self.manifests.spillovers
         self.catalog = Catalog(self.store, self.manifests)
+        self._seen: dict[TopicIdPartition, StoredManifest] = {}
+        """Manifests of `current_manifest`, the last one used at the end."""
         self.indexes = SegmentIndexes(self.store)
         self.reader = ArchiveReader(self.store)
         self.records = RecordReader(self.indexes, self.reader, self.spillovers)
+
+    async def current_manifest(self, partition: TopicIdPartition) -> PartitionManifest | None:
+        """
+        Return a partition's current manifest; None without one. It is loaded only if it has changed.
+
+        The last ones are kept for the next tasks of this process: tasks of one partition ask again and again,
+        and a manifest of a long history has tens of megabytes.
+
+        Raises:
+            CorruptDataError: The stored bytes are not a manifest, or belong to another partition.
+        """
+        found = await self.manifests.refreshed(partition, self._seen.pop(partition, None))
+        self._seen[partition] = found
+        while len(self._seen) > MANIFESTS_KEPT:
+            del self._seen[next(iter(self._seen))]
+        return found.manifest
 
     def run(self, work: Coroutine[object, object, T]) -> T:
         """Run *work* on the bucket's loop, and return its result. An interrupt cancels it."""

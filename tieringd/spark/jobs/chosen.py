@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.spark.bucket import Bucket
 
-LOADS_AT_ONCE: Final = 32
+LOADS_AT_ONCE: Final = 64
 """Manifests that are loaded at once. A store answers each in some tens of milliseconds."""
 TASK_BYTES: Final = 64 << 20
 """The least that one task reads. A smaller task costs more to start than to run."""

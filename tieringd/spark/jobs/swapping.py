@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PARTITIONS_AT_ONCE: Final = 32
+PARTITIONS_AT_ONCE: Final = 64
 """
 Partitions that a driver works on at once. Each makes its requests one after the other.
 

@@ -1,21 +1,25 @@
 """
 Divide the offsets to read into tasks. This is pure, and needs nothing but manifests.
 
-A span is a range of offsets in one segment, and a task is a list of spans in ascending order. Segments are
-cut at offsets, as if their bytes were spread evenly over the offsets. The task that reads a part begins at
-the index entry before it. So each task has its own fixed offsets, even if the segments were replaced
-meanwhile.
+A span is a range of offsets in one segment. A stretch is a range of offsets of one partition, with all of its
+segments as columns, and a task is a list of stretches in ascending order. So a plan of a million segments
+takes some tens of bytes for each of them, on the driver and on the way to executors.
+
+Segments are cut at offsets, as if their bytes were spread evenly over the offsets. The task that reads a part
+begins at the index entry before it. So each task has its own fixed offsets, even if the segments were
+replaced meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment
+from tieringd.model.segment_table import SegmentTable
 
 SPAN_COST_BYTES: Final = 256 << 10
 """The cost of opening a segment: two requests take as long as reading this many bytes."""
@@ -56,33 +60,78 @@ class Span:
         return replace(self, next_offset=border), replace(self, from_offset=border)
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The offsets of neighbouring segments from *from_offset* up to *next_offset*, exclusive."""
+
+    partition: TopicIdPartition
+    segments: SegmentTable
+    """Those that have some of the offsets."""
+    from_offset: int
+    next_offset: int
+
+    def spans(self) -> Iterator[Span]:
+        """Yield a span for each segment, in order."""
+        return map(self._span_of, self.segments)
+
+    def cost_bytes(self) -> int:
+        """Return the cost of reading all spans, in bytes. Only segments at the ends are read in part."""
+        unread_bytes = sum(
+            segment.size_bytes - self._span_of(segment).size_bytes
+            for segment in (self.segments[row] for row in {0, len(self.segments) - 1})
+        )
+        return self.segments.total_bytes - unread_bytes + SPAN_COST_BYTES * len(self.segments)
+
+    def part(self, from_offset: int, next_offset: int) -> Stretch:
+        """Return the part with the given offsets, at least one of which a segment has."""
+        segments = self.segments
+        begin, end = segments.row_at_or_after(from_offset), segments.row_at_or_after(next_offset)
+        if end < len(segments) and segments.column("base_offset")[end] < next_offset:
+            end += 1
+        return Stretch(self.partition, segments.between(begin, end), from_offset, next_offset)
+
+    def _span_of(self, segment: RemoteSegment) -> Span:
+        return Span(
+            self.partition,
+            segment,
+            max(segment.base_offset, self.from_offset),
+            min(segment.next_offset, self.next_offset),
+        )
+
+
+def spans_of(stretches: Iterable[Stretch]) -> list[Span]:
+    """Return the spans of *stretches*, in order."""
+    return [span for stretch in stretches for span in stretch.spans()]
+
+
 def plan_tasks(
-    spans: Iterable[Span],
+    stretches: Sequence[Stretch],
     *,
     task_bytes: int,
     tasks_min: int | None = None,
     task_records_max: int | None = None,
-) -> list[tuple[Span, ...]]:
+) -> list[tuple[Stretch, ...]]:
     """
-    Divide *spans*, in their order, into tasks of about equal size.
+    Divide *stretches*, in their order, into tasks of about equal size.
 
     Args:
-        spans: Everything to read.
+        stretches: Everything to read.
         task_bytes: The least size of a task, about.
         tasks_min: The least number of tasks, about; tasks may get smaller than *task_bytes* for it.
         task_records_max: The most offsets in a task, and so the most records.
 
     Returns:
-        The spans of each task, in order.
+        The stretches of each task, in order.
     """
-    waiting = [span for span in spans if span.offsets > 0]
+    waiting = [one for one in stretches if one.segments and one.from_offset < one.next_offset]
     if not waiting:
         return []
-    total_bytes = sum(span.cost_bytes for span in waiting)
+    total_bytes = sum(one.cost_bytes() for one in waiting)
     tasks = max(1, min(total_bytes // task_bytes, TASKS_MAX), tasks_min or 1)
     cutter = _Cutter(total_bytes / tasks, task_records_max)
-    for span in waiting:
-        cutter.add(span)
+    for stretch in waiting:
+        for span in stretch.spans():
+            cutter.add(span, stretch)
     return cutter.finished()
 
 
@@ -95,36 +144,52 @@ class _Cutter:
         self._border_bytes = share_bytes
         """The position on the line, in bytes, at which the current task ends."""
         self._filled_bytes = 0.0
-        self._task: list[Span] = []
+        self._task: list[Stretch] = []
+        """The whole stretches that the current task has a part of."""
+        self._from_offset = self._next_offset = 0
+        """The first offset of the task in its first stretch, and its end in its last one."""
         self._offsets = 0
         """Offsets in the current task."""
-        self._planned: list[tuple[Span, ...]] = []
+        self._planned: list[tuple[Stretch, ...]] = []
 
-    def add(self, span: Span) -> None:
-        """Append a span to the line."""
+    def add(self, span: Span, stretch: Stretch) -> None:
+        """Append a span of *stretch* to the line."""
         rest, rest_bytes = span, float(span.cost_bytes)
         while (offsets := self._fitting(rest, rest_bytes)) < rest.offsets:
             if offsets:
                 taken_bytes = rest_bytes * offsets / rest.offsets
                 mine, rest = rest.cut(offsets)
                 rest_bytes -= taken_bytes
-                self._take(mine, taken_bytes)
+                self._take(mine, stretch, taken_bytes)
             self._close()
-        self._take(rest, rest_bytes)
+        self._take(rest, stretch, rest_bytes)
 
-    def finished(self) -> list[tuple[Span, ...]]:
+    def finished(self) -> list[tuple[Stretch, ...]]:
         """End the last task, and return all tasks."""
         if self._task:
             self._close()
         return self._planned
 
-    def _take(self, span: Span, cost_bytes: float) -> None:
-        self._task.append(span)
+    def _take(self, span: Span, stretch: Stretch, cost_bytes: float) -> None:
+        if not self._task:
+            self._from_offset = span.from_offset
+        if not self._task or self._task[-1] is not stretch:
+            self._task.append(stretch)
+        self._next_offset = span.next_offset
         self._offsets += span.offsets
         self._filled_bytes += cost_bytes
 
     def _close(self) -> None:
-        self._planned.append(tuple(self._task))
+        last = len(self._task) - 1
+        self._planned.append(
+            tuple(
+                stretch.part(
+                    stretch.from_offset if number else self._from_offset,
+                    self._next_offset if number == last else stretch.next_offset,
+                )
+                for number, stretch in enumerate(self._task)
+            )
+        )
         self._task, self._offsets = [], 0
         is_full = self._filled_bytes >= self._border_bytes - self._slack_bytes
         if not is_full:

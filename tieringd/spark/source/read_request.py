@@ -12,10 +12,10 @@ from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.source.data_loss import LossRule
 from tieringd.spark.source.option_values import OptionValues, fault
 from tieringd.spark.source.options import SourceOptions, parse_options, read_columns
-from tieringd.spark.source.planning import Span, plan_tasks
+from tieringd.spark.source.planning import Stretch, plan_tasks, spans_of
 from tieringd.spark.source.reader_settings import StoreSettings, read_settings
 from tieringd.spark.source.schema import columns_of
-from tieringd.spark.source.segment_spans import OffsetRange, find_spans
+from tieringd.spark.source.segment_spans import OffsetRange, find_stretches
 from tieringd.spark.source.task_reader import ReadingRules, TaskReader
 from tieringd.spark.worker_process import spare_collections
 
@@ -54,13 +54,13 @@ class Request:
             DataLossError: Part of a range is not in the archive, and *loss* does not allow that.
         """
         tasks = plan_tasks(
-            find_spans(self.bucket(), ranges, rule=loss),
+            find_stretches(self.bucket(), ranges, rule=loss),
             task_bytes=self.options.task_bytes,
             tasks_min=self.options.tasks_min,
             task_records_max=self.options.task_records_max,
         )
         spare_collections()
-        return [InputPartition(spans) for spans in tasks]
+        return [InputPartition(stretches) for stretches in tasks]
 
     def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
         """
@@ -69,14 +69,14 @@ class Request:
         Raises:
             TieringError: The records cannot be read.
         """
-        spans: tuple[Span, ...] = task.value or ()
+        stretches: tuple[Stretch, ...] = task.value or ()
         rules = ReadingRules(
             self.columns,
             read_committed=self.options.read_committed,
             skip_corrupt=self.options.skip_corrupt,
             loss=self.loss,
         )
-        yield from TaskReader(self.bucket(), rules).batches(spans)
+        yield from TaskReader(self.bucket(), rules).batches(spans_of(stretches))
         spare_collections()
 
 

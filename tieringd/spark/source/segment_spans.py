@@ -13,7 +13,7 @@ from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicPartition
 from tieringd.spark.source.data_loss import Loss, OnLoss
 from tieringd.spark.source.offset_finder import readable_range
-from tieringd.spark.source.planning import Span
+from tieringd.spark.source.planning import Stretch
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
@@ -37,27 +37,27 @@ class OffsetRange:
     next_offset: int
 
 
-def find_spans(bucket: Bucket, ranges: Sequence[OffsetRange], *, rule: OnLoss) -> list[Span]:
+def find_stretches(bucket: Bucket, ranges: Sequence[OffsetRange], *, rule: OnLoss) -> list[Stretch]:
     """
-    Return the spans of all *ranges*, in their order.
+    Return the segments of all *ranges*, in their order.
 
     Raises:
         DataLossError: Part of a range is not in the archive, and *rule* does not allow that.
         ObjectNotFound: A spillover manifest is missing, and remains missing with a new live manifest.
     """
 
-    async def find(one: OffsetRange) -> tuple[list[Span], list[Loss]]:
+    async def find(one: OffsetRange) -> tuple[list[Stretch], list[Loss]]:
         return await _found(bucket, one, rule)
 
-    spans: list[Span] = []
+    stretches: list[Stretch] = []
     for parts, losses in bucket.run(at_once(ranges, find, count=RANGES_AT_ONCE)):
         for loss in losses:
             rule.meet(loss)
-        spans += parts
-    return spans
+        stretches += parts
+    return stretches
 
 
-async def _found(bucket: Bucket, one: OffsetRange, rule: OnLoss) -> tuple[list[Span], list[Loss]]:
+async def _found(bucket: Bucket, one: OffsetRange, rule: OnLoss) -> tuple[list[Stretch], list[Loss]]:
     manifest = one.manifest
     for tries_left in reversed(range(_TRIES)):
         from_offset, next_offset = readable_range(
@@ -66,48 +66,50 @@ async def _found(bucket: Bucket, one: OffsetRange, rule: OnLoss) -> tuple[list[S
         if manifest is None or from_offset >= next_offset:
             return [], []
         try:
-            spans, gaps = await _listed(bucket, manifest, from_offset, next_offset)
+            stretches, gaps = await _listed(bucket, manifest, from_offset, next_offset)
         except ObjectNotFound:
             if not tries_left:
                 raise
             manifest = (await bucket.manifests.load(manifest.partition)).manifest
         else:
-            holes = holes_between(spans, from_offset, next_offset)
-            return spans, losses_in(one.partition, holes, gaps) if holes else []
+            holes = holes_between(stretches, from_offset, next_offset)
+            return stretches, losses_in(one.partition, holes, gaps) if holes else []
     raise AssertionError("the last try returns or raises")
 
 
 async def _listed(
     bucket: Bucket, manifest: PartitionManifest, from_offset: int, next_offset: int
-) -> tuple[list[Span], list[Gap]]:
-    spans: list[Span] = []
+) -> tuple[list[Stretch], list[Gap]]:
+    stretches: list[Stretch] = []
     gaps: list[Gap] = []
     async with aclosing(bucket.spillovers.pieces(manifest, from_offset=from_offset)) as pieces:
         async for piece in pieces:
             if piece.start_offset >= next_offset:
                 break
-            spans += [
-                Span(
-                    manifest.partition,
-                    segment,
-                    max(segment.base_offset, from_offset),
-                    min(segment.next_offset, next_offset),
-                )
-                for segment in piece.segments.overlapping(from_offset, next_offset)
-            ]
+            whole = Stretch(
+                manifest.partition,
+                piece.segments,
+                max(piece.live_base, from_offset),
+                min(piece.next_offset, next_offset),
+            )
+            stretch = whole.part(whole.from_offset, whole.next_offset)
+            if stretch.segments:
+                stretches.append(stretch)
             gaps += [
                 gap for gap in piece.gaps if gap.base_offset < next_offset and gap.next_offset > from_offset
             ]
-    return spans, gaps
+    return stretches, gaps
 
 
-def holes_between(spans: Sequence[Span], from_offset: int, next_offset: int) -> list[tuple[int, int]]:
-    """Return the ranges of offsets, ends exclusive, that no span has. *spans* are in ascending order."""
+def holes_between(stretches: Sequence[Stretch], from_offset: int, next_offset: int) -> list[tuple[int, int]]:
+    """Return the ranges of offsets, ends exclusive, that no segment of *stretches*, which ascend, has."""
     holes: list[tuple[int, int]] = []
-    for span in spans:
-        if span.from_offset > from_offset:
-            holes.append((from_offset, span.from_offset))
-        from_offset = span.next_offset
+    for stretch in stretches:
+        columns = (stretch.segments.column(name) for name in ("base_offset", "last_offset"))
+        for base_offset, last_offset in zip(*columns, strict=True):
+            if base_offset > from_offset:
+                holes.append((from_offset, base_offset))
+            from_offset = last_offset + 1
     if from_offset < next_offset:
         holes.append((from_offset, next_offset))
     return holes

@@ -24,9 +24,9 @@ from tieringd.formats.record_batch import check_crc, parse_header
 from tieringd.spark.decoder import SegmentDecoder, Selection
 from tieringd.spark.decoder.segment_batches import size_of_batch
 from tieringd.spark.source.data_loss import Loss, OnLoss
-from tieringd.spark.source.planning import Span
+from tieringd.spark.source.planning import Span, spans_of
 from tieringd.spark.source.segment_runs import BatchRun, SegmentGone, span_runs
-from tieringd.spark.source.segment_spans import OffsetRange, find_spans
+from tieringd.spark.source.segment_spans import OffsetRange, find_stretches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,7 +98,7 @@ class TaskReader:
         left = [first, *left]
         stale = list(takewhile(lambda span: span.partition == first.partition, left))
         name = first.partition.topic_partition
-        manifest = self._bucket.run(self._bucket.manifests.load(first.partition)).manifest
+        manifest = self._bucket.run(self._bucket.current_manifest(first.partition))
         fresh: list[Span] = []
         if manifest is None:
             last_offset = stale[-1].next_offset - 1
@@ -109,7 +109,7 @@ class TaskReader:
             )
         else:
             wanted = OffsetRange(name, manifest, first.from_offset, stale[-1].next_offset)
-            fresh = find_spans(self._bucket, [wanted], rule=self._rules.loss)
+            fresh = spans_of(find_stretches(self._bucket, [wanted], rule=self._rules.loss))
         if fresh and fresh[0].segment == first.segment:
             return [*self._after_loss(fresh, gone), *left[len(stale) :]]
         log.info(

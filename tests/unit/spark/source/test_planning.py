@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
+from itertools import groupby
+from operator import attrgetter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment
-from tieringd.spark.source.planning import SPAN_COST_BYTES, TASKS_MAX, Span, plan_tasks
+from tieringd.model.segment_table import SegmentTable
+from tieringd.spark.source import planning
+from tieringd.spark.source.planning import SPAN_COST_BYTES, TASKS_MAX, Span, Stretch, spans_of
 
 MIB = 1 << 20
 
@@ -21,6 +27,25 @@ def span(base_offset: int, offsets: int, size_bytes: int, *, partition: int = 0)
     """Return a whole segment."""
     name = TopicIdPartition("c", "orders", "id", partition)
     return Span(name, segment(base_offset, offsets, size_bytes), base_offset, base_offset + offsets)
+
+
+def plan_tasks(spans, *, joined=False, **limits) -> list[tuple[Span, ...]]:
+    """Return the spans of each task. *joined*: those of a partition are one stretch; else each is one."""
+    groups = (
+        [list(some) for _, some in groupby(spans, attrgetter("partition"))]
+        if joined
+        else [[one] for one in spans]
+    )
+    stretches = [
+        Stretch(
+            some[0].partition,
+            SegmentTable.of(one.segment for one in some),
+            some[0].from_offset,
+            some[-1].next_offset,
+        )
+        for some in groups
+    ]
+    return [tuple(spans_of(task)) for task in planning.plan_tasks(stretches, **limits)]
 
 
 def row(count: int, *, offsets: int = 100, size_bytes: int = MIB) -> list[Span]:
@@ -54,7 +79,9 @@ spans_of_some_partitions = st.lists(
 )
 def test_tasks_together_are_the_spans(spans, task_bytes, tasks_min, records_max):
     """Every offset is in one task, in the order of the spans, and no task is empty or above its limit."""
-    tasks = plan_tasks(spans, task_bytes=task_bytes, tasks_min=tasks_min, task_records_max=records_max)
+    limits = {"task_bytes": task_bytes, "tasks_min": tasks_min, "task_records_max": records_max}
+    tasks = plan_tasks(spans, **limits)
+    assert plan_tasks(spans, joined=True, **limits) == tasks
 
     assert offsets_of(one for task in tasks for one in task) == offsets_of(spans)
     assert all(one.offsets > 0 for task in tasks for one in task)
@@ -150,3 +177,13 @@ def test_many_more_tasks_than_offsets_are_divided_not_counted():
     """One offset is worth millions of shares then: a loop over them would not end."""
     tasks = plan_tasks(row(1, offsets=10), task_bytes=MIB, tasks_min=10**13)
     assert [[one.offsets for one in task] for task in tasks] == [[1]] * 10
+
+
+def test_plan_of_many_segments_is_small():
+    """A million of them have to fit into the driver's memory, and to travel to executors."""
+    count = 20_000
+    segments = SegmentTable.of(segment(number * 1000, 1000, 8 * MIB + number) for number in range(count))
+    stretch = Stretch(TopicIdPartition("c", "orders", "id", 0), segments, 0, count * 1000)
+    tasks = planning.plan_tasks([stretch], task_bytes=512 * MIB)
+    assert len(spans_of(one for task in tasks for one in task)) >= count
+    assert len(pickle.dumps(tasks)) <= 40 * count

@@ -6,7 +6,8 @@ import pytest
 
 from tests.unit.model.values import PARTITION, remote
 from tieringd.model.manifest_parts import Gap
-from tieringd.spark.source.planning import Span
+from tieringd.model.segment_table import SegmentTable
+from tieringd.spark.source.planning import Stretch
 from tieringd.spark.source.segment_spans import UNTOLD, holes_between, losses_in
 
 
@@ -21,7 +22,8 @@ from tieringd.spark.source.segment_spans import UNTOLD, holes_between, losses_in
 )
 def test_holes_are_what_no_span_holds(spans, holes):
     """Before the first one, between them, and after the last."""
-    found = [Span(PARTITION, remote(begin, end - 1), begin, end) for begin, end in spans]
+    segments = [remote(begin, end - 1) for begin, end in spans]
+    found = [Stretch(PARTITION, SegmentTable.of(segments[at : at + 2]), 0, 30) for at in range(0, 3, 2)]
     assert holes_between(found, 0, 30) == holes
 
 

@@ -11,9 +11,9 @@ from tieringd.errors import CorruptDataError, DataLossError, ObjectNotFound
 from tieringd.formats.record_batch import LENGTH_STARTS_AT
 from tieringd.model.segment import IndexEntry, SegmentIndex
 from tieringd.spark.source.data_loss import LossRule
-from tieringd.spark.source.planning import plan_tasks
+from tieringd.spark.source.planning import plan_tasks, spans_of
 from tieringd.spark.source.segment_runs import BatchRun, sections
-from tieringd.spark.source.segment_spans import OffsetRange, find_spans
+from tieringd.spark.source.segment_spans import OffsetRange, find_stretches
 from tieringd.spark.source.task_reader import ReadingRules, TaskReader, _end_of
 
 EVERYTHING = 2**40
@@ -26,8 +26,10 @@ class Reading:
         manifest = archive.manifest(writer)
         self.loss = LossRule(is_fatal=rules.pop("fail_on_data_loss", True))
         end = manifest.next_offset if next_offset is None else next_offset
-        spans = find_spans(bucket, [OffsetRange(writer.name, manifest, from_offset, end)], rule=self.loss)
-        self.tasks = plan_tasks(spans, task_bytes=EVERYTHING, tasks_min=tasks)
+        wanted = OffsetRange(writer.name, manifest, from_offset, end)
+        stretches = find_stretches(bucket, [wanted], rule=self.loss)
+        planned = plan_tasks(stretches, task_bytes=EVERYTHING, tasks_min=tasks)
+        self.tasks = [tuple(spans_of(task)) for task in planned]
         values = {"columns": ("offset", "value"), "read_committed": False, "skip_corrupt": False}
         self.reader = TaskReader(bucket, ReadingRules(**values | rules, loss=self.loss))
 
@@ -341,3 +343,20 @@ def test_sections_begin_at_entries():
     assert sections(INDEX, 0, 1000, section_bytes=400) == [0, 500, 900, 1000]
     assert sections(INDEX, 200, 500, section_bytes=100) == [200, 500]
     assert sections(INDEX, 200, 200) == [200]
+
+
+def test_tasks_of_a_process_load_a_changed_manifest_once(bucket, archive, writer, monkeypatch):
+    """A merge makes each task look for its segments anew, and a manifest may have tens of megabytes."""
+    reading = Reading(bucket, archive, writer, tasks=8)
+    archive.merge(writer)
+    loaded = []
+    real = bucket.manifests.load
+
+    async def counted(partition):
+        loaded.append(partition)
+        return await real(partition)
+
+    monkeypatch.setattr(bucket.manifests, "load", counted)
+
+    assert reading.records() == written(writer)
+    assert loaded == [writer.identified]

@@ -21,7 +21,8 @@ from tieringd.spark.jobs.job_progress import Progress, watched
 from tieringd.spark.jobs.spark_errors import SPARK_ERRORS
 from tieringd.spark.jobs.tasks import cause_of
 from tieringd.spark.source.data_loss import Loss
-from tieringd.spark.source.segment_spans import OffsetRange, find_spans
+from tieringd.spark.source.planning import spans_of
+from tieringd.spark.source.segment_spans import OffsetRange, find_stretches
 from tieringd.spark.source.task_reader import ReadingRules, TaskReader
 
 if TYPE_CHECKING:
@@ -101,13 +102,14 @@ class Work:
             CorruptDataError: Stored bytes are damaged; the error names the object and the position.
         """
         bucket, partition = self.archive(), portion.partition
-        found = bucket.run(bucket.manifests.load(partition)).manifest
+        found = bucket.run(bucket.current_manifest(partition))
         manifest = require_reached(found, partition, portion.next_offset)
         wanted = OffsetRange(partition.topic_partition, manifest, portion.from_offset, portion.next_offset)
         rules = ReadingRules(
             COLUMNS, read_committed=self.isolation == "read_committed", skip_corrupt=False, loss=losses
         )
-        yield from TaskReader(bucket, rules).batches(find_spans(bucket, [wanted], rule=losses))
+        spans = spans_of(find_stretches(bucket, [wanted], rule=losses))
+        yield from TaskReader(bucket, rules).batches(spans)
 
 
 @dataclass(frozen=True, slots=True)
