@@ -99,7 +99,7 @@ async def chosen_partitions(bucket: Bucket, topics: Sequence[str]) -> Chosen:
         if topic.lifecycle is not Lifecycle.LIVE:
             without_log.update(topic.partitions())
     named = [partition for topic in found for partition in topic.partitions()]
-    for partition, one in zip(named, await _all_whole(bucket, named, gone_since), strict=True):
+    for one in await _all_whole(bucket, named, gone_since):
         if isinstance(one, str):
             faults.append(one)
         elif one is not None:
