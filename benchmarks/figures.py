@@ -91,6 +91,7 @@ BENCHMARKS: Final = {
     "decode": Benchmark(("tieringd.spark.decoder",), 1),
     "spark": Benchmark(("tieringd.spark.source", "tieringd.spark.worker_daemon"), 2),
     "spark_scrub": Benchmark(("tieringd.spark.worker_daemon",), 1),
+    "spark_scale": Benchmark((), 3),
 }
 """The quick ones, in the order they run."""
 

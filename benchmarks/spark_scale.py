@@ -320,6 +320,7 @@ def standing(*, is_quick: bool) -> dict[str, float]:
     tracemalloc.start()
     valid_rewritings(recorded, stored, candidates, {0: 0})
     _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     return {"standing_rewritings_seconds": seconds, "standing_rewritings_mib": peak_bytes / _MIB}
 
 
