@@ -24,6 +24,8 @@ import time
 import tracemalloc
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -329,7 +331,9 @@ def sparse_survivors(*, is_quick: bool) -> dict[str, float]:
     buckets, runs = (1 << 31) // BITMAP_OFFSETS, (1 if is_quick else 2)
 
     def found(rows: Iterable[Any]) -> Iterator[int]:
-        yield len(offsets_in((row.bucket, row.bits) for row in rows if row.bits is not None))
+        # Several runs may be in one Spark partition.
+        for _, some in groupby(rows, key=attrgetter("run")):
+            yield len(offsets_in((row.bucket, row.bits) for row in some if row.bits is not None))
 
     with tempfile.TemporaryDirectory() as directory, running_spark(Path(directory), memory="1g") as spark:
         before = time.perf_counter()
