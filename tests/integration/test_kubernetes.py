@@ -114,8 +114,11 @@ def test_prometheus_and_the_policy_select_the_pods(overlay):
     """By a label that the pods have, and a port that the container has, on which the admin page listens."""
     (monitor,) = of_kind(overlay, "PodMonitor")
     (policy,) = of_kind(overlay, "NetworkPolicy")
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    endpoint, detail = monitor["spec"]["podMetricsEndpoints"]
     assert {"targetLabel": "job", "replacement": "tieringd"} in endpoint["relabelings"]
+    # The rules look at the job of the small page: series of both in one job would be there twice.
+    assert {"targetLabel": "job", "replacement": "tieringd-partitions"} in detail["relabelings"]
+    assert (detail["path"], detail["port"]) == ("/metrics/partitions", endpoint["port"])
     for template in pod_templates(overlay):
         labels = template["metadata"]["labels"]
         for selector in (monitor["spec"]["selector"], policy["spec"]["podSelector"]):
