@@ -61,6 +61,9 @@ How long a partition's durable offset may be unknown before all its closed segme
 store needs time to answer: without this, each start would pin every segment on disk and release it again.
 """
 
+_SCANS_FOR_TOPICS = 2
+"""Scans of a single pass that may follow a change of topic manifests."""
+
 
 @dataclass(slots=True)
 class _Running:
@@ -464,8 +467,11 @@ class Reconciler:
         while progressing and not self._stopping:
             snapshot = await self._observer.scan()
             # The first time shows which topics are archived. The second stores their manifests, before a
-            # pass that may be stopped stores segments: a restore finds topics by them.
-            while await self._upkeep.keep_topics(snapshot) and not self._stopping:
+            # pass that may be stopped stores segments: a restore finds topics by them. It is not repeated
+            # without end: what another writer changes meanwhile is for the next scan.
+            for _ in range(_SCANS_FOR_TOPICS):
+                if self._stopping or not await self._upkeep.keep_topics(snapshot):
+                    break
                 snapshot = await self._observer.scan()
             self.rounds += 1
             async with asyncio.TaskGroup() as tasks:
