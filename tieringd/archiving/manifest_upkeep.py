@@ -194,11 +194,12 @@ class ManifestUpkeep:
 
     async def _refresh(self, cluster: str) -> bool:
         """Look for changed topic manifests, if that is due; return whether there were any."""
+        # The check is for each cluster, and a broker may be of another one in any round.
+        if self._check_store is not None:
+            await self._check_store(cluster)
         now = asyncio.get_running_loop().time()
         if now < self._refresh_due:
             return False
-        if self._check_store is not None:
-            await self._check_store(cluster)
         is_changed = await self._registry.refresh(cluster)
         self._refresh_due = now + self.interval_seconds
         return is_changed

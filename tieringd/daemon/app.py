@@ -42,7 +42,7 @@ from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.overview import DaemonFacts, OverviewMaker
 from tieringd.daemon.recent_errors import RecentErrors, remembering
 from tieringd.daemon.service_manager import ServiceManager
-from tieringd.errors import BucketNotFound, ConfigError, StorageDenied, StorageUnavailable
+from tieringd.errors import BucketNotFound, ConfigError, CorruptDataError, StorageDenied, StorageUnavailable
 from tieringd.metrics import Metrics
 from tieringd.metrics.restarts import restarted
 from tieringd.policies.prices import LIST_PRICES
@@ -409,6 +409,11 @@ async def _check_store(config: Config, parts: DaemonParts) -> None:
             await (parts.archive.check_store() if cluster is None else parts.check(cluster))
         except StorageUnavailable as error:
             log.warning("object store does not answer yet", error=str(error))
+        except CorruptDataError as error:
+            # The unit would start the daemon again at once, and each end cuts the gateway's clients off. The
+            # store refuses writes until the record can be read.
+            reason = str(error)
+            log.error("the record of the archive's owners cannot be read", error=reason)  # noqa: TRY400 its text is enough
 
 
 @contextmanager

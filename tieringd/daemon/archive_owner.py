@@ -1,9 +1,10 @@
 """
 Whether the archive is that of this daemon's cluster, and who this daemon is towards archives.
 
-The check is made once in each process, before anything is written: at the start, or as soon as the store
-answers and the cluster's id is known. Until then the store refuses every write. Commands and jobs on Spark
-work on what is there and are not checked; `tieringd archive claim` and recoveries record an owner.
+The check is made once in each process and for each cluster that the broker tells, before anything is written:
+at the start, or as soon as the store answers and the cluster's id is known. Until then the store refuses
+every write. Commands and jobs on Spark work on what is there and are not checked; `tieringd archive claim`
+and recoveries record an owner.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -42,6 +45,8 @@ _NOT_A_RUN = frozenset({ROOTS_FILE, LOST_AND_FOUND})
 class _Host:
     host_id: str
     is_first_start: bool
+    archives: tuple[str, ...] = ()
+    """Where the archives are that this host has claimed."""
 
 
 def note_host(config: Config) -> None:
@@ -69,7 +74,9 @@ def claimant_of(config: Config, cluster: str) -> Claimant:
     if config.broker.kind != "none" or cluster_of(log_dirs) == cluster:
         return Claimant(cluster, BROKER)
     host = _host(config)
-    return Claimant(cluster, host.host_id, is_first_start=host.is_first_start)
+    # The record of an archive may be lost. A host that has claimed that archive does not begin anew then.
+    is_first_start = host.is_first_start and place_of(config) not in host.archives
+    return Claimant(cluster, host.host_id, is_first_start=is_first_start)
 
 
 def cluster_on_disk(config: Config) -> str | None:
@@ -78,14 +85,17 @@ def cluster_on_disk(config: Config) -> str | None:
 
 
 class ArchiveCheck:
-    """Find out once whether the store is fit for use, and the archive that of this daemon's cluster."""
+    """Find out once for a cluster whether the store is fit for use, and the archive that of the cluster."""
 
     def __init__(self, config: Config, archive: Archive) -> None:
         """Let the store refuse every write until the check has passed."""
         self._config = config
         self._archive = archive
-        self._is_done = False
-        archive.store.hold_writes(
+        self._passed_for: str | None = None
+        self._hold()
+
+    def _hold(self) -> None:
+        self._archive.store.hold_writes(
             "it is not known yet whether this archive is that of this daemon's cluster",
             allowed=(PROBE_PREFIX, ARCHIVE_OWNERS_KEY),
         )
@@ -94,22 +104,29 @@ class ArchiveCheck:
         """
         Return when this daemon, of *cluster*, may write.
 
+        A broker may be formatted anew while the daemon runs. The check is then made for its new cluster.
+
         Raises:
             ConfigError: The store is not fit for use, or the archive is that of another cluster or host.
             CorruptDataError: The record of the archive's owners cannot be read.
             StorageError: An operator must act.
             StorageUnavailable: The store does not answer, so nothing is known.
         """
-        if self._is_done:
+        if cluster == self._passed_for:
             return
+        if self._passed_for is not None:
+            self._passed_for = None
+            self._hold()
         claimant = await asyncio.to_thread(claimant_of, self._config, cluster)
         record = owner_record(self._archive, self._config)
         await record.require(claimant)
         # Only then the store is tried with writes, and only a store that passes can keep two claims apart.
         await self._archive.check_store()
         await record.claim(claimant)
+        if claimant.is_first_start:
+            await asyncio.to_thread(_note_claimed, self._config)
         self._archive.store.release_writes()
-        self._is_done = True
+        self._passed_for = cluster
 
 
 def owner_record(archive: Archive, config: Config) -> OwnerRecord:
@@ -141,15 +158,43 @@ def _host(config: Config) -> _Host:
     """Return this host as its state directory notes it, and make the note where it is missing."""
     directory = config.state_directory
     path = directory / _FILE
-    try:
+    with _usable(path):
         directory.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             with os.scandir(directory) as entries:
                 is_empty = all(entry.name in _NOT_A_RUN for entry in entries)
-            note = {"version": HOST_VERSION, "id": secrets.token_hex(16), "is_first_start": is_empty}
             with suppress(FileExistsError):
-                write_note(path, note, replaces=False)
+                _write(path, _Host(secrets.token_hex(16), is_first_start=is_empty), replaces=False)
         return decode_document(path.read_bytes(), _noted, kind="id of this host", versions=(HOST_VERSION,))
+
+
+def _note_claimed(config: Config) -> None:
+    """Note that this host has claimed the archive that *config* names."""
+    host, path = _host(config), config.state_directory / _FILE
+    with _usable(path):
+        _write(path, replace(host, archives=(*host.archives, place_of(config))), replaces=True)
+
+
+def _write(path: Path, host: _Host, *, replaces: bool) -> None:
+    note = {
+        "version": HOST_VERSION,
+        "id": host.host_id,
+        "is_first_start": host.is_first_start,
+        "archives": list(host.archives),
+    }
+    write_note(path, note, replaces=replaces)
+
+
+@contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    """
+    Say in an error what an operator is to do about the note of this host.
+
+    Raises:
+        ConfigError: The note at *path* cannot be read or written.
+    """
+    try:
+        yield
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be used: {error.strerror}",
@@ -163,4 +208,5 @@ def _host(config: Config) -> _Host:
 
 
 def _noted(document: dict[str, Any]) -> _Host:
-    return _Host(str(document["id"]), is_first_start=bool(document["is_first_start"]))
+    archives = tuple(str(place) for place in document.get("archives", ()))
+    return _Host(str(document["id"]), is_first_start=bool(document["is_first_start"]), archives=archives)

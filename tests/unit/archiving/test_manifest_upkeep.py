@@ -180,6 +180,30 @@ async def test_nothing_is_known_before_the_store_is_found_fit(
 
 
 @virtually
+async def test_another_cluster_is_checked_before_anything_is_stored_for_it(
+    registry, followed_manifests, broker, writer, store
+):
+    """A broker can be formatted anew at any time, also right after the topics were looked at."""
+
+    async def check_store(cluster: str) -> None:
+        if cluster != writer.identified.cluster:
+            raise ConfigError("the archive is that of another cluster")
+
+    upkeep = ManifestUpkeep(
+        registry=registry,
+        followed_manifests=followed_manifests,
+        defaults_recorder=TopicDefaultsRecorder(broker, registry),
+        retention=RetentionManager(broker, registry),
+        interval_seconds=INTERVAL_SECONDS,
+        check_store=check_store,
+    )
+    await upkeep.step(snapshot_of(writer))
+    assert upkeep.fault == ""
+    await upkeep.step(replace(snapshot_of(writer), cluster="another"))
+    assert "that of another cluster" in upkeep.fault
+
+
+@virtually
 async def test_abandoned_uploads_are_removed_now_and_then(registry, followed_manifests, broker, writer):
     """Not in every round: they only cost storage."""
     asked = 0

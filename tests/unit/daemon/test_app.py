@@ -22,6 +22,7 @@ from tests.support.raw_http import serving
 from tieringd.config import parse_config
 from tieringd.daemon.app import run_daemon, run_once
 from tieringd.errors import BucketNotFound, ConfigError
+from tieringd.formats.archive_owners import ARCHIVE_OWNERS_KEY
 
 _EMPTY_LISTING = (
     b'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>b</Name><Prefix></Prefix>'
@@ -41,6 +42,8 @@ class Bucket:
         self.held = asyncio.Event()
         """Set while the put of a segment is held back."""
         self.stored: list[str] = []
+        self.owners: bytes | None = None
+        """The record of the archive's owners; None without one."""
 
     async def handle(self, exchange) -> None:
         """Answer one request."""
@@ -59,6 +62,9 @@ class Bucket:
             await exchange.answer("200 OK", ETag='"1"')
         elif "list-type" in exchange.path:
             await exchange.answer("200 OK", _EMPTY_LISTING, Content_Type="application/xml")
+        elif self.owners is not None and ARCHIVE_OWNERS_KEY in exchange.path:
+            date = "Wed, 01 Jul 2026 12:00:00 GMT"
+            await exchange.answer("200 OK", self.owners, ETag='"1"', Last_Modified=date)
         else:
             await exchange.answer("404 Not Found", _NO_SUCH_KEY, Content_Type="application/xml")
 
@@ -278,6 +284,26 @@ async def test_missing_bucket_ends_the_daemon_at_its_start(config, bucket, log):
     async with running(run_daemon(config())) as daemon:
         with pytest.raises(ConfigError, match="there is no bucket archive"):
             await daemon
+
+
+async def test_unreadable_record_of_owners_ends_no_daemon(config, bucket, log):
+    """
+    The gateway serves on, and nothing is written; when the record is mended the archive goes on.
+
+    An end would only be followed by the unit's next start, and would cut all clients off each time.
+    """
+    bucket.owners = b"[]"
+    bucket.open.set()
+    changes = {"shutdown_timeout_ms": _LONG_MS, "cloud_storage_reconciliation_interval_ms": 10}
+    async with running(run_daemon(config(**changes))) as daemon:
+        said = asyncio.create_task(log.said("topic manifests cannot be read"))
+        await asyncio.wait({daemon, said}, return_when=asyncio.FIRST_COMPLETED)
+        assert not daemon.done(), daemon.exception()
+        assert bucket.stored == []
+        bucket.owners = None
+        await log.said("segment durable")
+        interrupt()
+        await daemon
 
 
 async def test_second_daemon_on_one_state_directory_is_refused(config, bucket, log):

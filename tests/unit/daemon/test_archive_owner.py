@@ -14,7 +14,7 @@ from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.archive_owner import ArchiveCheck, claimant_of, cluster_on_disk, note_host
 from tieringd.daemon.file_archive import claim_file_root, note_first_start
 from tieringd.errors import ConfigError, StorageUnavailable
-from tieringd.formats.archive_owners import BROKER
+from tieringd.formats.archive_owners import ARCHIVE_OWNERS_KEY, BROKER
 from tieringd.policies.archive_ownership import Claimant
 from tieringd.storage.file_root import marker_of
 
@@ -133,3 +133,40 @@ def test_owner_is_the_cluster_where_a_broker_tells_it(tmp_path, kind, named, on_
     assert (claimant.owner == BROKER) is is_broker is not note.exists()
     if not is_broker:
         assert json.loads(note.read_bytes())["id"] == claimant.owner
+
+
+async def test_another_cluster_of_the_broker_is_checked_as_well(config):
+    """A broker that is formatted anew beside its daemon is of another cluster: nothing is written."""
+    async with opened_archive(config) as archive:
+        check = ArchiveCheck(config, archive)
+        await check("local")
+        with pytest.raises(
+            ConfigError, match="that of the cluster local, and this daemon is of the cluster new"
+        ):
+            await check("new")
+        assert not await written(archive.store)
+        await check("local")
+        assert await written(archive.store)
+
+
+async def test_lost_record_is_made_anew_by_the_host_that_has_claimed_the_archive(config):
+    """The runbook says so. That the host once began with an empty state directory does not matter by then."""
+    async with opened_archive(config) as archive:
+        await ArchiveCheck(config, archive)("local")
+        manifest = "meta/local/topics/orders_i/topic_manifest.json"
+        await archive.store.put(manifest, b"{}", crc32c=crc32c(b"{}"))
+        before = await OwnerRecord(archive.store, place="p").owners()
+        await archive.store.delete_many([ARCHIVE_OWNERS_KEY])
+    async with opened_archive(config) as archive:
+        await ArchiveCheck(config, archive)("local")
+        assert await OwnerRecord(archive.store, place="p").owners() == before
+        assert await written(archive.store)
+
+
+async def test_claim_of_one_archive_says_nothing_of_another(config):
+    """A host of an older release may have archived there under the same cluster id."""
+    async with opened_archive(config) as archive:
+        await ArchiveCheck(config, archive)("local")
+    assert not claimant_of(config, "local").is_first_start
+    elsewhere = config.model_copy(update={"cloud_storage_prefix": "elsewhere/"})
+    assert claimant_of(elsewhere, "local").is_first_start
