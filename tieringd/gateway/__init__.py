@@ -11,6 +11,6 @@ Read in this order:
 * `requests`, `responses`: the few messages that the gateway reads or changes.
 * `combined_answers`, `ahead`: the broker's response and the archive's, made into one.
 * `archive_answers`: what the gateway may ask of the archive. `remote_answers` answers, with
-  `readable_partitions` (which partitions, and where their logs begin) and `current_bounds` (where the
-  broker's logs end now).
+  `archive_reads` (the reads that clients wait for), `readable_partitions` (which partitions, and where
+  their logs begin) and `current_bounds` (where the broker's logs end now).
 """

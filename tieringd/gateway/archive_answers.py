@@ -8,6 +8,7 @@ and the broker's own response goes to the client, byte for byte.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -58,6 +59,8 @@ class FetchQuestion:
     read_committed: bool
     wait_seconds: float = LONGEST_WAIT_SECONDS
     """How long the client waits. Partitions that are not read by then have an answer without records."""
+    due: asyncio.Future[None] | None = None
+    """When it is done, the client waits no longer, whatever *wait_seconds* is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,19 @@ The bounds of the broker's own logs, as the broker tells them now, and whether a
 The broker's out-of-range response does not say on which side of its log the offset is, and has no high
 watermark. The last scan of the log directories may be older than an election that cut the log off, or than a
 topic that was deleted and created again under its name. So the broker is asked before archived records are
-served, and what it says is used for a second. Partitions that are asked for at once share a request.
+served, and what it says is used for a second.
+
+The broker comes first: one question is under way at a time, and whatever is wanted meanwhile shares the next
+one. Bounds that are used for longer are asked for again before the second is over, many at once, so that a
+client that reads on does not wait for the broker.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from tieringd.broker.base import Broker
@@ -22,13 +27,27 @@ from tieringd.storage.at_once import cancelled
 
 FRESH_SECONDS: Final = 1.0
 """How long the broker's answer is used."""
+REFRESHED_SECONDS: Final = 0.5
+"""An answer that is used at this age is asked for again in the background."""
+_TOGETHER_SECONDS: Final = 0.1
+"""How long such a question waits for others."""
 _KEPT: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
     at: float
+    """When the broker was asked."""
     bounds: LogBounds | TieringError | None
+
+
+@dataclass(eq=False, slots=True)
+class _Question:
+    """The partitions that the broker is asked for at once."""
+
+    ended: asyncio.Future[None]
+    asked_at: float = math.inf
+    wanted: dict[TopicIdPartition, LocalLog] = field(default_factory=dict)
 
 
 class CurrentBounds:
@@ -46,29 +65,41 @@ class CurrentBounds:
         self._now = now
         self._on_other_topic = on_other_topic
         self._told: dict[TopicIdPartition, _Told] = {}
-        self._wanted: dict[TopicIdPartition, LocalLog] = {}
-        self._asking: dict[TopicIdPartition, asyncio.Task[None]] = {}
-        self._next: asyncio.Task[None] | None = None
-        """The task that asks for `_wanted`."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._aging: dict[TopicIdPartition, LocalLog] = {}
+        """Used partitions whose answer is old. The next question is for them as well."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: _Question | None = None
+        """The question that is under way."""
+        self._next: _Question | None = None
+        """The question that is not sent yet."""
+        self._task: asyncio.Task[None] | None = None
+        """Asks one question after another, while there are some."""
+        self._is_closed = False
 
-    async def of(self, partition: TopicIdPartition, local: LocalLog) -> LogBounds | None:
+    async def of(
+        self, partition: TopicIdPartition, local: LocalLog, *, since: float = -math.inf
+    ) -> LogBounds | None:
         """
         Return the bounds of a log that the broker leads; None if it only follows.
 
-        The question goes on if the caller is cancelled: the next caller has its answer.
+        The broker was asked at *since* or later, and in the last second before the call. The question goes on
+        if the caller is cancelled: the next caller has its answer.
 
         Raises:
             StorageUnavailable: The topic is another one now, or the broker does not answer.
         """
+        called_at = self._now()
+        needed_at = max(since, called_at - FRESH_SECONDS)
         told = self._told.get(partition)
-        if told is None or self._now() - told.at > FRESH_SECONDS:
-            if partition not in self._asking:
-                self._ask_for(partition, local)
-            await asyncio.wait({self._asking[partition]})
+        if told is not None and told.at >= needed_at and called_at - told.at > REFRESHED_SECONDS:
+            self._refresh(partition, local)
+        while told is None or told.at < needed_at:
+            ended = self._ask_for(partition, local, needed_at)
+            await asyncio.wait({ended})
+            if ended.cancelled():
+                raise StorageUnavailable(f"the broker was not asked for {partition}: the gateway is closed")
+            ended.result()
             told = self._told.get(partition)
-        if told is None:
-            raise StorageUnavailable(f"the broker was not asked for the bounds of {partition}")
         if isinstance(told.bounds, TieringError):
             raise StorageUnavailable(
                 f"the broker does not tell the bounds of {partition} now: {told.bounds}"
@@ -76,28 +107,74 @@ class CurrentBounds:
         return told.bounds
 
     async def close(self) -> None:
-        """End all questions."""
-        await cancelled(tuple(self._tasks))
+        """End all questions. The bounds of further partitions are not known."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            await cancelled([self._task])
+        if self._next is not None:
+            # The task was cancelled before its first turn.
+            self._next.ended.cancel()
 
-    def _ask_for(self, partition: TopicIdPartition, local: LocalLog) -> None:
-        """Add a partition to the question that begins in the loop's next turn."""
+    def _refresh(self, partition: TopicIdPartition, local: LocalLog) -> None:
+        self._aging[partition] = local
+        if self._timer is None and not self._is_closed:
+            self._timer = asyncio.get_running_loop().call_later(_TOGETHER_SECONDS, self._ask_aging)
+
+    def _ask_aging(self) -> None:
+        self._timer = None
+        if self._aging:
+            self._question()
+
+    def _ask_for(
+        self, partition: TopicIdPartition, local: LocalLog, needed_at: float
+    ) -> asyncio.Future[None]:
+        """Return what is done when the broker has told the bounds of a partition, of *needed_at* or later."""
+        if self._is_closed:
+            raise StorageUnavailable(f"the broker is not asked for {partition}: the gateway is closed")
+        asking = self._asking
+        if asking is not None and partition in asking.wanted and asking.asked_at >= needed_at:
+            return asking.ended
+        question = self._question()
+        question.wanted[partition] = local
+        return question.ended
+
+    def _question(self) -> _Question:
         if self._next is None:
-            self._next = asyncio.create_task(self._ask())
-            self._tasks.add(self._next)
-            self._next.add_done_callback(self._tasks.discard)
-        self._wanted[partition] = local
-        self._asking[partition] = self._next
+            self._next = _Question(asyncio.get_running_loop().create_future())
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        return self._next
 
-    async def _ask(self) -> None:
-        wanted, self._wanted, self._next = self._wanted, {}, None
-        at = self._now()
+    async def _run(self) -> None:
+        try:
+            while self._next is not None:
+                question, self._next = self._next, None
+                self._asking = question
+                try:
+                    await self._ask(question)
+                except asyncio.CancelledError:
+                    question.ended.cancel()
+                    raise
+                except Exception as error:  # noqa: BLE001 each caller meets the defect
+                    question.ended.set_exception(error)
+                else:
+                    question.ended.set_result(None)
+        finally:
+            self._task = self._asking = None
+            if self._next is not None:
+                self._next.ended.cancel()
+
+    async def _ask(self, question: _Question) -> None:
+        wanted = question.wanted
+        wanted |= self._aging
+        self._aging.clear()
+        question.asked_at = at = self._now()
         try:
             found = await self._found(wanted)
         except TieringError as error:
             found = dict.fromkeys(wanted, error)
-        finally:
-            for partition in wanted:
-                del self._asking[partition]
         if len(self._told) > _KEPT:
             self._told.clear()
         self._told |= {partition: _Told(at, bounds) for partition, bounds in found.items()}

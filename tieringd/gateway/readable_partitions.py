@@ -232,9 +232,13 @@ class ReadablePartitions:
             found, manifest=stored.existing, deleted_before=self._hidden_in(stored.existing, partition)
         )
 
-    async def find(self, topic: str | UUID, number: int) -> ReadablePartition | None:
+    async def find(
+        self, topic: str | UUID, number: int, *, since: float = -math.inf
+    ) -> ReadablePartition | None:
         """
         Return a partition of *topic*, which is a name or an id; None if it has no archive readable here.
+
+        What the broker says, and a manifest that is read, are of *since* or later, by this object's clock.
 
         Raises:
             StorageUnavailable: It may have an archive, whose content is unknown now.
@@ -249,14 +253,14 @@ class ReadablePartitions:
         leadership = self._leaderships.get(partition)
         bounds = snapshot.wanted[leadership].bounds if leadership is not None else None
         if self._bounds is not None:
-            bounds = await self._bounds.of(partition, self._local_log(partition))
+            bounds = await self._bounds.of(partition, self._local_log(partition), since=since)
         if leadership is not None:
             manifest = self._reconciler.last_manifest(leadership)
             if manifest is not None:
                 self._manifest_reads.pop(partition, None)
                 return ReadablePartition(manifest, bounds, pins, self._hidden_in(manifest, partition))
         read = self._manifest_reads.get(partition)
-        if read is None or self._now() - read.at > FRESH_SECONDS:
+        if read is None or read.at < max(since, self._now() - FRESH_SECONDS):
             read = await self._read_manifest(partition, read)
         manifest = read.stored.manifest
         if manifest is None:

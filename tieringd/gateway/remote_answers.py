@@ -6,22 +6,16 @@ retention and merging may cause, the manifest is read once more.
 
 Older archives of other clusters, which a restored log continues, are part of it; they have no epochs.
 
-`ArchiveReads` reads the partitions of one Fetch concurrently, and no partition keeps the others waiting. A
-Fetch is answered when one partition has records, or when the client has waited as long as it wants to. The
-reads of the other partitions go on, for the client's next Fetch. That Fetch waits a while for partitions that
-were late before: without the wait, a partition without cached chunks would be late every time. Bytes of an
-older archive (`reading.history`) are under the first leader epoch, because that archive's leader epochs mean
-nothing to this cluster's clients.
+`ArchiveReads` reads the partitions of a Fetch. Bytes of an older archive (`reading.history`) are under the
+first leader epoch, because that archive's leader epochs mean nothing to this cluster's clients.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import TypeVar
 from uuid import UUID
 
@@ -47,34 +41,18 @@ from tieringd.gateway.archive_answers import (
     listed_at,
     listed_in,
 )
+from tieringd.gateway.archive_reads import ArchiveRead, ArchiveReads
 from tieringd.gateway.readable_partitions import UNKNOWN, LogStarts, ReadablePartition, ReadablePartitions
-from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import RecordDeletion
-from tieringd.policies.chunk_layout import part_holding
 from tieringd.policies.epoch_history import end_offset_for
 from tieringd.reading.history import History
 from tieringd.reading.partition_reader import (
     ArchivedBatches,
-    EmptyBatch,
-    HeldBatches,
-    HeldRead,
     PartitionReader,
-    unfinished_reads,
 )
-from tieringd.storage.at_once import at_once, cancelled
+from tieringd.storage.at_once import at_once
 
 log = structlog.get_logger(__name__)
-
-_GOING_ON_MAX = 32
-"""How many reads may go on without a Fetch that waits for them. Each may hold a chunk."""
-_GOES_ON_SECONDS = 30.0
-"""How long they may go on."""
-_READS_AT_ONCE = 8
-"""How many partitions of one Fetch may wait for the store at once."""
-_PATIENCE_SECONDS = 0.003
-"""How long to wait for all partitions once one has records. Opening a cached file takes less."""
-_LATE_SECONDS = 5.0
-"""How long to wait for partitions that were late before, once another partition has records."""
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -90,196 +68,6 @@ It is shorter than the gateway's timeout for the request, so that one slow parti
 
 def _ignore(seconds: float) -> None:
     """Take a duration, and do nothing with it."""
-
-
-@dataclass(eq=False, slots=True)
-class ArchiveRead(HeldRead):
-    """The state of the read of one partition. Nothing is held if the archive has nothing, or is late."""
-
-    found: ReadablePartition | None = None
-    """None if the partition has no archive, or is not found yet."""
-    error: TieringError | None = None
-    has_begun: bool = False
-    is_over: bool = False
-    """False if the read is late."""
-
-
-@dataclass(eq=False, frozen=True, slots=True)
-class _GoingOn:
-    """A read that took longer than its Fetch waited, and the timer that ends it if no Fetch takes it over."""
-
-    read: ArchiveRead
-    task: asyncio.Task[None]
-    timer: asyncio.TimerHandle
-
-    def close(self) -> None:
-        self.timer.cancel()
-        # The task may hold a chunk at the moment it is cancelled, or have failed by a defect.
-        self.task.add_done_callback(self._on_end)
-        self.task.cancel()
-
-    def _on_end(self, task: asyncio.Task[None]) -> None:
-        self.read.close()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a read of the archive failed by a defect", exc_info=error)
-
-
-class ArchiveReads:
-    """
-    Read partitions for the gateway's clients. Closed once.
-
-    A read that takes longer than its Fetch waits goes on. The next Fetch of the same partition at the same
-    offset, of any client, takes it over.
-    """
-
-    def __init__(self, partitions: ReadablePartitions, reader: PartitionReader, history: History) -> None:
-        self._partitions = partitions
-        self._reader = reader
-        self._history = history
-        self._going_on: OrderedDict[tuple[PartitionKey, int], _GoingOn] = OrderedDict()
-
-    async def read(
-        self, offsets: Mapping[PartitionKey, int], *, wait_seconds: float
-    ) -> Mapping[PartitionKey, ArchiveRead]:
-        """
-        Begin to read each partition at its offset, and return the reads' states when the answer is due.
-
-        That is after *wait_seconds*, or sooner if there are records. The caller closes every read.
-        """
-        places = asyncio.Semaphore(_READS_AT_ONCE)
-        reads: dict[PartitionKey, ArchiveRead] = {}
-        tasks: dict[PartitionKey, asyncio.Task[None]] = {}
-        must: set[asyncio.Task[None]] = set()
-        for key, offset in offsets.items():
-            before = self._taken_over(key, offset)
-            if before is not None:
-                reads[key], tasks[key] = before.read, before.task
-                must.add(before.task)
-            else:
-                reads[key] = ArchiveRead()
-                tasks[key] = asyncio.create_task(self._run(reads[key], key, offset, places))
-        now = asyncio.get_running_loop().time
-        begun_at = now()
-
-        def left_seconds(pending: set[asyncio.Task[None]]) -> float:
-            limit = wait_seconds
-            if any(read.held for read in reads.values()):
-                limit = min(limit, _LATE_SECONDS if pending & must else _PATIENCE_SECONDS)
-            return begun_at + limit - now()
-
-        late = await unfinished_reads(tasks.values(), reads.values(), left_seconds)
-        for key, task in tasks.items():
-            if task in late and reads[key].has_begun:
-                self._let_go_on(key, offsets[key], reads[key], task)
-                reads[key] = ArchiveRead(found=reads[key].found, has_begun=True)
-            elif task in late:
-                task.cancel()
-        return reads
-
-    async def close(self) -> None:
-        """End the reads that go on."""
-        going_on, self._going_on = self._going_on, OrderedDict()
-        await cancelled([one.task for one in going_on.values()])
-        for one in going_on.values():
-            one.close()
-
-    def _let_go_on(self, key: PartitionKey, offset: int, read: ArchiveRead, task: asyncio.Task[None]) -> None:
-        place = (key, offset)
-        log.info(
-            "a read of the archive takes longer than its client waits; it goes on",
-            partition=f"{key[0]}-{key[1]}",
-            offset=offset,
-            waits_for="the manifest" if read.found is None else "the store",
-        )
-        timer = asyncio.get_running_loop().call_later(_GOES_ON_SECONDS, self._give_up, place)
-        # Another client may ask the same at the same time.
-        self._end(place)
-        self._going_on[place] = _GoingOn(read, task, timer)
-        if len(self._going_on) > _GOING_ON_MAX:
-            self._end(next(iter(self._going_on)))
-
-    def _taken_over(self, key: PartitionKey, offset: int) -> _GoingOn | None:
-        before = self._going_on.pop((key, offset), None)
-        if before is not None:
-            before.timer.cancel()
-        return before
-
-    def _give_up(self, place: tuple[PartitionKey, int]) -> None:
-        """End a read that no Fetch took over. One that still waits is a fault of the store."""
-        one = self._going_on.get(place)
-        if one is not None and not one.task.done():
-            log.warning(
-                "a read of the archive does not end; it is given up",
-                partition=f"{place[0][0]}-{place[0][1]}",
-                offset=place[1],
-                waits_for="the manifest" if one.read.found is None else "the store",
-            )
-        self._end(place)
-
-    def _end(self, place: tuple[PartitionKey, int]) -> None:
-        one = self._going_on.pop(place, None)
-        if one is not None:
-            one.close()
-
-    async def _run(
-        self, read: ArchiveRead, key: PartitionKey, offset: int, places: asyncio.Semaphore
-    ) -> None:
-        async with places:
-            read.has_begun = True
-            await self._read(read, key, offset)
-        read.is_over = True
-
-    async def _read(self, read: ArchiveRead, key: PartitionKey, offset: int) -> None:
-        try:
-            read.found = await self._partitions.find(*key)
-            if read.found is not None and offset < read.found.deleted_before:
-                return
-            if read.found is not None and offset < read.found.manifest.start_offset:
-                read.is_history = True
-                read.held = await self._held_of_history(read.found.manifest, offset)
-            elif read.found is not None:
-                read.held = await self._held(read.found, offset)
-            if read.found is not None and read.held is None and read.found.is_pinned(offset):
-                raise StorageUnavailable(f"offset {offset} is not in the archive yet")
-        except TieringError as error:
-            read.error = error
-
-    async def _held(self, found: ReadablePartition, offset: int) -> HeldBatches | EmptyBatch | None:
-        """
-        Hold the archived batches from the wanted offset on; None if the archive does not have it.
-
-        The broker has reported that it does not have the offset. If the manifest ends before the offset
-        and the local log begins after it, the manifest is outdated: the offsets in between were trimmed
-        because a newer manifest holds them.
-        """
-        manifest, bounds = found.manifest, found.bounds
-        if manifest.next_offset <= offset and (bounds is None or offset < bounds.log_start_offset):
-            manifest = await self._newest(manifest)
-        try:
-            return await self._reader.hold(manifest, offset)
-        except ObjectNotFound:
-            return await self._reader.hold(await self._newest(manifest), offset)
-
-    async def _held_of_history(
-        self, manifest: PartitionManifest, offset: int
-    ) -> HeldBatches | EmptyBatch | None:
-        parts = partial(self._history.parts, manifest.partition, start_offset=manifest.start_offset)
-        try:
-            return await self._held_in(await parts(), offset)
-        except ObjectNotFound:
-            return await self._held_in(await parts(is_fresh=True), offset)
-
-    async def _held_in(
-        self, parts: Sequence[PartitionManifest], offset: int
-    ) -> HeldBatches | EmptyBatch | None:
-        part = part_holding(parts, offset)
-        return None if part is None else await self._reader.hold(part, offset)
-
-    async def _newest(self, manifest: PartitionManifest) -> PartitionManifest:
-        newer = await self._partitions.newest(manifest.partition)
-        if newer is None:
-            raise StorageUnavailable(f"the manifest of {manifest.partition} no longer exists")
-        return newer
 
 
 class RemoteAnswers:
@@ -305,7 +93,7 @@ class RemoteAnswers:
         *now* is a monotonic clock in seconds. Without *bucket* the archive is not shown as a log directory.
         """
         self._partitions = partitions
-        self._reads = ArchiveReads(partitions, reader, history)
+        self._reads = ArchiveReads(partitions, reader, history, now=now)
         self._records = records
         self._log_starts = LogStarts(partitions, records, history, now=now)
         self._bucket = bucket
@@ -337,6 +125,7 @@ class RemoteAnswers:
         reads = await self._reads.read(
             {key: asked.fetch_offset for key, asked in question.partitions.items()},
             wait_seconds=question.wait_seconds,
+            due=question.due,
         )
         taken: list[ArchivedBatches] = []
         try:
@@ -377,7 +166,7 @@ class RemoteAnswers:
                 # is right.
                 continue
             log_end_offset = read.found.bounds.log_end_offset if read.found.bounds else math.inf
-            if asked.fetch_offset >= log_end_offset:
+            if read.is_over and asked.fetch_offset >= log_end_offset:
                 # The broker's answer is right: its log ends there, whatever an archive of before has.
                 continue
             size_bytes_max = min(left_bytes, asked.max_bytes)

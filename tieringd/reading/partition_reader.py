@@ -197,19 +197,23 @@ async def unfinished_reads(
     tasks: Collection[asyncio.Task[None]],
     reads: Iterable[HeldRead],
     left_seconds: Callable[[set[asyncio.Task[None]]], float | None],
+    *,
+    due: asyncio.Future[None] | None = None,
 ) -> set[asyncio.Task[None]]:
     """
     Wait for the *tasks* of the *reads* of one Fetch, and return those that run on when the time is over.
 
     *left_seconds* returns how long the Fetch may wait for the given tasks; None for as long as they take.
+    The time is over as well when *due* is done.
     If this is cancelled or a task fails, all tasks end and all reads are closed.
     """
     pending = set(tasks)
     try:
-        while pending:
-            done, pending = await asyncio.wait(
-                pending, timeout=left_seconds(pending), return_when=asyncio.FIRST_COMPLETED
-            )
+        while pending and not (due is not None and due.done()):
+            waited: set[asyncio.Future[None]] = {*pending} if due is None else {*pending, due}
+            await asyncio.wait(waited, timeout=left_seconds(pending), return_when=asyncio.FIRST_COMPLETED)
+            done = {task for task in pending if task.done()}
+            pending -= done
             if not done:
                 break
             for task in done:
