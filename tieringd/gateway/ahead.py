@@ -10,6 +10,10 @@ asks the broker again. After any other response of the broker, and for any other
 the request goes to the broker as usual.
 
 Preparation begins once a client has fetched from where an answer ended, and stops when it has not.
+
+A client whose Fetch arrives during the preparation waits no longer than it asked, and no longer than the
+broker's permit lasts. Then the answer has what is read by then; the reads of the rest go on, and the
+preparation of the next answer takes them over.
 """
 
 from __future__ import annotations
@@ -30,6 +34,12 @@ from tieringd.storage.threads import SMALL_BYTES
 
 PERMIT_SECONDS: Final = 1.0
 """How long an out-of-range response of the broker is taken as its response to later requests."""
+
+
+_PERMIT_LEFT_SECONDS: Final = 0.02
+"""How long before the permit's end an awaited answer is due, so that it goes out in time."""
+_GRACE_SECONDS: Final = 1.0
+"""How much later than that the preparation may end. Only a defect takes longer."""
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -99,6 +109,10 @@ class FetchAhead:
         self._asked_at = 0.0
         self._permit: _Permit | None = None
         self._task: asyncio.Task[None] | None = None
+        self._due: asyncio.Future[None] | None = None
+        """Done when the answer of `_task` is due."""
+        self._ending: set[asyncio.Task[None]] = set()
+        """Preparations that are of no use any more, and let their reads go on."""
         self._ready: ClientResponse | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None
@@ -137,9 +151,16 @@ class FetchAhead:
         is_idle = self._task is None and self._ready is None
         if expected is None or permit is None or not (is_idle and self._is_followed):
             return
-        if permit.expires_at > self._loop.time() and permit.covers(expected):
-            self._task = self._loop.create_task(self._prepare(expected, permit.expires_at))
+        # An answer that is due at once would only make the client ask again at once.
+        if permit.expires_at - _PERMIT_LEFT_SECONDS > self._loop.time() and permit.covers(expected):
+            self._due = self._loop.create_future()
+            self._task = self._loop.create_task(self._prepare(expected, self._due))
             self._task.add_done_callback(self._on_done)
+            if self._patience is not None:
+                # A request was held back before the permit was there.
+                due_at = min(self._patience.when(), permit.expires_at - _PERMIT_LEFT_SECONDS)
+                self._patience.cancel()
+                self._patience = self._loop.call_at(due_at, self._end_wait)
 
     def to_ask(self) -> tuple[RequestHead, bytes] | None:
         """Return the request to send to the broker now, if any. The caller sends it and calls `is_asked`."""
@@ -195,11 +216,13 @@ class FetchAhead:
             self.is_awaited = self._asked is expected or self._task is not None
         if self.is_awaited:
             if self._patience is None:
-                self._patience = self._loop.call_later(longest_wait_seconds(asked), self._give_up)
+                self._patience = self._loop.call_at(self._due_at(asked), self._end_wait)
             return None
         found = self._ready if self._is_followed else None
         if found is not None:
             self._ready = None
+        if self._is_followed:
+            self._let_end()
         self._drop()
         return found and found.addressed_to(head.correlation_id)
 
@@ -211,19 +234,52 @@ class FetchAhead:
         """Drop all state. No callback is called any more."""
         self.is_awaited = False
         self._drop()
+        for task in self._ending:
+            task.cancel()
 
-    async def _prepare(self, expected: _Expected, expires_at: float) -> None:
+    def _due_at(self, asked: AskedFetch) -> float:
+        """Return until when a client waits whose Fetch has just arrived."""
+        due_at = self._loop.time() + longest_wait_seconds(asked)
+        if self._task is None or self._permit is None:
+            return due_at
+        return min(due_at, self._permit.expires_at - _PERMIT_LEFT_SECONDS)
+
+    def _end_wait(self) -> None:
+        """Let the preparation end with what is read. Without one, the request goes to the broker."""
+        if self._task is None or self._due is None or self._due.done():
+            self._give_up()
+            return
+        self._due.set_result(None)
+        self._patience = self._loop.call_later(_GRACE_SECONDS, self._give_up)
+
+    def _let_end(self) -> None:
+        """Let a preparation that is late end by itself: its reads go on, for the client's own Fetch."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        if self._due is not None and not self._due.done():
+            self._due.set_result(None)
+
+    async def _prepare(self, expected: _Expected, due: asyncio.Future[None]) -> None:
         found = await fetched_ahead(
             expected.asked,
             expected.head,
             self._archive,
             timeout_seconds=self._timeout_seconds,
             bytes_max=self._bytes_max(),
+            due=due,
         )
-        # The task of an answer that is no longer expected was cancelled, and does not get here.
-        if found is not None:
-            self._ready = found
-            self._timer = self._loop.call_at(expires_at, self._give_up)
+        if found is None:
+            return
+        permit = self._permit
+        is_permitted = permit is not None and self._is_permitted and permit.covers(expected)
+        if permit is None or not is_permitted or self._expected is not expected:
+            found.release()
+            return
+        self._ready = found
+        self._timer = self._loop.call_at(permit.expires_at, self._give_up)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         is_current = self._task is task
@@ -232,7 +288,7 @@ class FetchAhead:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, ProtocolViolation) and is_current:
             self._on_broken(str(error))
-        elif error is not None and is_current:
+        elif error is not None and (is_current or task in self._ending):
             self._on_failed(error)
         if error is not None or not is_current:
             return

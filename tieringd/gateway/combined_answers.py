@@ -175,10 +175,18 @@ def _next_fetches(archived: ArchivedFetch, asked: AskedFetch) -> Mapping[Partiti
 
 
 async def fetched_ahead(
-    asked: AskedFetch, head: RequestHead, archive: ArchiveAnswers, *, timeout_seconds: float, bytes_max: float
+    asked: AskedFetch,
+    head: RequestHead,
+    archive: ArchiveAnswers,
+    *,
+    timeout_seconds: float,
+    bytes_max: float,
+    due: asyncio.Future[None] | None = None,
 ) -> ClientResponse | None:
     """
     Return the answer to a Fetch that is not sent yet, for a broker that has none of its offsets.
+
+    When *due* is done, the answer is returned with what is read by then.
 
     None if the archive cannot answer now for every partition: the client learns the reason when it asks.
     """
@@ -188,6 +196,7 @@ async def fetched_ahead(
         needs_a_batch=True,
         read_committed=asked.read_committed,
         wait_seconds=timeout_seconds,
+        due=due,
     )
     try:
         async with asyncio.timeout(timeout_seconds):
@@ -203,7 +212,13 @@ async def fetched_ahead(
     for topic, number in asked.partitions:
         topics.setdefault(topic, {})[number] = archived.partitions[topic, number]
     response = composed(head.correlation_id, head.version, topics)
-    return ClientResponse(response.pieces, archived.release, archived=True, next_fetches=next_fetches)
+    return ClientResponse(
+        response.pieces,
+        archived.release,
+        archived=True,
+        has_unread=archived.has_unread,
+        next_fetches=next_fetches,
+    )
 
 
 async def _decoded(question: ArchivableResponse) -> tuple[Any, Any]:
