@@ -404,7 +404,8 @@ class GatewayConfig(BaseModel):
     slow_client_timeout_ms: Annotated[int, duration(_SECOND_MS, _DAY_MS)] = 60 * _SECOND_MS
     """
     How long a client may take to send its first request and to authenticate, and how long it may send a
-    request or take a response at less than 1 KiB/s.
+    request at less than 1 KiB/s. It may take a response as slowly for ten times as long, because a consumer
+    reads nothing while it works on what it has polled.
     """
     max_request_bytes: Annotated[int, size(1024, MAX_INT64)] = 100 * _MIB
     """The largest request that is passed on, like the broker's socket.request.max.bytes."""

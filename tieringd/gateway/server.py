@@ -39,6 +39,8 @@ log = structlog.get_logger(__name__)
 _BACKLOG: Final = 1024
 _SLOW_CHECKS: Final = 6
 """How often a slow client is looked at before it is closed."""
+_PATIENCE_WITH_RESPONSES: Final = 10
+"""Timeouts for an unread response: a consumer that works on what it has polled reads nothing meanwhile."""
 _PAUSE_SECONDS: Final = 0.1
 """
 Pause after the system had no descriptor for a client.
@@ -75,6 +77,11 @@ class _Wait:
     awaited: AwaitedOfClient
     began_at: float
     seen_at: float
+
+    @property
+    def patience(self) -> int:
+        """Return how many times the timeout this wait may last."""
+        return _PATIENCE_WITH_RESPONSES if self.awaited.kind == "response" else 1
 
     def goes_on(self, now: AwaitedOfClient, seconds: float) -> bool:
         """Say whether the client still has to do the same, and was slow in the last *seconds*."""
@@ -314,7 +321,7 @@ class GatewayServer:
                 wait = waits.get(connection)
                 if wait is None or not wait.goes_on(awaited, now() - wait.seen_at):
                     current[connection] = _Wait(awaited, now(), now())
-                elif now() - wait.began_at < timeout:
+                elif now() - wait.began_at < timeout * wait.patience:
                     current[connection] = _Wait(awaited, wait.began_at, now())
                 else:
                     self.counters.slow_connections += 1
