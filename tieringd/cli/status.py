@@ -27,7 +27,7 @@ def status(
     config: ConfigFile = Path("/etc/tieringd/tieringd.yaml"), output: Format = OutputFormat.TEXT
 ) -> None:
     """
-    Show the running daemon: health, lag, the worst partitions, disks, uploads, errors, and what to do.
+    Show the running daemon on one screen, and what to do about it.
 
     Exits 1 when the daemon is not ready or does not answer.
     """
