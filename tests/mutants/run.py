@@ -49,7 +49,9 @@ class Caught:
 
 def rows_of(text: str) -> dict[str, tuple[str, int] | None]:
     """Return which history caught each guard, as the table in *text* has it; None where none did."""
-    rows = (_ROW.match(line) for line in text.splitlines())
+    # The page has other tables, with other names in their first columns.
+    table_of_guards = text.partition(BEGIN)[2].partition(END)[0] or text
+    rows = (_ROW.match(line) for line in table_of_guards.splitlines())
     return {row["name"]: (row["world"], int(row["seed"])) if row["world"] else None for row in rows if row}
 
 
