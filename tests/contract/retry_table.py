@@ -129,9 +129,16 @@ class Scene:
         self.proxy = proxy
         self.bucket = bucket
         self.outcomes: list[str] = []
-        """What became of each attempt."""
+        """The error of each attempt, or `ok`."""
+        self.told: list[str] = []
+        """The outcome of each attempt in the metric: `throttled` where the store asked for fewer requests."""
         self._open_backend = open_backend
         self._stores = stores
+
+    def note(self, outcome: str) -> None:
+        """Note the outcome of an attempt. A store that asks for fewer requests is unavailable."""
+        self.told.append(outcome)
+        self.outcomes.append("StorageUnavailable" if outcome == "throttled" else outcome)
 
     async def store(
         self, fault: Fault | None = None, *, url: str | None = None, seconds: float = 60, **changes
@@ -144,7 +151,7 @@ class Scene:
             segment_upload_timeout_seconds=seconds,
             manifest_upload_timeout_seconds=seconds,
         )
-        store = ResilientStore(backend, limits, on_request=lambda *each: self.outcomes.append(each[1]))
+        store = ResilientStore(backend, limits, on_request=lambda *each: self.note(each[1]))
         self._stores.push_async_callback(store.close)
         return store
 
@@ -204,6 +211,7 @@ class RetryTable:
         await READS[operation](store)
         assert here.outcomes == ["StorageUnavailable", "ok"]
         assert throttled == [case != "500", False]
+        assert [one == "throttled" for one in here.told] == throttled
         assert [each.status for each in here.proxy.exchanges[:1]] == [int(case[:3])]
 
     @pytest.mark.parametrize("fault", [*BROKEN_DOWNLOADS, *LOST_ANSWERS])
