@@ -334,6 +334,11 @@ GUARDS: tuple[Guard, ...] = (
         "if not await self._record(before_offset, is_stored_end=is_stored_end):",
         "if False:",
         "A trim of ours is never taken for a user's DeleteRecords",
+        Edit(
+            "tieringd/model/manifest.py",
+            "return replace(self.with_trim(trims_to), allowed_local_start_offset=offset)",
+            "return replace(self, allowed_local_start_offset=offset)",
+        ),
         worlds=GUST,
         theme="late trims",
     ),
