@@ -194,12 +194,13 @@ def reconciler_of(
     metrics: Metrics | None = None,
     now_ms: Callable[[], int] | None = None,
     pins: Mapping[str, PinDirectory] | None = None,
+    pinner: Pinner | None = None,
     max_interval_ms: int | None = None,
 ) -> Reconciler:
     """
     Return the reconciler of a daemon. *pins* are by log directory, with a budget too large to matter.
 
-    Without *now_ms* the reconciler uses the archive's clock.
+    *pinner* keeps them, where it is given. Without *now_ms* the reconciler uses the archive's clock.
     """
     metrics = metrics or Metrics()
     followed_manifests = FollowedManifests(archive.manifests, steady_ms=now_ms or archive.clock.steady_ms)
@@ -215,7 +216,7 @@ def reconciler_of(
             known=followed_manifests.take(leadership.partition),
         )
 
-    pinner = Pinner(pins or {}, budget_bytes=10**12, metrics=metrics)
+    pinner = pinner or Pinner(pins or {}, budget_bytes=10**12, metrics=metrics)
     registry = TopicRegistry(archive.store, archive.manifests)
     interval_seconds = config.cloud_storage_reconciliation_interval_ms / 1000
     return Reconciler(

@@ -48,10 +48,10 @@ class Guard:
     """What holds because of it."""
     edits: tuple[Edit, ...]
     """More than one where a second check would do the work of the first."""
-    worlds: tuple[str, ...] = ("storm", "cluster", "broker")
+    worlds: tuple[str, ...]
     """The simulated worlds that may notice, the likeliest first."""
     theme: str = ""
-    """The theme of the squalls that are likeliest to notice."""
+    """The theme of the squalls, or of the gusts, that are likeliest to notice."""
 
 
 def guard(
@@ -61,18 +61,20 @@ def guard(
     replacement: str,
     promise: str,
     *others: Edit,
-    worlds: tuple[str, ...] = ("storm", "cluster", "broker"),
+    worlds: tuple[str, ...] = (),
     theme: str = "",
 ) -> Guard:
-    """Return a guard that is in one place, or first in this one."""
+    """Return a guard that is in one place, or first in this one; themes are of squalls without a world."""
     edits = (Edit(file, text, replacement), *others)
-    return Guard(name, promise, edits, SQUALL if theme else worlds, theme)
+    return Guard(name, promise, edits, worlds or (SQUALL if theme else EVERYWHERE), theme)
 
 
 _ARCHIVING = "tieringd/archiving"
 _POLICIES = "tieringd/policies"
+EVERYWHERE = ("storm", "cluster", "broker")
 STORM = ("storm",)
 SQUALL = ("squall",)
+GUST = ("gust",)
 BROKER = ("broker", "storm", "cluster")
 
 GUARDS: tuple[Guard, ...] = (
@@ -249,7 +251,8 @@ GUARDS: tuple[Guard, ...] = (
         "        if self._missed[0] == seen.scan_number:",
         "        if False:",
         "One scan never counts as two for a gap",
-        theme="torn scans",
+        worlds=GUST,
+        theme="asked again",
     ),
     guard(
         "hole-scans-have-numbers",
@@ -286,7 +289,8 @@ GUARDS: tuple[Guard, ...] = (
         "        if not await self._is_current():\n            return 0\n        closed",
         "        closed",
         "A deposed leader trims nothing by an archive start of before",
-        theme="retention",
+        worlds=GUST,
+        theme="expired unheard",
     ),
     guard(
         "checksum-before-trim",
@@ -330,7 +334,13 @@ GUARDS: tuple[Guard, ...] = (
         "if not await self._record(before_offset, is_stored_end=is_stored_end):",
         "if False:",
         "A trim of ours is never taken for a user's DeleteRecords",
-        theme="cut elsewhere",
+        Edit(
+            "tieringd/model/manifest.py",
+            "return replace(self.with_trim(trims_to), allowed_local_start_offset=offset)",
+            "return replace(self, allowed_local_start_offset=offset)",
+        ),
+        worlds=GUST,
+        theme="late trims",
     ),
     guard(
         "trim-shows-all-that-goes",
@@ -369,7 +379,8 @@ GUARDS: tuple[Guard, ...] = (
         "        if clock() > facts.good_until:",
         "        if False:",
         "A process that was stopped releases no pin by an old scan",
-        theme="stale pins",
+        worlds=GUST,
+        theme="stopped before the pins",
     ),
     guard(
         "durable-by-lineage",
@@ -391,7 +402,8 @@ GUARDS: tuple[Guard, ...] = (
         "            up_to=first.start_offset if first else manifest.start_offset,\n",
         "",
         "Retention lets go only of what two checks agree on",
-        worlds=BROKER,
+        worlds=GUST,
+        theme="misread settings",
     ),
     guard(
         "ages-with-a-doubted-clock",
@@ -409,7 +421,8 @@ GUARDS: tuple[Guard, ...] = (
         "        return True",
         "    newest_ms = _newest_record_ms(segment)\n    if True:\n        return False",
         "An upload time that a wrong clock noted is looked up before anything goes by it",
-        worlds=BROKER,
+        worlds=GUST,
+        theme="a store without a clock",
     ),
     guard(
         "delete-delay",
@@ -487,7 +500,8 @@ GUARDS: tuple[Guard, ...] = (
         "    if is_named(owner, one.key):\n        return Keep.NAMED",
         "    if False:\n        return Keep.NAMED",
         "A scrub takes no object that a manifest names",
-        theme="housekeeping",
+        worlds=GUST,
+        theme="slow searches",
     ),
     guard(
         "trim-names-its-epoch",
@@ -516,7 +530,8 @@ GUARDS: tuple[Guard, ...] = (
         "        begin = stored.existing\n"
         "        gaps = 0\n",
         "A gap is committed together with what follows it",
-        theme="gaps",
+        worlds=GUST,
+        theme="gaps overtaken",
     ),
     guard(
         "begin-by-the-broker",

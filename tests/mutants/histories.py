@@ -26,6 +26,7 @@ import structlog
 
 from tests.fakes.virtual_loop import run_virtual
 from tests.simulation.cluster import Cluster
+from tests.simulation.gust import Gust
 from tests.simulation.pair import Pair
 from tests.simulation.squall import Squall
 from tests.simulation.storm import Storm
@@ -66,6 +67,7 @@ WORLDS: dict[str, Callable[[int, Path], Any]] = {
     "cluster": Cluster,
     "storm": Storm,
     "squall": Squall,
+    "gust": Gust,
     "broker": _broker_world,
     "pair": _pair_world,
 }

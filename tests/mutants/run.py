@@ -23,8 +23,10 @@ from shutil import copy2, copytree
 from tempfile import TemporaryDirectory
 
 from tests.mutants.guards import GUARDS, ROOT, Guard
+from tests.simulation.gust import GUSTS
 from tests.simulation.squall import THEMES
 
+_THEMES = {"squall": THEMES, "gust": GUSTS}
 DOCUMENT = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- mutants: begin -->", "<!-- mutants: end -->"
 _ROW = re.compile(r"^\| `(?P<name>[\w-]+)` \|.*\| (?:(?P<world>\w+) (?P<seed>\d+)|(?P<why>[^|]*)) \|$")
@@ -49,9 +51,9 @@ class Caught:
 
 def rows_of(text: str) -> dict[str, tuple[str, int] | None]:
     """Return which history caught each guard, as the table in *text* has it; None where none did."""
-    # The page has other tables, with other names in their first columns.
-    table_of_guards = text.partition(BEGIN)[2].partition(END)[0] or text
-    rows = (_ROW.match(line) for line in table_of_guards.splitlines())
+    # The document has other tables, whose rows look alike.
+    lines = text.partition(BEGIN)[2].partition(END)[0].splitlines()
+    rows = (_ROW.match(line) for line in lines)
     return {row["name"]: (row["world"], int(row["seed"])) if row["world"] else None for row in rows if row}
 
 
@@ -77,8 +79,10 @@ def histories_for(guard: Guard, *, seeds: int, known: tuple[str, int] | None) ->
     wanted = [f"{known[0]}:{known[1]}"] if known else []
     each = seeds // len(guard.worlds)
     if guard.theme:
-        first = [one.name for one in THEMES].index(guard.theme)
-        wanted.append(f"squall:{','.join(map(str, range(first, each, len(THEMES))))}")
+        (world,) = guard.worlds
+        themes = _THEMES[world]
+        first = [one.name for one in themes].index(guard.theme)
+        wanted.append(f"{world}:{','.join(map(str, range(first, each, len(themes))))}")
     for begin in range(0, each, 20):
         wanted += [f"{world}:{begin}-{min(begin + 20, each) - 1}" for world in guard.worlds]
     return wanted

@@ -24,17 +24,20 @@ from tests.simulation.node import ROUND_SECONDS, Node
 from tests.simulation.replica import Replica
 from tests.simulation.replication import Replication
 from tests.simulation.scrubbing import expect_clean
+from tieringd.archiving.pinner import Pinner
 from tieringd.broker.layout import KafkaLayout
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import Archiving
+from tieringd.metrics import Metrics
 from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from tests.simulation.faults import ClusterWire
     from tieringd.broker.layout import Layout
+    from tieringd.broker.pins import PinDirectory
     from tieringd.config import Config
     from tieringd.housekeeping.partition_sweep import HousekeepingJob
     from tieringd.model.partition import TopicPartition
@@ -113,6 +116,10 @@ class Cluster:
     def layout(self) -> Layout:
         """Return how a daemon reads the files of its broker."""
         return KafkaLayout()
+
+    def pinner_of(self, directories: Mapping[str, PinDirectory]) -> Pinner:
+        """Return what keeps the pins in a daemon's directories."""
+        return Pinner(directories, budget_bytes=10**12, metrics=Metrics())
 
     def jobs(self, *_: object) -> Sequence[HousekeepingJob]:
         """Return the jobs of housekeeping that run in a daemon: none."""

@@ -55,11 +55,13 @@ class Node:
             steady_seconds=lambda: cluster.now_ms() / 1000,
         )
         clock.listen_to(store.backend)
+        pins = {str(log_dir): PinDirectory(str(pin_root))} if cluster.has_pins else {}
+        self.pinner = cluster.pinner_of(pins)
         self.reconciler = reconciler_of(
             config := cluster.config(log_dir),
             archive := archive_in(store, writer_id=writer_id, clock=clock, layout=cluster.layout()),
             cluster.broker_over(self.broker_wire, number),
-            pins={str(log_dir): PinDirectory(str(pin_root))} if cluster.has_pins else None,
+            pinner=self.pinner,
             max_interval_ms=cluster.max_interval_ms,
         )
         self._controller = UploadController(

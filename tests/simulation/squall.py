@@ -162,8 +162,11 @@ THEMES = (
 class Squall(Storm):
     """Everything of one seed. Call `run` once, on a virtual loop."""
 
+    themes = THEMES
+    """Each seed has one of them, one after the other."""
+
     def __init__(self, seed: int, root: Path) -> None:
-        self.theme = theme = THEMES[seed % len(THEMES)]
+        self.theme = theme = self.themes[seed % len(self.themes)]
         super().__init__(seed, root)
         self._drawn = random = self.stream("squall")
         self.event_count = theme.event_count

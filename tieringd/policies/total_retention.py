@@ -26,9 +26,13 @@ A deletion through the gateway, or by `tieringd topic delete-records`, is record
 for three reasons: tieringd trimmed it, the broker's own retention deleted whole segments, or a user had
 records deleted. The archive follows only the last, and the broker does not report the reason.
 
-A start inside a record batch is certainly a user's. Segments of every replica begin with a batch, and
-retention and trims end where a segment does. This evidence is in the log itself, so a change of leader does
-not remove it. A start between two batches is certainly a user's where all of this holds:
+A start inside a record batch is a user's. Segments of every replica begin with a batch, and retention and
+trims end where a segment does. This evidence is in the log itself, so a change of leader does not remove it.
+There is one exception: a trim that arrives late, after an unclean election, meets other records at its
+offset, and may end inside one of their batches. So the start proves nothing where the manifest has a trim
+that went as far, and another leader's log has replaced what was archived there.
+
+A start between two batches is certainly a user's where all of this holds:
 
 * it is past tieringd's own trims, which the manifest records, and past where the log began when its
   leader claimed the manifest: replicas roll at different offsets, so an earlier leader's retention may
@@ -68,7 +72,7 @@ def users_start(
     if is_followed or log.is_reframed:
         return None
     if is_inside_batch:
-        return log_start_offset
+        return None if is_ours and _is_replaced(manifest, log_start_offset) else log_start_offset
     if is_ours:
         return None
     is_inside = any(
@@ -78,6 +82,11 @@ def users_start(
     stored = manifest.segments.covering(log_start_offset)
     is_stored_base = stored is not None and stored.base_offset == log_start_offset
     return log_start_offset if is_inside and not is_stored_base else None
+
+
+def _is_replaced(manifest: PartitionManifest, end_offset: int) -> bool:
+    """Say whether what was once archived just below *end_offset* was replaced by another leader's log."""
+    return any(one.base_offset < end_offset <= one.last_offset + 1 for one in manifest.replacements)
 
 
 @dataclass(frozen=True, slots=True)

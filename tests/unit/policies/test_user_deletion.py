@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.model.values import local_log, remote, stored
-from tieringd.model.manifest_parts import Gap
+from tieringd.model.manifest_parts import Gap, Replacement
 from tieringd.policies.total_retention import TotalRetention, plan_total_retention, users_start
 
 LOG = local_log([0, 100, 250, 300])
@@ -40,6 +40,26 @@ def test_what_was_trimmed_by_us_is_no_users(trimmed_offset, expected):
     """The record in the manifest tells, wherever another leader's segments end."""
     manifest = replace(ARCHIVE, trimmed_offset=trimmed_offset)
     assert users_start(LOG, manifest, log_start_offset=150) == expected
+
+
+@pytest.mark.parametrize(
+    ("trimmed_offset", "base_offset", "last_offset", "expected"),
+    [
+        pytest.param(150, 100, 199, None, id="at our trim, and the records there are others now"),
+        pytest.param(180, 149, 149, None, id="below our last trim: an earlier one may be late as well"),
+        pytest.param(149, 100, 199, 150, id="past every trim of ours"),
+        pytest.param(150, 0, 148, 150, id="other records end before it"),
+        pytest.param(150, 150, 199, 150, id="other records begin at it"),
+    ],
+)
+def test_late_trim_of_ours_inside_a_batch_is_no_users(trimmed_offset, base_offset, last_offset, expected):
+    """It ended where a segment did, in the log that another leader's has replaced since."""
+    cut = replace(
+        ARCHIVE,
+        trimmed_offset=trimmed_offset,
+        replacements=(Replacement(base_offset, last_offset, leader_epoch=2, replaced_at_ms=0),),
+    )
+    assert users_start(LOG, cut, log_start_offset=150, is_inside_batch=True) == expected
 
 
 def test_log_with_other_offsets_of_its_own_tells_nothing():
