@@ -33,7 +33,7 @@ def config_of(behind, seaweedfs, tmp_path, prefix):
 
     def write(topic, **properties):
         (tmp_path / f"tieringd-{len(properties)}").mkdir()
-        tiered = {"remote.storage.enable": True, "local.retention.bytes": 1000} | properties
+        tiered = {"remote.storage.enable": True, "local.retention.bytes": 8000} | properties
         config = kafka_config(
             behind.cluster,
             seaweedfs,
