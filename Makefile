@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The order of sets is a part of a simulated history: with another seed of hashes it is another history.
 export PYTHONHASHSEED := 0
 
-.PHONY: help install install-dev kafka azurite promtool dashboards metrics-reference lock class-data demo components test durations quick affected sim mutants hypothesis soak fuzz nightly coverage-map figures check format bench clean
+.PHONY: help install install-dev kafka azurite promtool chromium dashboards metrics-reference lock class-data demo components test durations quick affected sim mutants hypothesis soak fuzz nightly coverage-map figures check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -42,6 +42,9 @@ promtool: .venv/.installed-dev ## Fetch Prometheus and promtool from Debian's pa
 metrics-reference: .venv/.installed-dev ## Write docs/metrics_reference.md from the code
 	$(BIN)/python -m deploy.metrics_reference
 
+chromium: .venv/.installed-dev ## Fetch Chromium from Debian's packages (into ~/.cache/tieringd)
+	$(BIN)/python -m tests.support.chromium
+
 dashboards: .venv/.installed-dev ## Write deploy/grafana from its definition
 	$(BIN)/python -m deploy.grafana_dashboards
 
@@ -66,7 +69,7 @@ components: ## Say what the machine lacks for the tests, before anything is inst
 
 # Two for tests with brokers and daemons, and one at a lower priority that takes the others first.
 test durations: WORKERS = 3
-test: components class-data azurite promtool ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time; ARGS="--shuffle 7": files in random order)
+test: components class-data azurite promtool chromium ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time; ARGS="--shuffle 7": files in random order)
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS) $(TESTS)
 
 durations: ## Run every test and write tests/durations.json, which orders the files of later runs
@@ -99,10 +102,10 @@ fuzz: .venv/.installed-dev ## Give wrong bytes to every parser, and then wrong f
 	$(BIN)/python -m tests.fuzz.run --seconds $$(( $(or $(MINUTES),10) * 60 )) --seed $(or $(SEED),0)
 	TIERINGD_FUZZ_MINUTES=$(or $(MINUTES),10) $(BIN)/pytest --timeout 100000 tests/unit/endpoint/test_fuzz.py
 
-coverage-map: components kafka azurite promtool ## Record what each test file runs, for make affected (TESTS=tests/unit: some)
+coverage-map: components kafka azurite promtool chromium ## Record what each test file runs, for make affected (TESTS=tests/unit: some)
 	$(BIN)/python -m tests.support.coverage_map --workers $(WORKERS) $(TESTS)
 
-nightly: components kafka azurite promtool ## The long runs, one after the other: seeds, mutants, examples, soak, fuzzing, coverage map (SEEDS=5000 MINUTES=10)
+nightly: components kafka azurite promtool chromium ## The long runs, one after the other: seeds, mutants, examples, soak, fuzzing, coverage map (SEEDS=5000 MINUTES=10)
 	$(MAKE) --keep-going --jobs 1 sim mutants hypothesis soak fuzz coverage-map SEEDS=$(or $(SEEDS),5000) MINUTES=$(or $(MINUTES),10)
 
 check: .venv/.installed-dev ## Format, lint, types, layers, test docstrings

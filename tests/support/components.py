@@ -77,6 +77,15 @@ NEEDS: Final = (
         ),
         "put Prometheus' promtool on the PATH",
     ),
+    Need(
+        "Chromium, or Debian's apt-get and dpkg-deb to fetch it",
+        lambda: (
+            any(map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome")))
+            or _has_fetched("chromium")
+            or all(shutil.which(name) for name in ("apt-get", "dpkg-deb"))
+        ),
+        "apt-get install chromium",
+    ),
 )
 
 

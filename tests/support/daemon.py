@@ -222,6 +222,16 @@ class Daemon:
             with error:
                 return error.code, error.read().decode()
 
+    def post_status(self, path: str) -> int:
+        """Return the status of a POST to a page."""
+        request = urllib.request.Request(self.url(path), data=b"", method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=_PATIENCE_SECONDS) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
     def status(self) -> dict[str, Any]:
         """Return the status page."""
         return json.loads(self.get("/status")[1])

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, Final
 
 import typer
@@ -144,17 +145,6 @@ def _disk(line: DiskLine) -> Iterator[str]:
 
 def _wrapped(indent: str, text: str) -> Iterator[str]:
     """Yield *text* in lines of a terminal's width; a word that is longer is cut."""
-    depth = len(text) - len(text.lstrip())
-    begin, room = indent + " " * depth, _COLUMNS - len(indent) - depth
-    line = ""
-    text = text.strip() if not text.startswith("[") else text
-    for word in text.split(" "):
-        pieces = [word[at : at + room] for at in range(0, len(word), room)] or [""]
-        for piece in pieces:
-            if line and len(line) + 1 + len(piece) > room:
-                yield begin + line
-                line, begin = piece, indent + " " * (depth + 2 if depth + 2 < room else depth)
-                room = _COLUMNS - len(begin)
-            else:
-                line = f"{line} {piece}" if line else piece
-    yield begin + line
+    words = text.lstrip()
+    begin = indent + " " * (len(text) - len(words))
+    yield from wrap(words, _COLUMNS, initial_indent=begin, subsequent_indent=f"{begin}  ")

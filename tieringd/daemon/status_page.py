@@ -31,7 +31,8 @@ dl{display:grid;grid-template-columns:repeat(auto-fit,minmax(10rem,1fr));gap:.4r
 dt{opacity:.7}dd{margin:0;font-size:1.15rem;font-weight:600}
 table{border-collapse:collapse;width:100%}
 th,td{text-align:left;padding:.25rem .6rem .25rem 0;border-bottom:1px solid var(--line);vertical-align:top}
-th{font-weight:600;opacity:.7}td.number{text-align:right;white-space:nowrap}td.text{overflow-wrap:anywhere}
+th{font-weight:600;opacity:.7}td{overflow-wrap:anywhere;min-width:3.5rem}
+td:last-child{min-width:12rem}.scroll{overflow-x:auto}.whole{white-space:nowrap}
 code{font:12px ui-monospace,monospace;overflow-wrap:anywhere}
 svg{display:block;width:14rem;height:22px}
 .remote{fill:var(--remote)}.local{fill:var(--local)}.track{fill:var(--line)}
@@ -147,14 +148,14 @@ def _figures(seen: Overview) -> str:
 def _partition(line: PartitionLine) -> tuple[str, ...]:
     fault = f'<span class="bad">{escape(line.fault)}</span>: ' if line.fault else ""
     loss = (
-        '<span class="faint">not near</span>'
+        '<span class="whole faint">not near</span>'
         if line.seconds_to_loss is None
         else duration(line.seconds_to_loss)
     )
     return (
         f"{escape(line.topic)}-{line.partition}",
-        duration(line.lag_seconds),
-        size(line.pending_bytes),
+        f'<span class="whole">{duration(line.lag_seconds)}</span>',
+        f'<span class="whole">{size(line.pending_bytes)}</span>',
         loss,
         _ranges(line),
         fault + escape(line.because),
@@ -185,11 +186,12 @@ def scaled(line: PartitionLine) -> tuple[tuple[float, float], tuple[float, float
 
 
 def _table(name: str, heads: Iterable[str], rows: Iterable[Iterable[str]], *, nothing: str) -> str:
-    body = "".join(f"<tr>{''.join(f'<td class=text>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     if not body:
         return f'<p id="{name}" class="faint">{nothing}</p>'
     head = "".join(f"<th>{one}</th>" for one in heads)
-    return f'<table id="{name}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    table = f'<table id="{name}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div class="scroll">{table}</div>'
 
 
 def times(count: int) -> str:

@@ -1,0 +1,258 @@
+"""The overview of a daemon, the status page, and the folded errors on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict, replace
+from html.parser import HTMLParser
+
+import pytest
+import structlog
+
+from tests.fakes.archive import archive_in, reconciler_of, tiered_config
+from tests.fakes.log_writer import LogWriter
+from tests.fakes.uploads import settle
+from tieringd.archiving.partition_status import FaultKind, PartitionStatus
+from tieringd.daemon.overview import MOST_PARTITIONS, DaemonFacts, OverviewMaker, PartitionLine, Task
+from tieringd.daemon.recent_errors import RecentErrors, remembering
+from tieringd.daemon.status_page import duration, page, scaled, size
+from tieringd.metrics.partitions import PartitionFigures
+from tieringd.model.partition import NO_TOPIC_ID, Leadership, TopicIdPartition, TopicPartition
+from tieringd.storage.memory import MemoryStore
+
+VOID = {"meta", "rect", "br"}
+LINE = PartitionLine("orders", 0, "", "segment 3 is active", 0.0, 0, None, (0, 50), (40, 100))
+
+
+class Parsed(HTMLParser):
+    """The elements of a page: that they are closed in order, their ids, attributes and text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open, self.tags, self.ids, self.text = [], [], {}, ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.ids |= {dict(attrs)["id"]: tag} if "id" in dict(attrs) else {}
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+class Space:
+    """A space manager that has not measured yet."""
+
+    reports = ()
+
+
+class Writes:
+    """A store with one write under way."""
+
+    def writes_in_flight(self, now):
+        return [("data/orders/0.log", 2.5, 3)]
+
+
+class Statuses:
+    """A reconciler with partitions of its own choosing."""
+
+    snapshot, problems, paused_topics = None, {}, ()
+
+    def __init__(self, statuses, reasons=None):
+        self._statuses, self._reasons = statuses, reasons or {"store": ""}
+
+    def statuses(self):
+        return self._statuses
+
+    def readiness(self):
+        return self._reasons
+
+
+def led(number, topic="orders"):
+    return Leadership(TopicIdPartition("cluster", topic, NO_TOPIC_ID, number), 0)
+
+
+def maker(metrics, reconciler, errors=None):
+    return OverviewMaker(
+        DaemonFacts("aws bucket", "kafka"),
+        metrics=metrics,
+        reconciler=reconciler,
+        store=Writes(),
+        space=Space(),
+        errors=errors or RecentErrors(),
+    )
+
+
+@pytest.fixture
+def writer(tmp_path):
+    """Give a partition with a closed segment, and a record after it."""
+    writer = LogWriter(tmp_path)
+    writer.closed_segment()
+    writer.append(b"d")
+    return writer
+
+
+async def test_overview_of_a_daemon_says_what_its_metrics_say(tmp_path, broker, metrics, log):
+    """One figure, one source: what the page shows is what a scrape finds."""
+    archive = archive_in(MemoryStore())
+    reconciler = reconciler_of(tiered_config(tmp_path, interval_ms=1), archive, broker, metrics=metrics)
+    run = asyncio.create_task(reconciler.run())
+    await log.said("segment durable")
+    await reconciler.next_scan()
+    await settle()
+    found = maker(metrics, reconciler).make()
+    reconciler.stop()
+    await run
+    value = metrics.registry.get_sample_value
+    assert found.led_partitions == 1
+    assert found.archived_bytes == value("tieringd_daemon_archive_bytes") > 0
+    assert found.local_bytes == value("tieringd_daemon_local_log_bytes") > 0
+    assert found.pending_segments == value("tieringd_daemon_upload_pending_segments") == 0
+    (line,) = found.partitions
+    assert (line.remote, line.local) == ((0, 3), (0, 4))
+    assert line.because == "segment 3 is active"
+    Parsed(page(found))
+
+
+def test_ten_thousand_partitions_are_twenty_lines_the_worst_first(metrics):
+    """A fault comes first, then the nearest loss, then the oldest wait; the page does not grow."""
+    statuses = {led(number): PartitionStatus() for number in range(10_000)}
+    statuses[led(77)] = PartitionStatus(fault="batch CRC", fault_kind=FaultKind.CORRUPT)
+    for number in range(10_000):
+        figures = PartitionFigures(lag_seconds=number, pending_bytes=1)
+        loss = 60.0 if number == 5 else float("inf")
+        metrics.partitions.show(TopicPartition("orders", number), replace(figures, seconds_to_loss=loss))
+    found = maker(metrics, Statuses(statuses)).make()
+    assert len(found.partitions) == MOST_PARTITIONS
+    assert [one.partition for one in found.partitions][:4] == [77, 5, 9999, 9998]
+    assert found.seconds_to_loss == 60
+    assert found.faults == {"corrupt": 1}
+    assert [one.what.partition(":")[0] for one in found.tasks] == ["orders-77"]
+    assert len(page(found)) < 50_000
+
+
+def test_tasks_of_many_partitions_are_few(metrics):
+    """Some by name, and how many there are besides."""
+    statuses = {
+        led(number): PartitionStatus(fault="batch CRC", fault_kind=FaultKind.CORRUPT) for number in range(100)
+    }
+    tasks = maker(metrics, Statuses(statuses)).make().tasks
+    assert len(tasks) == 6
+    assert tasks[-1].what.startswith("95 more partitions")
+
+
+def test_what_only_a_person_can_mend_is_a_task(metrics):
+    """Lost offsets, a reload that failed, and a log directory without pins; each with a command."""
+    metrics.partitions.show(TopicPartition("orders", 3), PartitionFigures(gap_offsets=7))
+    metrics.health.reload_succeeded.set(0)
+    metrics.health.pins_available.labels("/logs").set(0)
+    metrics.scrub.faults.labels("missing").set(2)
+    found = maker(metrics, Statuses({}))
+    tasks = found.make().tasks
+    assert all(one.command for one in tasks)
+    texts = " ".join(one.what for one in tasks)
+    for part in ("7 offsets", "orders-3", "reload", "/logs", "2 faults"):
+        assert part in texts
+
+
+def test_page_is_whole_and_loads_nothing(metrics):
+    """Text from outside is escaped, and no element runs a script or asks for another address."""
+    errors = RecentErrors()
+    errors(
+        None,
+        "error",
+        {"event": "<script>alert(1)</script>", "error": "a & b", "topic": "<b>", "partition": 1},
+    )
+    statuses = {led(0): PartitionStatus(fault="</td><script>", fault_kind=FaultKind.OTHER)}
+    found = Parsed(page(maker(metrics, Statuses(statuses, {"store": "<img src=x>"}), errors).make()))
+    assert not {tag for tag, _ in found.tags} & {"script", "link", "img", "iframe", "form", "a"}
+    assert not [attributes for _, attributes in found.tags if {"src", "href"} & attributes.keys()]
+    assert {"state", "figures", "tasks", "partitions", "disks", "uploads", "errors"} == found.ids.keys()
+    for part in ("Not ready", "<img src=x>", "<script>alert(1)</script>", "a & b", "</td><script>"):
+        assert part in found.text
+
+
+def test_ranges_are_drawn_to_one_scale():
+    """Both bars share one axis; where nothing is, there is no length."""
+    assert scaled(LINE) == ((0.0, 0.5), (0.4, 0.6))
+    assert scaled(replace(LINE, remote=(0, 0))) == ((0.0, 0.0), (0.4, 0.6))
+    assert scaled(replace(LINE, remote=(0, 0), local=(0, 0))) == ((0.0, 0.0), (0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (0.4, "0.4 s"), (59, "59 s"), (61, "1 min 1 s"), (3600, "1 h"), (90_061, "1 d 1 h")],
+)
+def test_durations_have_two_units_at_most(seconds, text):
+    """A person reads them at night."""
+    assert duration(seconds) == text
+
+
+def test_sizes_are_decimal():
+    """As the other commands print them."""
+    assert [size(one) for one in (0, 999, 1500, 10**13)] == ["0 B", "999 B", "1.5 kB", "10 TB"]
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_repeats_are_one_line_with_their_number():
+    """240 of the same in five minutes are one, with the last example, its place and a remedy."""
+    clock = Clock()
+    errors = RecentErrors(clock)
+    for number in range(240):
+        clock.now += 1
+        errors(
+            None, "warning", {"event": "archiver step failed", "error": f"e{number}", "partition": "orders-1"}
+        )
+    errors(None, "info", {"event": "segment durable"})
+    (found,) = errors.folded()
+    assert (found.times, found.example, found.where) == (240, "e239", "orders-1")
+    assert "tieringd explain" in found.remedy
+
+
+def test_errors_are_forgotten_after_five_minutes_and_bounded():
+    """An error of yesterday is not recent, and a thousand texts do not stay in memory."""
+    clock = Clock()
+    errors = RecentErrors(clock)
+    for number in range(1000):
+        errors(None, "error", {"event": f"e{number}", "hint": "mend it"})
+    assert len(errors.folded()) == 100
+    assert errors.folded()[0].remedy == "mend it"
+    clock.now += 301
+    assert errors.folded() == []
+
+
+def test_loggers_that_are_bound_already_are_remembered_too():
+    """Each part of the daemon binds its logger when it is made; afterwards nothing is remembered."""
+    errors, bound = RecentErrors(), structlog.get_logger().bind(topic="orders")
+    with remembering(errors):
+        bound.warning("trim refused", reason="no")
+    bound.warning("later")
+    assert [one.event for one in errors.folded()] == ["trim refused"]
+
+
+def test_overview_is_plain_data(metrics):
+    """It is sent as JSON, so it holds nothing else."""
+    found = maker(metrics, Statuses({led(0): PartitionStatus()})).make()
+    assert json.loads(json.dumps(asdict(found)))["uploads"] == [
+        {"key": "data/orders/0.log", "seconds": 2.5, "attempts": 3}
+    ]
+    assert isinstance(Task("a", "b"), Task)
