@@ -78,9 +78,13 @@ class SegmentRewriter:
         self._writer_id = writer_id
         self._directory = work_directory
 
-    async def removes_any(self, partition: TopicIdPartition, segment: RemoteSegment, cut: Cut) -> bool:
+    async def removes_any(
+        self, partition: TopicIdPartition, segment: RemoteSegment, cut: Cut, *, reads_all: bool = False
+    ) -> bool:
         """
         Say whether *cut* removes anything from *segment*. Reading stops at the first run with a removal.
+
+        With *reads_all* the segment is read to its end, so that damage after a removal is noticed as well.
 
         Raises:
             ObjectNotFound: The segment was deleted.
@@ -91,10 +95,12 @@ class SegmentRewriter:
         source = _Source(partition, segment, index, cut)
         async with aclosing(self._reader.runs(source.key, 0, segment.size_bytes)) as runs:
             async for run, position in runs:
-                if await in_thread(source.removes_any, run, position):
+                if reads_all:
+                    await in_thread(source.left_of, run, position)
+                elif await in_thread(source.removes_any, run, position):
                     return True
         source.require_whole()
-        return False
+        return cut.removed_records > 0
 
     async def rewrite(
         self, partition: TopicIdPartition, parts: tuple[RemoteSegment, ...], cut: Cut

@@ -56,7 +56,9 @@ class _KeyFinder:
         sizes, faults = [], []
         for segment in share.segments:
             try:
-                if bucket.run(rewriter.removes_any(partition, segment, ErasureCut(self.keys.value))):
+                # To the end: what the erasure could not rewrite is a fault of the search as well.
+                cut = ErasureCut(self.keys.value)
+                if bucket.run(rewriter.removes_any(partition, segment, cut, reads_all=True)):
                     sizes.append(segment.size_bytes)
             except (CorruptDataError, ObjectNotFound) as error:
                 faults.append(f"{partition}: a segment may have one of the keys: {error}")
