@@ -66,9 +66,9 @@ def _done(done: subprocess.CompletedProcess[bytes]) -> Done:
     return Done(done.returncode, output, errors)
 
 
-def invoked(*arguments: object) -> Done:
+def invoked(*arguments: object, typed: str | None = None) -> Done:
     """
-    Run a command inside this process, in a thread of its own.
+    Run a command inside this process, in a thread of its own; *typed* is its standard input.
 
     It is the same command without `main`, which makes exit codes of errors: those are raised here.
     The thread keeps the command's event loop away from the tests' own, and the log goes again where
@@ -78,7 +78,9 @@ def invoked(*arguments: object) -> Done:
     log_before = structlog.get_config()
     try:
         with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(CliRunner().invoke, app, [*map(str, arguments)], env=environ).result()
+            done = pool.submit(
+                CliRunner().invoke, app, [*map(str, arguments)], input=typed, env=environ
+            ).result()
     finally:
         structlog.configure(**log_before)
     if done.exception is not None and not isinstance(done.exception, SystemExit):

@@ -6,10 +6,8 @@ import json
 import re
 
 import pytest
-from typer.testing import CliRunner
 
 from tests.unit.cli.commands import invoked
-from tieringd.cli.main import app
 from tieringd.config import load_config
 from tieringd.errors import ConfigError
 
@@ -105,8 +103,8 @@ def test_it_asks_for_what_no_option_gives(tmp_path):
     """A wrong choice is asked for again; an empty answer is the default."""
     path = tmp_path / "tieringd.yaml"
     answers = ["nats", "kafka", "/data/kafka", "", "", "file", "/srv/archive", "", "orders pay-*"]
-    done = CliRunner().invoke(app, ["init", str(path), "--ask"], input="\n".join([*answers, ""]))
-    assert done.exit_code == 0, done.output
+    done = invoked("init", path, "--ask", typed="\n".join([*answers, ""]))
+    assert done.exit_code == 0, done.output + done.errors
     config = load_config(path, environ=SECRETS)
     assert [str(one) for one in config.broker.log_dirs] == ["/data/kafka"]
     assert set(config.topics) == {"orders", "pay-*"}

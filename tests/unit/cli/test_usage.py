@@ -59,6 +59,7 @@ def test_commands_are_those_of_this_release():
         "init",
         "doctor",
         "lag",
+        "status",
         "version",
         "archive",
         "archive init",
