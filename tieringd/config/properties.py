@@ -381,7 +381,7 @@ class GatewayConfig(BaseModel):
     archive_only_for_everyone: Annotated[bool, Flag()] = False
     """
     Whether `tieringd gateway --archive-only` may listen on other addresses than those of this host. It knows
-    no users: whoever reaches its port reads every topic.
+    no users: every client that reaches its port can read every topic.
     """
     tls_cert_file: Annotated[Path, AbsolutePath()] | None = None
     """PEM file with the certificate for clients; null serves clients in plain text."""

@@ -180,7 +180,7 @@ def listening_host(config: Config) -> str:
     if not _is_of_this_host(host) and not config.gateway.archive_only_for_everyone:
         raise ConfigError(
             f"gateway.host {host} is reached by other hosts, and an archive-only endpoint knows no users: "
-            "whoever reaches its port reads every topic",
+            "every client that reaches its port can read every topic",
             hint="Set gateway.archive_only_for_everyone: true if that is wanted, or gateway.host: 127.0.0.1",
         )
     return host
