@@ -393,8 +393,9 @@ class KafkaCluster:
 
     @asynccontextmanager
     async def producer(self, **settings: Any) -> AsyncIterator[AIOKafkaProducer]:
-        """Open a producer; give it `transactional_id` for transactions."""
-        producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, **settings)
+        """Open a producer; give it `transactional_id` for transactions. It waits for all replicas in sync."""
+        # The library's default is one replica, where an acknowledged record may lie past the high watermark.
+        producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, **({"acks": "all"} | settings))
         await producer.start()
         try:
             yield producer
