@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.peers import Tieringd
 from benchmarks.sink import Sink
-from tieringd.daemon.app import startup_objects_spared
+from tieringd.daemon.garbage_collection import long_lived_objects_spared
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,7 +72,7 @@ def measure_stalls(work: Work, *, certificate: Certificate | None = None) -> dic
             idle_ms = daemon.longest_ms
             read_before = _read_from_disk()
             stalls_ms = []
-            with startup_objects_spared():  # As the daemon does, once it has reached the store.
+            with long_lived_objects_spared():  # As the daemon does, once it has reached the store.
                 for _ in range(work.rounds):
                     make_cold(work.logs)
                     daemon.longest_ms = 0.0

@@ -9,18 +9,12 @@ SIGHUP reads the configuration again (`Reloader`).
 each processor, and returns little of them. Uploads run in many threads, one after the other in each of
 those heaps: at its worst a daemon held 20 MiB without use. Two heaps are enough: large blocks do not come
 from them.
-
-`startup_objects_spared` keeps garbage collections from stopping the loop. The start leaves some 170,000
-objects, most of them of the cloud's SDK. They stay as long as the daemon does, and a full collection
-walks over all of them: the loop stands still for a fifth of a second, every few minutes. So they are
-excluded from collections.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
-import gc
 import platform
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -39,6 +33,7 @@ from tieringd.daemon.admin import serving
 from tieringd.daemon.archive_owner import cluster_on_disk
 from tieringd.daemon.assembly import DaemonParts, apply_config, assembled
 from tieringd.daemon.certificates import certificate_files
+from tieringd.daemon.garbage_collection import long_lived_objects_spared
 from tieringd.daemon.overview import DaemonFacts, OverviewMaker
 from tieringd.daemon.recent_errors import RecentErrors, remembering
 from tieringd.daemon.service_manager import ServiceManager
@@ -66,17 +61,6 @@ def keep_arenas_few() -> bool:
     """Limit the number of heaps, before threads have made their own; return whether the C library can."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and mallopt(_M_ARENA_MAX, _ARENAS) == 1
-
-
-@contextmanager
-def startup_objects_spared() -> Iterator[None]:
-    """Exclude the existing objects from garbage collections, for the time of the context."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 class Reloader:
@@ -209,7 +193,7 @@ async def run_daemon(
             async with _serving_clients(parts, metrics) as gateway, _fed(manager):
                 manager.ready("running")
                 if await _store_allows_start(config, parts, stop, gateway):
-                    with startup_objects_spared():
+                    with long_lived_objects_spared():
                         await _run_until_stopped(
                             reloader,
                             parts,
