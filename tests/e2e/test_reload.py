@@ -95,3 +95,17 @@ def test_reload_of_a_wrong_file_keeps_the_configuration_in_use(config):
         config.write_text(good)
         reload(daemon)
         assert daemon.events("configuration reloaded")[-1]["applied"] == 0
+
+
+def test_request_with_the_admin_token_reloads(config):
+    """As SIGHUP does; a request without the token changes nothing, and the log does not show the token."""
+    rewrite(config, admin={"port": 0, "token": "hush-admin_token"})
+    with running_daemon(config) as daemon:
+        daemon.until_rounds(1)
+        rewrite(config, topics={"orders": {"redpanda.remote.write": True}})
+        assert daemon.post_status("/reload") == 401
+        assert reloads(daemon) == 0
+        assert daemon.post_status("/reload", Authorization="Bearer hush-admin_token") == 202
+        daemon.until_next_offset("orders", 3 * RECORDS)
+        assert reloads(daemon) == 1
+        assert "hush" not in daemon.output_text()

@@ -85,6 +85,14 @@ CASES = [
         f"1MiB on {HOST} that the broker has deleted are held by pins only",
     ),
     Case(
+        "TieringdPinsUnavailable",
+        {"tieringd_pins_available": "0x10"},
+        {"tieringd_pins_available": "0x3 1 0x5"},
+        "7m",
+        f"Segments in /var/lib/kafka/data on {HOST} cannot be pinned",
+        LOG_DIR,
+    ),
+    Case(
         "TieringdStrayPins",
         {"tieringd_stray_pins": "2x20"},
         {"tieringd_stray_pins": "0x20"},

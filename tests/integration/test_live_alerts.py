@@ -1,21 +1,39 @@
 """Alert rules on a real Prometheus that scrapes a real daemon, while the fault is made."""
 
-# Long: Prometheus evaluates the rules by real time.
+# Long: Prometheus evaluates the rules by real time, and a broker deletes by age.
 
 from __future__ import annotations
 
+import os
+import re
+import resource
 import shutil
 import signal
+import socket
+import time
+import uuid
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.e2e.log_files import RECORDS, add_segments, segment_path, write_partition
-from tests.support.daemon import directory_config, endpoint_properties, run_well, running_daemon, write_config
+from tests.e2e.sample_topics import SEGMENTS
+from tests.support.certificate import write_certificate
+from tests.support.daemon import (
+    Daemon,
+    directory_config,
+    endpoint_properties,
+    run_well,
+    running_daemon,
+    write_config,
+)
 from tests.support.ports import free_ports
 from tests.support.prometheus import running_prometheus
+from tests.support.small_disks import second_mount_at, small_disk_at
 
+VALUES = [bytes([number]) * 100_000 for number in range(35)]
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yml"
 QUIET = {
     "storage_min_free_bytes": 0,
@@ -49,6 +67,9 @@ def watch(tmp_path):
     )
 
 
+METRICS_PAGE = RULES.parents[2] / "docs" / "metrics.md"
+
+
 def rules():
     (group,) = yaml.safe_load(RULES.read_text())["groups"]
     return {rule["alert"]: rule["expr"] for rule in group["rules"]}
@@ -60,9 +81,9 @@ def holding(prometheus):
 
 
 def until_holding(prometheus, *names):
-    """Wait until exactly these alerts' expressions hold."""
+    """Wait until exactly these alerts' expressions hold, but for the machine's disk: other tests fill it."""
     prometheus.until(
-        lambda: holding(prometheus) == set(names),
+        lambda: holding(prometheus) - {"TieringdDiskFillsSoon"} == set(names),
         lambda: f"exactly {sorted(names)} hold; these hold: {sorted(holding(prometheus))}",
     )
 
@@ -153,3 +174,186 @@ def test_corrupt_segment_paused_topic_and_full_disk_are_seen(tmp_path, logs, wat
         until_holding(prometheus, "TieringdCorruptData", "TieringdDiskLow")
         run_well("topic", "pause", "orders", "--config", str(config))
         until_holding(prometheus, "TieringdCorruptData", "TieringdDiskLow", "TieringdPausedForLong")
+
+
+class Endpoint(Daemon):
+    """One `tieringd gateway --archive-only`."""
+
+    arguments = ("gateway", "--archive-only")
+
+
+def until_also_holding(prometheus, *names):
+    """Wait until these alerts' expressions hold, whatever else does."""
+    prometheus.until(
+        lambda: holding(prometheus) >= set(names),
+        lambda: f"{sorted(names)} hold; these hold: {sorted(holding(prometheus))}",
+    )
+
+
+def until_ended(prometheus, *names):
+    """Wait until none of these alerts' expressions holds."""
+    prometheus.until(
+        lambda: not holding(prometheus) & set(names),
+        lambda: f"none of {sorted(names)} holds; these hold: {sorted(holding(prometheus))}",
+    )
+
+
+@contextmanager
+def mounted_again(directory, root):
+    """Give *directory* through a mount of its own, as a container has it: no link leads out of it."""
+    directory.mkdir()
+    with second_mount_at(root / "logs", directory) as logs:
+        yield logs
+
+
+def test_small_disk_without_pins_that_fills_is_seen(tmp_path, watch):
+    """A log directory that no link leaves, a disk that fills and then is full, a ballast that is gone."""
+    (port,) = free_ports(1)
+    with small_disk_at(tmp_path / "disk", 64 << 20) as disk, mounted_again(disk / "logs", tmp_path) as logs:
+        write_partition(logs, "orders-0", segments=1)
+        config = directory_config(
+            [logs],
+            tmp_path / "archive",
+            tmp_path / "state",
+            **QUIET
+            | {
+                "storage_min_free_bytes": 8 << 20,
+                "tune_ballast_file": True,
+                "ballast_file_path": str(disk / "ballast"),
+                "ballast_file_size": 4 << 20,
+            },
+        )
+        config["broker"] |= {"kind": "kafka", "bootstrap": [f"127.0.0.1:{port}"], "node_id": 1}
+        path = write_config(tmp_path / "tieringd.yaml", config)
+        with running_daemon(path) as daemon, watch(daemon) as prometheus:
+            until_holding(prometheus, "TieringdPinsUnavailable", "TieringdNotReady", "TieringdStalled")
+            for number in range(4):
+                (disk / f"filler-{number}").write_bytes(bytes(4 << 20))
+            until_also_holding(prometheus, "TieringdDiskFillsSoon")
+            (disk / "filler").write_bytes(bytes(36 << 20))
+            until_also_holding(prometheus, "TieringdDiskDegraded")
+            run_well("space", "ballast", "release", "--config", str(path))
+            until_also_holding(prometheus, "TieringdBallastReleased")
+
+
+def test_damaged_archive_old_segments_and_few_descriptors_are_seen(tmp_path, logs, watch):
+    """Scrubbing finds an object that is gone, and is overdue when the archive is away; segments then wait."""
+    pace = {
+        "cloud_storage_enable_scrubbing": True,
+        "cloud_storage_partial_scrub_interval_ms": 200,
+        "cloud_storage_full_scrub_interval_ms": 1000,
+        "cloud_storage_scrubbing_interval_jitter_ms": 0,
+        "cloud_storage_idle_timeout_ms": 100,
+        "cloud_storage_idle_threshold_rps": 1000,
+    }
+    archive = tmp_path / "archive"
+    config = write_config(
+        tmp_path / "tieringd.yaml", directory_config([logs], archive, tmp_path / "state", **QUIET, **pace)
+    )
+    with running_daemon(config) as daemon, watch(daemon) as prometheus:
+        daemon.until_next_offset("orders", 3 * RECORDS)
+        # Scrubbing mends what this host still has, so the copy here goes as well.
+        segment_path(logs / "orders-0", 0).unlink()
+        (stored,) = [path for path in archive.rglob("0-*") if path.suffix != ".index"]
+        stored.unlink()
+        until_also_holding(prometheus, "TieringdArchiveFault")
+        archive.rename(tmp_path / "away")
+        add_segments(logs / "orders-0", segments=3)
+        an_hour_ago = time.time() - 3600
+        for path in (logs / "orders-0").glob("*.log"):
+            os.utime(path, (an_hour_ago, an_hour_ago))
+        until_also_holding(prometheus, "TieringdNotUploading", "TieringdScrubOverdue", "TieringdNotReady")
+        (limit,) = prometheus.query("process_open_fds")
+        pid = daemon.server.pid
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (int(limit["value"][1]) + 5, 4096))
+        until_also_holding(prometheus, "TieringdDescriptorsLow")
+
+
+def test_daemon_that_starts_again_and_again_is_seen_and_so_is_none(tmp_path, config, watch):
+    """Five starts within half an hour are a loop; a Prometheus without a target says that there is none."""
+    (port,) = free_ports(1)
+    config.write_text(config.read_text().replace("port: 0", f"port: {port}"))
+    with running_prometheus(tmp_path / "prometheus", [f"127.0.0.1:{port}"], rules=[RULES]) as prometheus:
+        for number in range(5):
+            with running_daemon(config, tmp_path / f"{number}.log") as daemon:
+                started = daemon.metric("process_start_time_seconds")
+                prometheus.until(
+                    lambda started=started: prometheus.query(f"process_start_time_seconds == {started!r}"),
+                    "this start is seen",
+                )
+        until_also_holding(prometheus, "TieringdRestartLoop")
+    with running_prometheus(tmp_path / "nothing", [], rules=[RULES]) as prometheus:
+        until_holding(prometheus, "TieringdAbsent")
+
+
+def test_gateway_that_refuses_and_certificate_that_ends_are_seen(tmp_path, config, watch):
+    """An endpoint without a broker has both: it takes one client, and its certificate ends tomorrow."""
+    run_well("run", "--once", "--config", str(config))
+    certificate = write_certificate(tmp_path / "certificate.pem")
+    gateway = {
+        "port": 0,
+        "max_connections": 1,
+        "tls_cert_file": str(certificate),
+        "tls_key_file": str(certificate),
+    }
+    settings = yaml.safe_load(config.read_text()) | {"gateway": gateway}
+    path = write_config(tmp_path / "endpoint.yaml", settings)
+    with running_daemon(path, start=Endpoint) as daemon, watch(daemon) as prometheus:
+        until_holding(prometheus, "TieringdCertificateEnds")
+        (listening,) = daemon.events("archive endpoint listens")
+        address = ("127.0.0.1", listening["port"])
+        with socket.create_connection(address), socket.create_connection(address):
+            until_holding(prometheus, "TieringdCertificateEnds", "TieringdGatewayRefuses")
+
+
+# Long: the broker deletes by age, and Prometheus evaluates the rules by real time.
+async def test_loss_that_is_near_pins_and_producers_held_back_are_seen(kafka, tmp_path, watch):
+    """Beside a broker whose retention goes on while the archive is away, and then a disk that is full."""
+    slow, fast = (f"alerts-{uuid.uuid4().hex[:8]}-{name}" for name in ("slow", "fast"))
+    archive = tmp_path / "archive"
+    config = directory_config([kafka.log_dir()], archive, tmp_path / "state", **QUIET)
+    config["broker"] |= {"kind": "kafka", "bootstrap": [kafka.brokers[0].bootstrap], "node_id": 1}
+    config |= {
+        "broker": config["broker"] | {"pin_directory": str(tmp_path / "pins")},
+        "cloud_storage_enable_remote_write": False,
+        "topics": {name: {"redpanda.remote.write": True} for name in (slow, fast)},
+        "cloud_storage_topic_purge_grace_period_ms": "1s",
+        "cloud_storage_housekeeping_interval_ms": "500ms",
+    }
+    path = write_config(tmp_path / "tieringd.yaml", config)
+    with running_daemon(path) as daemon, watch(daemon) as prometheus:
+        for name, retention_ms in ((slow, 1_800_000), (fast, 5000)):
+            await kafka.create_topic(name, configs=SEGMENTS | {"retention.ms": str(retention_ms)})
+            daemon.until_next_offset(name, 0)
+        until_holding(prometheus)
+        archive.rename(tmp_path / "away")
+        for name in (slow, fast):
+            await kafka.produce(name, VALUES, max_batch_size=200_000)
+        until_also_holding(prometheus, "TieringdLossIsNear", "TieringdPinsHoldData")
+        (tmp_path / "away").rename(archive)
+        until_ended(prometheus, "TieringdLossIsNear", "TieringdPinsHoldData")
+        good = path.read_text()
+        path.write_text(
+            good.replace("storage_min_free_bytes: 0", f"storage_min_free_bytes: {1 << 60}").replace(
+                "space_management_enable: false",
+                "space_management_enable: false\nstorage_degraded_action: throttle_producers",
+            )
+        )
+        daemon.send_signal(signal.SIGHUP)
+        until_also_holding(prometheus, "TieringdDiskDegraded", "TieringdProducersHeldBack")
+        path.write_text(good)
+        daemon.send_signal(signal.SIGHUP)
+        until_ended(prometheus, "TieringdDiskDegraded", "TieringdProducersHeldBack")
+        await kafka.delete_topic(fast)
+        until_also_holding(prometheus, "TieringdArchivePurged")
+
+
+def test_every_alert_is_seen_here_or_the_page_says_why_not():
+    """A rule that this file never names is in the page's table, with its reason; no other is."""
+    named = set(re.findall(r'"(Tieringd[A-Z]\w+)"', Path(__file__).read_text())) & rules().keys()
+    (table,) = re.findall(
+        r"## Which alerts were seen to fire\n(.*?)\n## ", METRICS_PAGE.read_text(), re.DOTALL
+    )
+    excused = set(re.findall(r"Tieringd\w+", table))
+    assert named | excused == set(rules())
+    assert not named & excused

@@ -222,9 +222,9 @@ class Daemon:
             with error:
                 return error.code, error.read().decode()
 
-    def post_status(self, path: str) -> int:
+    def post_status(self, path: str, **headers: str) -> int:
         """Return the status of a POST to a page."""
-        request = urllib.request.Request(self.url(path), data=b"", method="POST")
+        request = urllib.request.Request(self.url(path), data=b"", headers=headers, method="POST")
         try:
             with urllib.request.urlopen(request, timeout=_PATIENCE_SECONDS) as answer:
                 return int(answer.status)

@@ -136,7 +136,7 @@ class AdminConfig(BaseModel):
 
     enabled: Annotated[bool, Flag()] = True
     """Serve the admin page."""
-    # The page has no login of its own, so it stays on this host until an operator decides otherwise.
+    # To read the page takes no login, so it stays on this host until an operator decides otherwise.
     host: Annotated[str, Text("host", r"[A-Za-z0-9:._-]{1,253}", "must be a host name or an address")] = (
         "127.0.0.1"
     )
@@ -147,6 +147,11 @@ class AdminConfig(BaseModel):
     """
     How many topics, the largest first, have series of their own on `/metrics`: five for each. Every topic and
     every partition is on `/metrics/partitions`.
+    """
+    token: Annotated[SecretStr, SecretText()] | None = None
+    """
+    What a request that changes something has to carry: `Authorization: Bearer TOKEN`. null: the page is
+    read-only. Take it from the environment: `${NAME}`.
     """
 
 

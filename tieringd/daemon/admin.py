@@ -4,8 +4,10 @@ The admin page: metrics, health and status over HTTP, and the status page for a 
 Healthy means that the event loop answers. Ready means that the last round of reconciliation succeeded,
 that each log directory could be read, and that the object store accepted the last requests.
 `tieringd_ready{reason}` shows the same as a metric. An archive endpoint without a broker has no rounds
-and no status: it is always ready. The page changes nothing, and has no login: it listens on this host by
-default.
+and no status: it is always ready. To read takes no login: the page listens on this host by default.
+
+One request changes something: `POST /reload` does what SIGHUP does. It is refused unless an admin token is
+configured and the request carries it, so without a token the page is read-only.
 
 Everything long is rendered and compressed in one thread of its own, so that the event loop, which archives
 and serves clients, does not wait for it.
@@ -14,12 +16,14 @@ and serves clients, does not wait for it.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 
 import structlog
 from aiohttp import web
@@ -42,6 +46,16 @@ _JSON = "application/json"
 _GZIP = zlib.MAX_WBITS | 16
 
 
+@dataclass(frozen=True)
+class AdminControl:
+    """What a request may change, and what it must carry."""
+
+    token: str | None
+    """None refuses every change."""
+    reload: Callable[[], None]
+    """Ask for the configuration to be read again, as SIGHUP does. Returns at once."""
+
+
 class AdminPage:
     """The HTTP handlers and the parts that they show."""
 
@@ -51,8 +65,10 @@ class AdminPage:
         reconciler: Reconciler | None,
         gate: UploadGate | None = None,
         overview: OverviewMaker | None = None,
+        control: AdminControl | None = None,
     ) -> None:
         self._metrics = metrics
+        self._control = control
         self._overview = overview
         self._reconciler = reconciler
         self._gate = gate
@@ -78,7 +94,28 @@ class AdminPage:
         if self._overview is not None:
             application.router.add_get("/", self.page)
             application.router.add_get("/status/overview", self.overview)
+        if self._control is not None:
+            application.router.add_post("/reload", partial(self.reload, self._control))
         return application
+
+    async def reload(self, control: AdminControl, request: web.Request) -> web.Response:
+        """Ask for a reload, if the request carries the token. The log and the metric say how it ends."""
+        if control.token is None:
+            raise web.HTTPForbidden(text="the admin page is read-only: admin.token is not set\n")
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(given, f"Bearer {control.token}".encode()):
+            log.warning(
+                "a change without the admin token is refused", path=request.path, client=request.remote
+            )
+            raise web.HTTPUnauthorized(
+                text="send the header Authorization: Bearer TOKEN, with the token in admin.token\n",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        log.info("a reload is asked for through the admin page", client=request.remote)
+        control.reload()
+        return web.Response(
+            status=202, text="asked for; tieringd_config_last_reload_successful and the log say how it ends\n"
+        )
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Serve the daemon's metrics in Prometheus' text format."""
@@ -194,9 +231,11 @@ async def serving(
     reconciler: Reconciler | None,
     gate: UploadGate | None = None,
     overview: OverviewMaker | None = None,
+    *,
+    reload: Callable[[], None] | None = None,
 ) -> AsyncIterator[None]:
     """
-    Serve the admin page for the time of the context.
+    Serve the admin page for the time of the context. Without *reload* no request changes anything.
 
     Raises:
         ConfigError: The address cannot be listened on.
@@ -208,7 +247,9 @@ async def serving(
     if reconciler is not None:
         metrics.watch_faults(reconciler)
     metrics.max_topics = config.metrics_topics
-    admin = AdminPage(metrics, reconciler, gate, overview)
+    token = None if config.token is None else config.token.get_secret_value()
+    control = None if reload is None else AdminControl(token, reload)
+    admin = AdminPage(metrics, reconciler, gate, overview, control)
     runner = web.AppRunner(admin.application(), access_log=None)
     await runner.setup()
     try:

@@ -3,7 +3,7 @@ The daemon's life, readable from top to bottom: open, serve, run until told to s
 
 SIGTERM and SIGINT ask it to stop: the uploads under way are finished and committed, within
 `shutdown_timeout_ms`. A second signal cuts them off, which leaves at most objects that no manifest names.
-SIGHUP reads the configuration again (`Reloader`).
+SIGHUP, or POST /reload with the admin token, reads the configuration again (`Reloader`).
 
 `keep_arenas_few` limits the heaps of threads. glibc gives threads heaps of their own, up to eight for
 each processor, and returns little of them. Uploads run in many threads, one after the other in each of
@@ -175,6 +175,7 @@ async def run_daemon(
                 space=parts.disks.space,
                 errors=errors,
             ),
+            reload=hangup.set,
         ),
     ):
         _report_start(config, parts)

@@ -202,7 +202,7 @@ def _reconciler(
     archivers: ArchiverFactory,
 ) -> Reconciler:
     directories = _pin_directories(config)
-    if config.broker.kind == "kafka":
+    if config.broker.kind == "kafka" and config.pin_segments:
         for log_dir in map(str, config.broker.log_dirs):
             metrics.health.pins_available.labels(log_dir).set(log_dir in directories)
     pinner = Pinner(directories, budget_bytes=config.pin_max_bytes, metrics=metrics)

@@ -81,7 +81,7 @@ class HealthGauges:
         )
         self.pins_available = Gauge(
             "tieringd_pins_available",
-            "1 where segments of a log directory can be pinned, 0 where they cannot",
+            "1 where segments of a log directory can be pinned, 0 where they cannot; no series without pins",
             ("log_dir",),
             registry=registry,
         )

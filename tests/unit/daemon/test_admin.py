@@ -20,7 +20,7 @@ from tests.fakes.log_writer import LogWriter, leads_from
 from tests.fakes.store import store_unavailable
 from tests.fakes.uploads import settle
 from tieringd.config.model import AdminConfig
-from tieringd.daemon.admin import AdminPage, serving
+from tieringd.daemon.admin import AdminControl, AdminPage, serving
 from tieringd.errors import ConfigError, StoreFull
 from tieringd.formats.object_keys import data_key, topic_key
 from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
@@ -389,3 +389,60 @@ async def test_serving_can_be_turned_off(metrics, reconciler):
         async with serving(AdminConfig(enabled=False), metrics, reconciler):
             pass
     assert logs == []
+
+
+@pytest.fixture
+def asked_to_reload():
+    """Give the list that gets an entry for each reload."""
+    return []
+
+
+@pytest.fixture
+def guarded_client(metrics, reconciler, asked_to_reload):
+    """Give a function that serves the page with a token, or without one."""
+
+    def served(token):
+        control = AdminControl(token, lambda: asked_to_reload.append(1))
+        return TestClient(TestServer(AdminPage(metrics, reconciler, control=control).application()))
+
+    return served
+
+
+@pytest.mark.parametrize(
+    ("token", "headers", "expected"),
+    [
+        (None, {}, 403),
+        (None, {"Authorization": "Bearer None"}, 403),
+        ("open", {}, 401),
+        ("open", {"Authorization": "Bearer shut"}, 401),
+        ("open", {"Authorization": "open"}, 401),
+        ("open", {"Authorization": "Bearer open\u00e9"}, 401),
+        ("open", {"Authorization": "Bearer open"}, 202),
+    ],
+)
+async def test_reload_takes_the_token_that_is_configured(
+    guarded_client, asked_to_reload, token, headers, expected
+):
+    """Without one it is refused to everybody; with one to those who do not carry it."""
+    async with guarded_client(token) as client:
+        async with client.post("/reload", headers=headers) as response:
+            assert response.status == expected
+            assert "open" not in await response.text()
+        assert asked_to_reload == [1] * (expected == 202)
+
+
+async def test_every_other_request_only_reads(guarded_client, asked_to_reload, store):
+    """Each route takes GET, and refuses each method that could change something, with the token as well."""
+    async with guarded_client("open") as client:
+        routes = client.server.app.router.routes()
+        assert {route.method for route in routes if route.resource.canonical != "/reload"} == {"GET", "HEAD"}
+        paths = {route.resource.canonical for route in routes}
+        for path in paths:
+            for method in ("POST", "PUT", "PATCH", "DELETE"):
+                if (path, method) == ("/reload", "POST"):
+                    continue
+                headers = {"Authorization": "Bearer open"}
+                async with client.request(method, path, headers=headers) as response:
+                    assert response.status == 405, (method, path)
+    assert asked_to_reload == []
+    assert store.requests == []
