@@ -16,6 +16,7 @@ TieringError
 │   ├── BucketNotFound
 │   └── StoreFull             no room on the file store's disk
 ├── BrokerDenied              the broker refuses an operation for good
+│   └── BrokerLacksApi        the broker does not offer the request
 ├── FencedError               another writer owns the partition: stop, do not retry
 │   └── RivalWriter           another process writes under the same leader epoch
 ├── DataLossError             records that a reader asked for are not in the archive
@@ -138,6 +139,10 @@ STORE_FAULTS: Final = (StorageUnavailable, StorageDenied, BucketNotFound, StoreF
 
 class BrokerDenied(TieringError):
     """The broker refuses an operation for good: permission, or the kind of topic."""
+
+
+class BrokerLacksApi(BrokerDenied):
+    """The broker does not offer a request, or no version of it that tieringd knows."""
 
 
 class FencedError(TieringError):

@@ -18,6 +18,7 @@ from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import Observation, Observer
 from tieringd.archiving.pinner import Pinner
 from tieringd.archiving.reconciler import Reconciler
+from tieringd.archiving.share_groups import ShareGroups
 from tieringd.archiving.upload_gate import UploadGate
 from tieringd.broker.layout import KafkaLayout
 from tieringd.config import parse_config
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 
 SCAN_NUMBERS = count(1)
+SHARE_GROUP_HOLD_MS = 86_400_000
 """Ascending numbers for observations."""
 
 
@@ -265,6 +267,7 @@ def _archiver(
         layout=archive.layout,
         limits=limits,
         clock=clock,
+        share_groups=ShareGroups(broker, steady_ms=clock.steady_ms, hold_ms=SHARE_GROUP_HOLD_MS),
         known=known,
     )
 

@@ -69,6 +69,8 @@ class FakeBroker:
         """The client quotas of the cluster. Brokers of one cluster may share one dictionary."""
         self.quota_orders = 0
         """The number of requests to this broker that changed quotas."""
+        self.share_groups: dict[str, dict[TopicPartition, int]] = {}
+        """The start offsets of the cluster's share groups."""
         self.denied: set[str] = set()
         self.lagging: set[TopicPartition] = set()
         self.calls: Counter[str] = Counter()
@@ -197,6 +199,15 @@ class FakeBroker:
                     del self.quotas[entity]
 
         await self._answer("alter_client_quotas", change, may_be_late=True)
+
+    async def share_group_starts(self) -> Mapping[str, Mapping[TopicPartition, int]]:
+        """Return the share groups' start offsets. A cluster without any answers at once."""
+        if not self.share_groups and not self._faults["share_group_starts"]:
+            return {}
+        return await self._answer(
+            "share_group_starts",
+            lambda: {group: dict(starts) for group, starts in self.share_groups.items()},
+        )
 
     async def trim(
         self, leadership: Leadership, log: LocalLog, *, before_offset: int, needs_every_replica: bool = False

@@ -94,6 +94,10 @@ class ClusterBroker:
         """Refuse: no topic here has managed retention."""
         raise BrokerDenied(f"{topic} may not be altered", hint="Leave the retention as it is")
 
+    async def share_group_starts(self) -> Mapping[str, Mapping[TopicPartition, int]]:
+        """Return that there are no share groups."""
+        return {}
+
     async def trim(
         self, leadership: Leadership, log: LocalLog, *, before_offset: int, needs_every_replica: bool = False
     ) -> int:

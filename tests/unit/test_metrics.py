@@ -284,7 +284,7 @@ def test_metrics_without_labels_begin_at_zero():
     totals = {name: value for (name, _), value in found.items() if name.startswith("tieringd_daemon_")}
     assert totals.pop("tieringd_daemon_seconds_to_loss") == math.inf
     assert set(totals.values()) == {0}
-    assert len(totals) == 13 + len(topic_counters(Metrics()))
+    assert len(totals) == 14 + len(topic_counters(Metrics()))
 
 
 def test_totals_of_the_daemon_are_what_its_series_come_to():

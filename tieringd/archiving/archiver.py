@@ -32,6 +32,7 @@ from tieringd.archiving.observer import Observation
 from tieringd.archiving.partition_logger import LeadershipLogger, PartitionLogger
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.archiving.segment_copier import CopiedSegment
+from tieringd.archiving.share_groups import ShareGroups
 from tieringd.archiving.trimmer import HintPublisher, Trimmer
 from tieringd.archiving.upload_gate import Urgency
 from tieringd.archiving.uploader import Quarantine, Uploader, UploadOutcome
@@ -142,6 +143,7 @@ class PartitionGauges:
         seen: Observation,
         plan: UploadPlan,
         *,
+        trim_held_bytes: int,
         seconds_to_loss: float,
         now_ms: int,
         steady_ms: int,
@@ -149,8 +151,9 @@ class PartitionGauges:
         """
         Show every figure.
 
-        *plan* is what is left to upload after the step. *now_ms* is of this host's wall clock, which also
-        dates the files; *steady_ms* is of a clock that is never set back.
+        *plan* is what is left to upload after the step. *trim_held_bytes* is what only share groups kept from
+        the trim. *now_ms* is of this host's wall clock, which also dates the files; *steady_ms* is of a clock
+        that is never set back.
         """
         waiting = [part.segment for part in plan.slices if not part.is_open]
         oldest_ns = min((segment.modified_ns for segment in waiting), default=None)
@@ -164,6 +167,7 @@ class PartitionGauges:
                 lag_seconds=lag_seconds,
                 seconds_to_loss=seconds_to_loss,
                 held_seconds=self._held_seconds(plan, seen, steady_ms),
+                trim_held_bytes=trim_held_bytes,
                 next_offset=manifest.next_offset,
                 start_offset=manifest.start_offset,
                 gap_offsets=manifest.gap_offsets,
@@ -275,6 +279,7 @@ class Archiver(LeadershipLogger):
         limits: UploadLimits,
         clock: ArchiveClock,
         layout: Layout,
+        share_groups: ShareGroups,
         known: StoredManifest | None = None,
     ) -> None:
         """Build the parts; *known* is the last manifest that this daemon read as a follower, if any."""
@@ -334,7 +339,9 @@ class Archiver(LeadershipLogger):
             broker=broker,
             remote_log=remote_log,
             metrics=metrics,
+            share_groups=share_groups,
             steady_ms=clock.steady_ms,
+            ages_ms=self._upload_times.ages_ms,
             is_current=self._claim.is_current,
             record=self._claim.record_trim,
         )
@@ -477,7 +484,8 @@ class Archiver(LeadershipLogger):
         # A commit after the trim was planned may allow more of it: a replaced segment now matches its file.
         is_changed = stored.version != version_before
         has_acted = bool(plan.slices or trimmed or expired or is_changed)
-        if not (has_acted or self.quarantine_fault or left.held_by_transaction):
+        is_held = left.held_by_transaction or self._trimmer.held_bytes
+        if not (has_acted or self.quarantine_fault or is_held):
             self._rests_on, self._rests_since_ms = seen, self._clock()
             self._rests_until_ms = self._due_ms(stored.existing, seen)
         return StepResult(
@@ -699,6 +707,7 @@ class Archiver(LeadershipLogger):
             manifest,
             seen,
             plan,
+            trim_held_bytes=self._trimmer.held_bytes,
             seconds_to_loss=self._seconds_to_loss(manifest, seen),
             now_ms=self._clock.wall_ms(),
             steady_ms=self._clock.steady_ms(),

@@ -25,6 +25,7 @@ from tieringd.archiving.claim import Claim
 from tieringd.archiving.observer import Observation
 from tieringd.archiving.partition_logger import PartitionLogger
 from tieringd.archiving.remote_log import RemoteLog
+from tieringd.archiving.share_groups import ShareGroups
 from tieringd.broker.base import Broker
 from tieringd.errors import (
     BrokerDenied,
@@ -40,7 +41,7 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.segment import LocalSegment
 from tieringd.policies.local_hint import HintMemory, HintPlan, plan_hint
-from tieringd.policies.local_retention import TrimCandidate, trim_due_ms
+from tieringd.policies.local_retention import TrimCandidate, TrimPlan, trim_due_ms
 from tieringd.policies.total_retention import plan_local_expiry
 from tieringd.policies.trim_target import TrimWishes, plan_trim_to_target
 
@@ -147,18 +148,20 @@ class Trimmer(PartitionLogger):
         broker: Broker,
         remote_log: RemoteLog,
         metrics: Metrics,
+        share_groups: ShareGroups,
         steady_ms: Callable[[], int],
+        ages_ms: Callable[[PartitionManifest], int],
         is_current: Callable[[], Awaitable[bool]],
         record: TrimRecord,
     ) -> None:
         """
         Take the collaborators.
 
-        *steady_ms* returns milliseconds of a clock that is never set back. *is_current* says whether the
-        bucket still holds the manifest that is trimmed by; without it, a leader that does not know yet
-        that it was deposed would trim what its successor has cut off the archive. *record* stores what
-        distinguishes tieringd's own trims from a user's DeleteRecords. *leadership* goes with every trim:
-        the broker carries it out only while it leads under that epoch.
+        *ages_ms* returns the time that ages count to. *steady_ms* returns milliseconds of a clock that is
+        never set back. *is_current* says whether the bucket still holds the manifest that is trimmed by;
+        without it, a leader that does not know yet that it was deposed would trim what its successor has cut
+        off the archive. *record* stores what distinguishes tieringd's own trims from a user's DeleteRecords.
+        *leadership* goes with every trim: the broker carries it out only while it leads under that epoch.
         """
         self._record = record
         self._leadership = leadership
@@ -166,12 +169,18 @@ class Trimmer(PartitionLogger):
         self._broker = broker
         self._remote_log = remote_log
         self._metrics = metrics
+        self._share_groups = share_groups
         self._steady_ms = steady_ms
+        self._ages_ms = ages_ms
         self._is_current = is_current
+        self.held_bytes = 0
+        """Bytes that only share groups kept from the last trim."""
         self._proved: dict[int, tuple[int, int, int]] = {}
         self._denied_until_ms = 0
         self._trimmed_at = -math.inf
         self._failure = ""
+        self._is_held = False
+        """Whether share groups held something back at the last trim, as far as this was logged."""
         self.cloud_gc_offset: int | None = None
         """The offset up to which the space manager asked for room; the next trim uses it."""
 
@@ -181,6 +190,7 @@ class Trimmer(PartitionLogger):
 
     async def trim(self, manifest: PartitionManifest, seen: Observation) -> int:
         """Trim what *manifest*, which is in the bucket, allows; return the number of segments trimmed."""
+        self.held_bytes = 0
         self._forget_gone(seen)
         if self._steady_ms() < self._denied_until_ms or self._is_older_than_last_trim(seen):
             return 0
@@ -198,6 +208,8 @@ class Trimmer(PartitionLogger):
         )
         if target.spends_cloud_gc:
             self.cloud_gc_offset = None
+        if plan.candidates:
+            plan = await self._without_held(plan, manifest, wishes, seen)
         proved = await self._prove(plan.candidates)
         if not proved or not await self._is_current():
             return 0
@@ -208,6 +220,25 @@ class Trimmer(PartitionLogger):
         segments = [candidate.local for candidate in proved]
         done = await self._let_go(seen, segments, before_offset=before_offset, is_urgent=is_urgent)
         return len(proved) if done else 0
+
+    async def _without_held(
+        self, free: TrimPlan, manifest: PartitionManifest, wishes: TrimWishes, seen: Observation
+    ) -> TrimPlan:
+        """Return the plan *free* without the segments that share groups still need."""
+        hold = await self._share_groups.hold(self._partition.topic_partition, now_ms=self._ages_ms(manifest))
+        if hold is None:
+            self._is_held = False
+            return free
+        wishes = replace(wishes, share_group_hold=hold)
+        _, plan = plan_trim_to_target(
+            seen.log, manifest, wishes, log_start_offset=seen.bounds.log_start_offset
+        )
+        held = free.candidates[len(plan.candidates) :]
+        self.held_bytes = sum(candidate.local.size_bytes for candidate in held)
+        if held and not self._is_held:
+            self._log.info("trim waits for a share group", because=hold.because, held_bytes=self.held_bytes)
+        self._is_held = bool(held)
+        return plan
 
     async def trim_expired(self, manifest: PartitionManifest, seen: Observation) -> int:
         """

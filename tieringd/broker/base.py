@@ -123,6 +123,17 @@ class Broker(Protocol):
             BrokerDenied: This user may not, or there is no broker. Some quotas may have been set.
         """
 
+    async def share_group_starts(self) -> Mapping[str, Mapping[TopicPartition, int]]:
+        """
+        Return the first offset that each share group of the cluster still needs, by group and partition.
+
+        It is negative where the group has not begun. A broker without share groups has none.
+
+        Raises:
+            BrokerUnavailable: A live broker does not answer, or cannot tell the offsets now.
+            BrokerDenied: This user may not see the offsets of a group.
+        """
+
     async def trim(
         self, leadership: Leadership, log: LocalLog, *, before_offset: int, needs_every_replica: bool = False
     ) -> int:

@@ -164,6 +164,10 @@ class DirectoryBroker:
         names = "; ".join(str(entity) for entity in changes)
         raise BrokerDenied(f"client quotas of {names} cannot be set: broker.kind is none")
 
+    async def share_group_starts(self) -> Mapping[str, Mapping[TopicPartition, int]]:
+        """Return nothing: there is no broker to coordinate a group."""
+        return {}
+
     async def trim(
         self, leadership: Leadership, log: LocalLog, *, before_offset: int, needs_every_replica: bool = False
     ) -> int:

@@ -43,6 +43,7 @@ from tieringd.broker.kafka_protocol import (
     KafkaRequest,
     KafkaSettings,
 )
+from tieringd.broker.kafka_share_groups import share_group_starts
 from tieringd.errors import BrokerDenied, BrokerUnavailable, LeadershipChanged, TieringError
 from tieringd.model.disk_state import QuotaEntity
 from tieringd.model.local_log import LocalLog, LocalPartition, LogDirSizes, ReplicaSize
@@ -345,6 +346,20 @@ class KafkaBroker:
             BrokerDenied: This user may not: it needs the ACL ALTER_CONFIGS on the cluster.
         """
         kafka_quotas.check_altered(await self._ask(kafka_quotas.alter_request(changes, send_by=send_by)))
+
+    async def share_group_starts(self) -> Mapping[str, Mapping[TopicPartition, int]]:
+        """
+        Return the first offset that each share group of the cluster still needs, by group and partition.
+
+        Every live broker is asked for the groups that it coordinates.
+        """
+        brokers = (await self._metadata(())).brokers
+        node_id = self._require_node_id()
+        addresses = {int(each.node_id): (each.host, int(each.port)) for each in brokers}
+        own = addresses.pop(node_id, None)
+        if own is None:
+            raise BrokerUnavailable(f"broker {node_id} is not among the live brokers of the cluster")
+        return await share_group_starts(self._connections, own, addresses.values())
 
     async def trim(
         self, leadership: Leadership, log: LocalLog, *, before_offset: int, needs_every_replica: bool = False

@@ -12,6 +12,7 @@ DENIED_HINTS: Final = {
     ErrorCode.policy_violation: "Kafka never deletes records of a topic whose cleanup.policy is only compact",
     ErrorCode.invalid_topic_exception: "Kafka never deletes records of its internal topics",
     ErrorCode.topic_authorization_failed: "Grant this user the ACLs DESCRIBE, DESCRIBE_CONFIGS and DELETE",
+    ErrorCode.group_authorization_failed: "Grant this user the ACL DESCRIBE on all groups",
     ErrorCode.cluster_authorization_failed: "Grant this user the ACL DESCRIBE on the cluster",
 }
 """What an operator can do about the codes that do not pass by themselves."""

@@ -35,7 +35,7 @@ from kio.serial import entity_writer
 from kio.static.constants import EntityType
 
 from tieringd.broker.base import EFFECT_WITHIN_SECONDS
-from tieringd.errors import BrokerDenied, BrokerUnavailable, ConfigError
+from tieringd.errors import BrokerDenied, BrokerLacksApi, BrokerUnavailable, ConfigError
 from tieringd.formats.kafka_wire.kio_decoding import UNREADABLE, decoded_of_broker
 
 if TYPE_CHECKING:
@@ -92,6 +92,10 @@ INCREMENTAL_ALTER_CONFIGS: Final = ApiVersionRange(
 DELETE_RECORDS: Final = ApiVersionRange("DeleteRecords", 21, min_version=0, max_version=2)
 DESCRIBE_CLIENT_QUOTAS: Final = ApiVersionRange("DescribeClientQuotas", 48, min_version=0, max_version=1)
 ALTER_CLIENT_QUOTAS: Final = ApiVersionRange("AlterClientQuotas", 49, min_version=0, max_version=1)
+LIST_GROUPS: Final = ApiVersionRange("ListGroups", 16, min_version=5, max_version=5)
+DESCRIBE_SHARE_GROUP_OFFSETS: Final = ApiVersionRange(
+    "DescribeShareGroupOffsets", 90, min_version=0, max_version=1
+)
 
 
 class KafkaRequest:
@@ -109,9 +113,15 @@ class KafkaRequest:
         build: Callable[[ModuleType], RequestPayload],
         *,
         send_by: float = math.inf,
+        only_with: ApiVersionRange | None = None,
     ) -> None:
-        """Keep *api*, *build* and *send_by*: the loop time after which the request must not be sent."""
+        """
+        Keep *api*, *build* and *send_by*: the loop time after which the request must not be sent.
+
+        The request is sent only to a broker that also offers *only_with*.
+        """
         self._api = api
+        self._only_with = only_with
         self._build = build
         self._send_by = send_by
         self._payload: RequestPayload | None = None
@@ -130,25 +140,19 @@ class KafkaRequest:
         which a request can be held back.
 
         Raises:
-            BrokerDenied: There is no common version.
+            BrokerLacksApi: There is no common version.
             BrokerUnavailable: It is too late for this request.
         """
         api = self._api
+        if self._only_with is not None:
+            _common_version(self._only_with, versions)
         late_seconds = asyncio.get_running_loop().time() - self._send_by
         if late_seconds > 0:
             raise BrokerUnavailable(
                 f"{api.name} was not sent: the last check of the leadership was {late_seconds:.1f} s too "
                 "long ago"
             )
-        low, high = versions.get(api.key, (0, -1))
-        version = min(high, api.max_version)
-        if version < max(low, api.min_version):
-            offered = f"offers versions {low} to {high}" if high >= 0 else "does not offer it"
-            raise BrokerDenied(
-                f"the broker {offered} of {api.name}; tieringd needs one of versions {api.min_version} to "
-                f"{api.max_version}",
-                hint="Use Apache Kafka 2.8 or newer",
-            )
+        version = _common_version(api, versions)
         module = load_payload_module(api.key, version, EntityType.request)
         self._payload = self._build(module)
         return self
@@ -188,6 +192,20 @@ class KafkaRequest:
         def decode(frame: BytesIO) -> bytes:
             """Return what follows the header."""
             return frame.read()
+
+
+def _common_version(api: ApiVersionRange, versions: Mapping[int, tuple[int, int]]) -> int:
+    """Return the highest version that both sides know."""
+    low, high = versions.get(api.key, (0, -1))
+    version = min(high, api.max_version)
+    if version < max(low, api.min_version):
+        offered = f"offers versions {low} to {high}" if high >= 0 else "does not offer it"
+        raise BrokerLacksApi(
+            f"the broker {offered} of {api.name}; tieringd needs one of versions {api.min_version} to "
+            f"{api.max_version}",
+            hint="Use Apache Kafka 2.8 or newer",
+        )
+    return version
 
 
 @dataclass(frozen=True, slots=True)

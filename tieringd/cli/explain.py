@@ -91,6 +91,7 @@ def topic_facts(config: Config, snapshot: TopicSnapshot, one: PartitionSnapshot)
         is_compact_only=topic.is_compact_only,
         reuploads_compacted=topic.reuploads_compacted,
         idle_because=idle_because or one.problem,
+        share_group_hold=one.share_group_hold,
         upload_interval_ms=limits.max_interval_ms if limits.cuts_segments else None,
     )
 

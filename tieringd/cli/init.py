@@ -316,6 +316,7 @@ def _acls(answers: Answers, config: Config) -> Iterator[str]:
 
     user = answers.user or "ANONYMOUS"
     yield acl_command(config, user, "DESCRIBE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
+    yield acl_command(config, user, "DESCRIBE", group="*")
     for pattern in answers.topics:
         prefix = pattern.removesuffix("*")
         command = acl_command(config, user, "DESCRIBE", "DESCRIBE_CONFIGS", "DELETE", topic=prefix or "*")

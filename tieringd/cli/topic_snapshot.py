@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tieringd.archiving.share_groups import ShareGroups
 from tieringd.broker.base import Broker
 from tieringd.config import Config, TopicConfig
 from tieringd.daemon.archive import Archive, opened_archive
@@ -21,6 +22,7 @@ from tieringd.formats.topic_manifest import Archiving, TopicManifest
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import ClusterView, LogBounds, TopicIdPartition
+from tieringd.policies.trim_target import ShareGroupHold
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class PartitionSnapshot:
     is_led: bool
     problem: str = ""
     """Why *log* or *bounds* are unknown although this broker should have them; empty if they are known."""
+    share_group_hold: ShareGroupHold | None = None
+    """What share groups still need; None where they need nothing, or several partitions were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ async def topic_snapshot_with(
     """
     Return a snapshot as `take_topic_snapshot` does, from an archive and a broker that are open already.
 
-    With *number*, the partition's manifest includes its spilled segments.
+    With *number*, the partition's manifest includes its spilled segments, and share groups are asked for.
     """
     held, view = await _held(config, archive, broker, topic)
     key, known = await _identified(archive, await broker.cluster_id(), topic, held)
@@ -81,7 +85,10 @@ async def topic_snapshot_with(
         numbers = range(number, number + 1)
     partitions = await _partition_snapshots(archive, broker, key, {n: held.get(n) for n in numbers}, view)
     if number is not None:
-        partitions = tuple([await _with_history(archive, one) for one in partitions])
+        groups = ShareGroups(
+            broker, steady_ms=archive.clock.steady_ms, hold_ms=config.share_group_trim_hold_ms
+        )
+        partitions = tuple([await _in_full(archive, groups, one) for one in partitions])
     return TopicSnapshot(
         key,
         config.topic(topic, properties, known),
@@ -161,10 +168,15 @@ async def _partition_snapshots(
     return await _with_bounds(broker, snapshots, view)
 
 
-async def _with_history(archive: Archive, one: PartitionSnapshot) -> PartitionSnapshot:
+async def _in_full(archive: Archive, groups: ShareGroups, one: PartitionSnapshot) -> PartitionSnapshot:
     if one.manifest is None:
         return one
-    return replace(one, manifest=await archive.manifests.spillovers.with_history(one.manifest))
+    manifest = await archive.manifests.spillovers.with_history(one.manifest)
+    hold = None
+    if one.is_led:
+        ages_ms = archive.clock.status().ages_ms(manifest.committed_at_ms)
+        hold = await groups.hold(one.partition.topic_partition, now_ms=ages_ms)
+    return replace(one, manifest=manifest, share_group_hold=hold)
 
 
 def _read(archive: Archive, local: LocalPartition, manifest: PartitionManifest | None) -> LocalLog:

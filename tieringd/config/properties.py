@@ -137,6 +137,11 @@ class Space(BaseModel):
     """Enforce the local targets; false lets local data grow until the space is needed."""
     space_management_enable: Annotated[bool, Flag(), LIVE] = True
     """Trim durable segments when the logs are over their area of the disk."""
+    share_group_trim_hold_ms: Annotated[int, duration(0, MAX_INT64), LIVE] = 7 * _DAY_MS
+    """
+    How long after its upload a segment stays on the broker for a share group (KIP-932) that still needs it;
+    0 trims without regard to share groups. Share groups cannot read from the archive.
+    """
     retention_local_trim_interval: Annotated[int, duration(1, _DAY_MS), LIVE] = 30 * _SECOND_MS
     """How often the use of the disks' areas is checked; a bare number is in milliseconds."""
     disk_reservation_percent: Annotated[float, Decimal(0, 100), LIVE] = 20.0

@@ -24,6 +24,7 @@ from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import Observer
 from tieringd.archiving.pinner import Pinner
 from tieringd.archiving.reconciler import Reconciler
+from tieringd.archiving.share_groups import ShareGroups
 from tieringd.archiving.upload_controller import UploadController
 from tieringd.broker.base import Broker
 from tieringd.broker.host_load import HostLoadReader
@@ -65,6 +66,9 @@ class ArchiverFactory:
         followed_manifests: FollowedManifests,
     ) -> None:
         self.limits = upload_limits(config)
+        self.share_groups = ShareGroups(
+            broker, steady_ms=archive.clock.steady_ms, hold_ms=config.share_group_trim_hold_ms
+        )
         self._metrics = metrics
         self._archive = archive
         self._broker = broker
@@ -81,6 +85,7 @@ class ArchiverFactory:
             limits=self.limits,
             clock=self._archive.clock,
             layout=self._archive.layout,
+            share_groups=self.share_groups,
             known=self._followed_manifests.take(leadership.partition),
         )
 
@@ -173,6 +178,7 @@ def apply_config(config: Config, parts: DaemonParts) -> None:
     """Let running parts use *config*, as far as it can change while they run."""
     parts.archive.store.set_limits(store_limits(config))
     parts.archivers.limits = upload_limits(config)
+    parts.archivers.share_groups.hold_ms = config.share_group_trim_hold_ms
     parts.reconciler.set_config(config, parts.archivers.limits)
     parts.controller.set_pace(_pace_limits(config))
     parts.disks.set_config(config)

@@ -30,6 +30,7 @@ from tieringd.daemon.assembly import pin_candidates
 from tieringd.daemon.local_broker import kafka_settings, layout_of
 from tieringd.errors import (
     BrokerDenied,
+    BrokerUnavailable,
     ConfigError,
     ObjectNotFound,
     RetryableError,
@@ -272,13 +273,28 @@ async def _broker(config: Config, timeout_seconds: float) -> AsyncIterator[Findi
         found = await broker.permissions(topics)
         yield Finding("broker", subject, Outcome.OK, f"cluster {found.cluster_id} answers")
         archived = await _archived(config, broker, topics)
+        groups = await _share_groups(config, broker)
     except TieringError as error:
         yield _of_error("broker", subject, error)
         return
     finally:
         await broker.close()
-    for one in _permissions(config, found, archived):
+    for one in (*_permissions(config, found, archived), groups):
         yield one
+
+
+async def _share_groups(config: Config, broker: KafkaBroker) -> Finding:
+    """Say whether the offsets of share groups are known. While they are not, trims wait."""
+    check, subject = "share_groups", "cluster"
+    if not config.share_group_trim_hold_ms:
+        return Finding(check, subject, Outcome.OK, "share_group_trim_hold_ms is 0: trims ignore share groups")
+    try:
+        groups = await broker.share_group_starts()
+    except (BrokerDenied, BrokerUnavailable) as error:
+        user = config.broker.security.sasl_username or "ANONYMOUS"
+        hint = acl_command(config, user, "DESCRIBE", group="*") if isinstance(error, BrokerDenied) else ""
+        return Finding(check, subject, Outcome.WARNING, f"trims wait: {error}", hint)
+    return Finding(check, subject, Outcome.OK, f"offsets of {len(groups)} share groups are known")
 
 
 async def _archived(config: Config, broker: KafkaBroker, topics: list[str]) -> list[str]:
@@ -320,11 +336,15 @@ def _permissions(config: Config, found: Permissions, archived: list[str]) -> Ite
             )
 
 
-def acl_command(config: Config, user: str, *operations: str, topic: str | None = None) -> str:
-    """Return the command that grants *user* some operations on *topic*, or on the cluster."""
+def acl_command(
+    config: Config, user: str, *operations: str, topic: str | None = None, group: str | None = None
+) -> str:
+    """Return the command that grants *user* some operations on *topic*, on *group*, or on the cluster."""
     server = config.broker.bootstrap[0] if config.broker.bootstrap else "localhost:9092"
     names = " ".join(f"--operation {''.join(w.title() for w in one.split('_'))}" for one in operations)
     on = "--cluster" if topic is None else f"--topic '{topic}'"
+    if group is not None:
+        on = f"--group '{group}'"
     return f"kafka-acls --bootstrap-server {server} --add --allow-principal User:{user} {names} {on}"
 
 

@@ -41,6 +41,7 @@ class PartitionFigures:
     lag_seconds: float = 0.0
     seconds_to_loss: float = float("inf")
     held_seconds: float = 0.0
+    trim_held_bytes: int = 0
     next_offset: int = 0
     start_offset: int = 0
     gap_offsets: int = 0
@@ -75,6 +76,10 @@ SERIES: Final[Mapping[str, tuple[str, str]]] = {
     "held_seconds": (
         "tieringd_upload_held_by_transaction_seconds",
         "How long a closed segment has waited for an open transaction to end, 0 when none does",
+    ),
+    "trim_held_bytes": (
+        "tieringd_trim_held_by_share_groups_bytes",
+        "Bytes on the local disk that are durable, and kept there only because a share group needs them",
     ),
     "next_offset": ("tieringd_archive_next_offset", "First offset that the manifest does not cover"),
     "start_offset": ("tieringd_archive_start_offset", "First offset that the archive holds"),
@@ -182,6 +187,7 @@ class Sums:
     archived_segments: int = 0
     local_bytes: int = 0
     gap_offsets: int = 0
+    trim_held_bytes: int = 0
     lag_seconds: float = 0.0
     held_seconds: float = 0.0
     seconds_to_loss: float = math.inf
@@ -193,6 +199,7 @@ class Sums:
         self.pending_bytes += figures.pending_bytes
         self.pending_segments += figures.pending_segments
         self.gap_offsets += figures.gap_offsets
+        self.trim_held_bytes += figures.trim_held_bytes
         self.lag_seconds = max(self.lag_seconds, figures.lag_seconds)
         self.held_seconds = max(self.held_seconds, figures.held_seconds)
         if figures.pending_bytes:

@@ -113,6 +113,11 @@ class DaemonTotals(Collector):
                 sums.held_seconds,
             ),
             (
+                "trim_held_by_share_groups_bytes",
+                "Bytes that are durable and stay on the local disk only because a share group needs them",
+                sums.trim_held_bytes,
+            ),
+            (
                 "archive_bytes",
                 "Bytes that the archive holds of the led partitions",
                 sums.archived_bytes,

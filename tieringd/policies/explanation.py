@@ -27,7 +27,7 @@ from tieringd.policies.local_hint import HintShape
 from tieringd.policies.local_retention import LocalTarget, TrimPlan, plan_trim
 from tieringd.policies.retention_time import retention_time_ms
 from tieringd.policies.total_retention import TotalRetention, plan_total_retention, total_bytes
-from tieringd.policies.trim_target import TrimTarget, TrimWishes, plan_trim_to_target
+from tieringd.policies.trim_target import ShareGroupHold, TrimTarget, TrimWishes, plan_trim_to_target
 from tieringd.policies.upload_plan import MissingRange, UploadLimits, UploadPlan, plan_uploads, upload_due_ms
 
 
@@ -81,6 +81,8 @@ class TopicFacts:
     """Whether a compacted segment replaces its archived form."""
     idle_because: str = ""
     """Why this daemon uploads and trims nothing of the partition, as `why_idle` returns it."""
+    share_group_hold: ShareGroupHold | None = None
+    """What share groups still need; None where there is none."""
     upload_interval_ms: int | None = None
     """Age after which the stable part of the active segment is uploaded; None never uploads it early."""
 
@@ -194,7 +196,12 @@ class _PolicyAnswers:
                 self.log, self.manifest, shape.target, log_start_offset=self.log_start, now_ms=self.now_ms
             )
             hint = allowed.start_offset
-        wishes = TrimWishes(hint=hint, awaits_hint=shape.has_hint, never_because=self.never_trimmed)
+        wishes = TrimWishes(
+            hint=hint,
+            awaits_hint=shape.has_hint,
+            never_because=self.never_trimmed,
+            share_group_hold=self.facts.share_group_hold,
+        )
         return plan_trim_to_target(self.log, self.manifest, wishes, log_start_offset=self.log_start)
 
     def local(self) -> Iterator[SegmentExplanation]:

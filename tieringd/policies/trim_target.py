@@ -8,6 +8,10 @@ still to be published, it allows no trim: a missing hint would let everything go
 The space manager may ask for more by a `cloud_gc` offset. That raises the target, never past what is
 durable. A request serves one trim: a later one would act on pressure that is gone.
 
+A share group (KIP-932) reads from the broker alone, which skips what was trimmed. So a segment that a share
+group still needs stays on disk, for a limited time after its upload. A request of the space manager goes
+first: a full disk stops the broker.
+
 tieringd never trims some logs, whatever is durable. `why_never_trimmed` names those.
 """
 
@@ -22,6 +26,23 @@ from tieringd.policies.local_retention import TrimPlan, trim_head
 
 
 @dataclass(frozen=True, slots=True)
+class ShareGroupHold:
+    """The records of a partition that share groups still need."""
+
+    offset: int
+    """The first of them."""
+    because: str
+    kept_from_ms: int
+    """Segments that were uploaded before this time are not held any more."""
+
+    def holds(self, one: WalkedSegment) -> bool:
+        """Say whether a durable closed segment is held."""
+        assert one.local.next_offset is not None, "only closed segments are trimmed"
+        newest_ms = max(piece.uploaded_at_ms for piece in one.pieces)
+        return one.local.next_offset > self.offset and newest_ms >= self.kept_from_ms
+
+
+@dataclass(frozen=True, slots=True)
 class TrimWishes:
     """The requests for a trim of a partition's local log, and what forbids it."""
 
@@ -33,6 +54,8 @@ class TrimWishes:
     """The offset that the space manager asked for."""
     never_because: str = ""
     """The result of `why_never_trimmed`."""
+    share_group_hold: ShareGroupHold | None = None
+    """What share groups still need; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +128,15 @@ def plan_trim_to_target(
     if wishes.never_because:
         return target, TrimPlan((), log_start_offset, wishes.never_because)
 
+    hold = wishes.share_group_hold
+
     def why_kept(one: WalkedSegment) -> str:
-        if one.local.next_offset is None or one.local.next_offset <= target.offset:
+        if one.local.next_offset is None:
             return ""
-        return f"segment {one.local.base_offset} reaches past offset {target.offset}: {target.because}"
+        if one.local.next_offset > target.offset:
+            return f"segment {one.local.base_offset} reaches past offset {target.offset}: {target.because}"
+        if hold is not None and one.local.next_offset > (wishes.cloud_gc_offset or 0) and hold.holds(one):
+            return f"segment {one.local.base_offset} is kept on disk: {hold.because}"
+        return ""
 
     return target, trim_head(log, manifest, why_kept, log_start_offset=log_start_offset)

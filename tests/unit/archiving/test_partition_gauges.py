@@ -38,6 +38,7 @@ def publish(gauges):
         ages_ms=(3000, 2000, 1000, 0),
         overdue=False,
         loss=math.inf,
+        held=0,
     ):
         log = local_log([0, 10, 20, 30], sizes={0: 1, 10: 20, 20: 300, 30: 4000})
         segments = tuple(
@@ -53,7 +54,9 @@ def publish(gauges):
             is_overdue=overdue,
         )
         now_ms = at_ms + set_by_ms
-        gauges.publish(manifest, seen, plan, seconds_to_loss=loss, now_ms=now_ms, steady_ms=at_ms)
+        gauges.publish(
+            manifest, seen, plan, trim_held_bytes=held, seconds_to_loss=loss, now_ms=now_ms, steady_ms=at_ms
+        )
 
     return publish
 
@@ -171,7 +174,7 @@ def test_gauges_of_two_partitions_are_apart(metrics, publish, value):
     seen = Observation(log, LogBounds(0, 0, 0), TOPIC, scan_number=1)
     plan = plan_uploads(log, seen.bounds, next_offset=0, limits=UploadLimits())
     PartitionGauges(other, metrics=metrics).publish(
-        BEGUN, seen, plan, seconds_to_loss=math.inf, now_ms=TIME_MS, steady_ms=0
+        BEGUN, seen, plan, trim_held_bytes=0, seconds_to_loss=math.inf, now_ms=TIME_MS, steady_ms=0
     )
     assert value("upload_pending_segments") == 3
     metrics.forget_partition(PARTITION.topic_partition)

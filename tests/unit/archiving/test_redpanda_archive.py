@@ -11,6 +11,7 @@ from tests.fakes.topics import topic_config
 from tests.redpanda_builders import RedpandaLog
 from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.observer import Observation
+from tieringd.archiving.share_groups import ShareGroups
 from tieringd.broker.layout import RedpandaLayout
 from tieringd.errors import LocalFileError
 from tieringd.formats.object_keys import data_key
@@ -27,6 +28,9 @@ class TrimmingBroker:
 
     def __init__(self):
         self.trimmed_before = []
+
+    async def share_group_starts(self):
+        return {}
 
     async def trim(self, leadership, log, *, before_offset, needs_every_replica):
         self.trimmed_before.append(before_offset)
@@ -72,6 +76,7 @@ def archiver_of(archive, layout, broker, partition):
         limits=UploadLimits(),
         clock=archive_clock(lambda: NOW_MS),
         layout=layout,
+        share_groups=ShareGroups(broker, steady_ms=lambda: NOW_MS, hold_ms=1),
     )
 
 

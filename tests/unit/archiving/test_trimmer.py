@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from tests.fakes.archive import archive_in, archived, archiver_of, observed
+from tests.fakes.archive import SHARE_GROUP_HOLD_MS, archive_in, archived, archiver_of, observed
 from tests.fakes.broker import broker_unavailable
 from tests.fakes.virtual_loop import virtually
+from tieringd.archiving.share_groups import FRESH_SECONDS, ShareGroups
 from tieringd.archiving.trimmer import DENIED_PAUSE_MS, STALE_SCAN_SECONDS, Trimmer
 from tieringd.errors import BrokerDenied, LocalFileError
 from tieringd.model.partition import Leadership
@@ -49,7 +50,9 @@ def trimmer(writer, broker, archive, metrics, clock):
         broker=broker,
         remote_log=archive.remote_log,
         metrics=metrics,
+        share_groups=ShareGroups(broker, steady_ms=clock, hold_ms=SHARE_GROUP_HOLD_MS),
         steady_ms=clock,
+        ages_ms=lambda _: clock(),
         is_current=always,
         record=recorded,
     )
@@ -120,6 +123,44 @@ async def test_segments_within_the_target_stay(writer, archive, trimmer, broker)
     assert writer.bases_on_disk == writer.bases[1:]
 
 
+async def test_segments_that_a_share_group_needs_stay(writer, archive, trimmer, broker, clock):
+    """The group reads from the broker alone. As it goes on, the trim follows."""
+    bases = [writer.closed_segment() for _ in range(3)]
+    sizes = [len(writer.data_of(base)) for base in bases]
+    manifest = await archived(writer, archive)
+    broker.share_groups = {"work": {writer.name: bases[1]}, "ahead": {writer.name: bases[2]}}
+
+    with capture_logs() as lines:
+        assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 1
+        assert trimmer.held_bytes == sizes[1] + sizes[2]
+    assert writer.bases_on_disk[0] == bases[1]
+    (line,) = [one for one in lines if one["event"] == "trim waits for a share group"]
+    assert line["because"] == f"share group work needs offset {bases[1]} and later"
+
+    broker.share_groups["work"][writer.name] = writer.bases[-1]
+    clock.now_ms += int(FRESH_SECONDS * 1000)
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 1
+    assert writer.bases_on_disk[0] == bases[2]
+
+
+async def test_nothing_is_asked_of_share_groups_without_something_to_trim(writer, archive, trimmer, broker):
+    """An idle daemon sends no requests for them."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    assert await trimmer.trim(manifest, observed(writer)) == 0
+    assert not broker.calls["share_group_starts"]
+
+
+async def test_full_disk_goes_before_a_share_group(writer, archive, trimmer, broker):
+    """The space manager's request is trimmed, and no more than that."""
+    bases = [writer.closed_segment() for _ in range(3)]
+    manifest = await archived(writer, archive)
+    broker.share_groups = {"work": {writer.name: 0}}
+    trimmer.cloud_gc_offset = bases[1]
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 1
+    assert writer.bases_on_disk[0] == bases[1]
+
+
 async def test_segments_that_are_not_durable_stay(writer, archive, trimmer, broker):
     """What the manifest does not hold is never asked for, whatever the target."""
     durable = writer.closed_segment()
@@ -187,7 +228,9 @@ def counted(writer, broker, archive, metrics, clock):
         broker=broker,
         remote_log=counting,
         metrics=metrics,
+        share_groups=ShareGroups(broker, steady_ms=clock, hold_ms=SHARE_GROUP_HOLD_MS),
         steady_ms=clock,
+        ages_ms=lambda _: clock(),
         is_current=always,
         record=recorded,
     )
@@ -339,7 +382,9 @@ async def test_leader_that_does_not_know_its_successor_trims_nothing(writer, arc
         broker=broker,
         remote_log=archive.remote_log,
         metrics=metrics,
+        share_groups=ShareGroups(broker, steady_ms=clock, hold_ms=SHARE_GROUP_HOLD_MS),
         steady_ms=clock,
+        ages_ms=lambda _: clock(),
         is_current=is_current,
         record=recorded,
     )

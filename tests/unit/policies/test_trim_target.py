@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.model.values import local_log, remote, stored
 from tieringd.policies.trim_target import (
+    ShareGroupHold,
     TrimTarget,
     TrimWishes,
     choose_trim_target,
@@ -247,3 +248,22 @@ def test_trim_takes_all_durable_closed_segments_below_the_target(hint, cloud_gc,
     assert [one.local.base_offset for one in found.candidates] == expected
     assert target.offset <= max(log_start, durable_to)
     assert found.kept_because
+
+
+@given(
+    offset=st.integers(0, 50),
+    hint=st.sampled_from([None, 0, 20, 40]),
+    cloud_gc=st.sampled_from([None, 10, 30, 99]),
+    kept_from_ms=st.sampled_from([0, 10**15]),
+)
+def test_share_group_keeps_its_records_unless_they_are_old_or_space_is_needed(
+    offset, hint, cloud_gc, kept_from_ms
+):
+    """It takes nothing else out of the plan, and adds nothing to it."""
+    hold = ShareGroupHold(offset, "it is so", kept_from_ms)
+    _, free, _ = plan(hint=hint, cloud_gc_offset=cloud_gc)
+    _, left, found = plan(hint=hint, cloud_gc_offset=cloud_gc, share_group_hold=hold)
+    let_go = max(offset, cloud_gc or 0) if not kept_from_ms else 50
+    assert left == [base for base in free if base + 10 <= let_go]
+    if left != free:
+        assert found.kept_because.endswith("is kept on disk: it is so")

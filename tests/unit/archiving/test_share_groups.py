@@ -1,0 +1,88 @@
+"""What share groups still need: asked seldom, and held where it is not known."""
+
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from tieringd.archiving.share_groups import FORGET_AFTER_SECONDS, FRESH_SECONDS, ShareGroups
+from tieringd.errors import BrokerDenied, BrokerUnavailable
+from tieringd.policies.trim_target import ShareGroupHold
+
+HOLD_MS = 1_000_000
+
+
+@pytest.fixture
+def groups(broker, clock):
+    return ShareGroups(broker, steady_ms=clock, hold_ms=HOLD_MS)
+
+
+@pytest.fixture
+def held(groups, writer):
+    """Give a function that returns what is held of the partition."""
+    return lambda: groups.hold(writer.name, now_ms=HOLD_MS)
+
+
+async def test_slowest_group_decides(held, broker, writer):
+    """Its records are the first that are needed."""
+    broker.share_groups = {"slow": {writer.name: 10}, "fast": {writer.name: 20}}
+    assert await held() == ShareGroupHold(10, "share group slow needs offset 10 and later", 0)
+
+
+async def test_group_that_has_not_begun_holds_everything(held, broker, writer):
+    """Where it will begin is not known."""
+    broker.share_groups = {"new": {writer.name: -1}}
+    assert await held() == ShareGroupHold(0, "share group new has not begun to read", 0)
+
+
+async def test_other_partitions_and_other_clusters_hold_nothing(held, broker, writer):
+    """A group holds what it reads."""
+    assert await held() is None
+    broker.share_groups = {"other": {writer.name._replace(partition=9): 0}}
+    assert await held() is None
+
+
+async def test_brokers_are_asked_once_in_a_while(held, broker, writer, clock):
+    """Ten thousand partitions that are trimmed ask together."""
+    broker.share_groups = {"work": {writer.name: 10}}
+    for _ in range(3):
+        assert (await held()).offset == 10
+    broker.share_groups = {"work": {writer.name: 30}}
+    assert (broker.calls["share_group_starts"], (await held()).offset) == (1, 10)
+    clock.now_ms += int(FRESH_SECONDS * 1000)
+    assert ((await held()).offset, broker.calls["share_group_starts"]) == (30, 2)
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("it is away"), BrokerDenied("it is secret")])
+async def test_everything_is_held_while_the_offsets_are_not_known(held, broker, clock, error):
+    """Said once, and once when it has ended."""
+    with capture_logs() as lines:
+        for _ in range(2):
+            broker.fail_next("share_group_starts", error)
+            hold = await held()
+            assert (hold.offset, hold.because.endswith(str(error))) == (0, True)
+            clock.now_ms += int(FRESH_SECONDS * 1000)
+        assert await held() is None
+    assert [one["event"] for one in lines] == [
+        "offsets of share groups are not known",
+        "offsets of share groups are known again",
+    ]
+
+
+async def test_group_that_is_not_listed_any_more_is_held_for_a_while(held, broker, writer, clock):
+    """Its coordinator may be on its way to another broker."""
+    broker.share_groups = {"work": {writer.name: 10}}
+    assert (await held()).offset == 10
+    broker.share_groups = {}
+    clock.now_ms += int(FORGET_AFTER_SECONDS * 1000) - 1
+    assert (await held()).offset == 10
+    clock.now_ms += int(FRESH_SECONDS * 1000)
+    assert await held() is None
+
+
+async def test_without_a_time_to_hold_nothing_is_asked(held, groups, broker, writer):
+    """The operator has decided that share groups do not matter."""
+    broker.share_groups = {"work": {writer.name: 10}}
+    groups.hold_ms = 0
+    assert await held() is None
+    assert not broker.calls["share_group_starts"]

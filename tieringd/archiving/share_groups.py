@@ -1,0 +1,106 @@
+"""
+What share groups (KIP-932) of the cluster still need, for the trims of all partitions.
+
+A share group reads from the broker alone, which skips what was trimmed: a group that lags behind a trim loses
+records, and no client is told. `ShareGroups.hold` says what a trim has to leave.
+
+The brokers are asked only when something is to be trimmed, and at most once in `FRESH_SECONDS`. When they
+cannot tell, everything is held: the archive has the records, but a share group cannot read them there.
+Each hold ends `hold_ms` after the upload of a segment, so no group keeps a disk full for ever.
+
+A group that is not listed any more is held for `FORGET_AFTER_SECONDS` longer: its coordinator may be moving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from tieringd.broker.base import Broker
+from tieringd.errors import BrokerDenied, BrokerUnavailable
+from tieringd.model.partition import TopicPartition
+from tieringd.policies.trim_target import ShareGroupHold
+
+log = structlog.get_logger(__name__)
+
+FRESH_SECONDS = 5.0
+FORGET_AFTER_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    starts: Mapping[TopicPartition, int]
+    listed_at: float
+
+
+class ShareGroups:
+    """
+    The share groups of the cluster, as of a moment ago. Shared by the archivers of one daemon.
+
+    It belongs to the event loop.
+    """
+
+    def __init__(self, broker: Broker, *, steady_ms: Callable[[], int], hold_ms: int) -> None:
+        """Keep *hold_ms*: how long after its upload a segment is held at most; 0 holds nothing."""
+        self._broker = broker
+        self._steady_ms = steady_ms
+        self.hold_ms = hold_ms
+        self._groups: dict[str, _Group] = {}
+        self._asked_at = -math.inf
+        self._fault = ""
+        self._asking = asyncio.Lock()
+
+    async def hold(self, partition: TopicPartition, *, now_ms: int) -> ShareGroupHold | None:
+        """
+        Return what share groups still need of *partition*; None where they need nothing.
+
+        Args:
+            partition: A partition that this broker leads.
+            now_ms: The time that ages count to.
+        """
+        if not self.hold_ms:
+            return None
+        async with self._asking:
+            if self._now() - self._asked_at >= FRESH_SECONDS:
+                await self._ask()
+        kept_from_ms = now_ms - self.hold_ms
+        if self._fault:
+            because = f"share groups may need it, and their offsets are not known: {self._fault}"
+            return ShareGroupHold(0, because, kept_from_ms)
+        starts = {
+            group: known.starts[partition]
+            for group, known in self._groups.items()
+            if partition in known.starts
+        }
+        if not starts:
+            return None
+        group = min(starts, key=lambda name: (starts[name], name))
+        begins = f"needs offset {starts[group]} and later" if starts[group] >= 0 else "has not begun to read"
+        return ShareGroupHold(max(0, starts[group]), f"share group {group} {begins}", kept_from_ms)
+
+    async def _ask(self) -> None:
+        try:
+            starts = await self._broker.share_group_starts()
+        except (BrokerUnavailable, BrokerDenied) as error:
+            if self._fault != str(error):
+                log.warning("offsets of share groups are not known", error=str(error))
+            self._fault = str(error)
+        else:
+            now = self._now()
+            if self._fault:
+                log.info("offsets of share groups are known again", groups=len(starts))
+            self._fault = ""
+            kept = {
+                name: group
+                for name, group in self._groups.items()
+                if now - group.listed_at < FORGET_AFTER_SECONDS
+            }
+            self._groups = kept | {name: _Group(each, now) for name, each in starts.items()}
+        self._asked_at = self._now()
+
+    def _now(self) -> float:
+        return self._steady_ms() / 1000
