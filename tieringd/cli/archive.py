@@ -43,7 +43,7 @@ from tieringd.cli.resolve import resolve
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.archive_owner import claimant_of, owner_record
-from tieringd.daemon.file_archive import init_file_root, note_first_start
+from tieringd.daemon.file_archive import found_file_root, init_file_root, note_first_start
 from tieringd.daemon.local_broker import opened_broker
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.archive_owners import ArchiveOwners
@@ -67,7 +67,7 @@ archive_app = typer.Typer(
 )
 
 
-def init(config: ConfigFile) -> None:
+def init(config: ConfigFile, dry_run: DryRun = False) -> None:
     """
     Begin an archive in the file store's directory, or accept the archive that is already there.
 
@@ -76,13 +76,18 @@ def init(config: ConfigFile) -> None:
     daemon. Restart a daemon that runs on this directory afterwards.
     """
     settings = loaded(config, needs_broker=False)
+    if dry_run:
+        found = found_file_root(settings)
+        what = "a new archive would begin" if found is None else f"the archive {found} would be accepted"
+        typer.echo(f"{what} in {settings.cloud_storage_file_root}; nothing was changed")
+        return
     root_id, before = init_file_root(settings)
     typer.echo(f"{settings.cloud_storage_file_root} is the archive {root_id}")
     if before not in {None, root_id}:
         typer.echo(f"It replaces {before}, which {settings.state_directory} has named so far.")
 
 
-def claim(config: ConfigFile) -> None:
+def claim(config: ConfigFile, dry_run: DryRun = False) -> None:
     """
     Let this daemon's cluster write to an archive that is recorded as another cluster's or host's.
 
@@ -91,6 +96,14 @@ def claim(config: ConfigFile) -> None:
     restart the daemon afterwards.
     """
     settings = loaded(config)
+    if dry_run:
+        cluster, owners = run_async(_owners(settings))
+        recorded = ", ".join(sorted(owners.of_cluster)) or "no cluster"
+        typer.echo(
+            f"{place_of(settings)} is recorded as that of {recorded}; this host of the cluster {cluster} "
+            "would be let in; nothing was changed"
+        )
+        return
     claimant, before = run_async(_claim(settings))
     typer.echo(f"{place_of(settings)} is an archive of the cluster {claimant.cluster}")
     for cluster, owner in sorted(before.of_cluster.items()):
@@ -98,6 +111,12 @@ def claim(config: ConfigFile) -> None:
             typer.echo(f"It is one of the cluster {cluster} as well.")
         elif owner not in {None, claimant.owner}:
             typer.echo(f"The host with the id {owner} may not archive there any more, once it restarts.")
+
+
+async def _owners(config: Config) -> tuple[str, ArchiveOwners]:
+    """Return the cluster of *config*, and who is recorded as an owner of its archive."""
+    async with opened_archive(config) as archive, opened_broker(config) as broker:
+        return await broker.cluster_id(), await owner_record(archive, config).owners()
 
 
 async def _claim(config: Config) -> tuple[Claimant, ArchiveOwners]:

@@ -14,6 +14,7 @@ from tieringd.archive.scrub.partition_scrub import ScrubStretch
 from tieringd.cli.human import time_text
 from tieringd.cli.options import (
     ConfigFile,
+    DryRun,
     Format,
     OutputFormat,
     loaded,
@@ -91,12 +92,16 @@ def restore(
     config: ConfigFile,
     keys: Keys = None,
     everything: Annotated[bool, typer.Option("--all", help="All objects in quarantine.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """
     Put objects back in their original places.
 
     A later scrub moves them into quarantine again unless a manifest names them.
     """
+    if dry_run:
+        _print_chosen("put back", loaded(config, needs_broker=False), _wanted(keys, everything=everything))
+        return
     restored = run_async(_restore(loaded(config, needs_broker=False), _wanted(keys, everything=everything)))
     typer.echo(f"{len(restored)} objects were put back in their original places")
 
@@ -106,8 +111,12 @@ def purge(
     config: ConfigFile,
     keys: Keys = None,
     everything: Annotated[bool, typer.Option("--all", help="All objects in quarantine.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Delete objects in quarantine permanently. An object that a manifest names is put back instead."""
+    if dry_run:
+        _print_chosen("deleted", loaded(config, needs_broker=False), _wanted(keys, everything=everything))
+        return
     expired = run_async(_purge(loaded(config, needs_broker=False), _wanted(keys, everything=everything)))
     typer.echo(f"{len(expired.deleted)} objects were deleted permanently")
     for key in expired.put_back:
@@ -176,6 +185,22 @@ async def _purge(config: Config, keys: list[str] | None) -> Expired:
             of_partition = sorted(key for key in wanted if owner_of(key) == partition)
             expired = expired.joined(await parts.expiry.delete(partition, of_partition))
         return expired
+
+
+def _print_chosen(verb: str, config: Config, keys: list[str] | None) -> None:
+    """
+    Print which objects in quarantine a command would change.
+
+    Raises:
+        ObjectNotFound: One of *keys* is not in quarantine.
+    """
+    there = {one.key: one.size_bytes for one in run_async(_quarantined(config))}
+    wanted = sorted(there) if keys is None else keys
+    for key in wanted:
+        if key not in there:
+            raise ObjectNotFound(f"{key} is not in quarantine", key=key)
+        typer.echo(f"would be {verb}: {key} ({there[key]} bytes)")
+    typer.echo(f"{len(wanted)} objects would be {verb}; nothing was changed")
 
 
 def _wanted(keys: list[str] | None, *, everything: bool) -> list[str] | None:

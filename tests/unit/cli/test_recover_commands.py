@@ -310,3 +310,24 @@ def test_progress_in_records_is_told_every_few_seconds(capsys):
     assert first == "3 records written (25%), 768B/s, about 12 s left"
     assert second.startswith("4 records written (50%), ")
     assert second.endswith("about 8 s left")
+
+
+def sizes(root):
+    """Return the files under *root* with their sizes, but for locks: a broker could start meanwhile."""
+    return {
+        path: path.stat().st_size
+        for path in root.rglob("*")
+        if path.is_file() and not path.name.endswith(".lock")
+    }
+
+
+def test_dry_run_into_a_directory_changes_nothing(place):
+    """Its rows say what the recovery then does, and the same checks refuse it."""
+    before = sizes(place.root)
+    code, planned = place.recover("--dry-run")
+    assert code == 0
+    assert sizes(place.root) == before
+    _, done = place.recover()
+    names = ("start_offset", "next_offset", "segments", "size_bytes", "left_segments", "validation")
+    for number in range(PARTITIONS):
+        assert {name: planned[number][name] for name in names} == {name: done[number][name] for name in names}
