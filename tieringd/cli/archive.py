@@ -37,8 +37,10 @@ from tieringd.cli.options import (
     print_rows,
     print_table,
     run_async,
+    show_progress,
     unreadable_topics_reported,
 )
+from tieringd.cli.recover.recovery_progress import ByteProgress
 from tieringd.cli.resolve import resolve
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
@@ -344,9 +346,11 @@ async def _verify(
 
     async with opened_archive(config) as archive:
         chosen = [one async for one in archive.catalog.archived_topics(is_wanted, on_fault=on_fault)]
-        reports = [
-            await archive.verifier.verify(found, deep=deep) for one in chosen for found in one.partitions
-        ]
+        manifests = [found for one in chosen for found in one.partitions]
+        reports = []
+        for number, found in enumerate(manifests, 1):
+            reports.append(await archive.verifier.verify(found, deep=deep))
+            show_progress(f"{number} of {len(manifests)} partitions verified: {found.partition}")
         if topics and not reports:
             raise ObjectNotFound(f"the bucket holds no topic named {', '.join(topics)}")
         return reports
@@ -365,11 +369,14 @@ async def _cat(config: Config, topic: str, partition: int) -> None:
 
 
 async def _write_batches(archive: Archive, found: PartitionManifest) -> None:
+    # On a terminal standard output is refused, so a person who watches has sent it to a file or a pipe.
+    progress = ByteProgress(sum(segment.size_bytes for segment in found.segments), "written")
     for segment in found.segments:
         index = await archive.remote_log.index_of(found.partition, segment)
         key = data_key(found.partition, segment)
         async for batch in archive.reader.batches(key, index, from_offset=segment.base_offset):
             sys.stdout.buffer.write(batch.data)
+            progress.note(len(batch.data))
 
 
 def _manifest_document(found: PartitionManifest) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
@@ -22,6 +21,7 @@ from tieringd.cli.options import (
     print_listing,
     print_table,
     run_async,
+    show_progress,
 )
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
@@ -147,7 +147,7 @@ async def _opened(config: Config) -> AsyncIterator[tuple[Archive, ScrubParts]]:
 
 async def _scrub(config: Config, topic: str | None, *, deep: bool, fix: bool) -> ScrubReport:
     async with _opened(config) as (archive, parts):
-        whole = WholeScrub(parts, archive.store, archive.manifests, topic=topic, on_progress=_show)
+        whole = WholeScrub(parts, archive.store, archive.manifests, topic=topic, on_progress=show_progress)
         report = await whole.run(
             deep=deep,
             fix=fix,
@@ -215,14 +215,9 @@ def _wanted(keys: list[str] | None, *, everything: bool) -> list[str] | None:
     return None if everything else keys
 
 
-def _show(text: str) -> None:
-    if sys.stderr.isatty():
-        typer.echo(text, err=True)
-
-
 def _show_segments(stretch: ScrubStretch) -> None:
     if stretch.segments % _PROGRESS_SEGMENTS == 0:
-        _show(f"{stretch.partition}: {stretch.segments} segments")
+        show_progress(f"{stretch.partition}: {stretch.segments} segments")
 
 
 def _print(report: ScrubReport) -> None:

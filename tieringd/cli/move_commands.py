@@ -24,6 +24,7 @@ from tieringd.cli.options import (
     print_listing,
     print_rows,
     run_async,
+    show_progress,
     unreadable_topics_reported,
 )
 from tieringd.config import Config
@@ -318,13 +319,15 @@ async def _purge(
 
 
 def _tell(step: str, copied: PartitionCopy) -> None:
-    """Print on standard error what a step has copied, if it copied anything or is the switch."""
-    if copied.copied_objects or step == "switch":
-        typer.echo(
-            f"{step}: {copied.partition}: {copied.copied_objects} objects, "
-            f"{human_size(copied.copied_bytes)}; the target ends before offset {copied.next_offset}",
-            err=True,
-        )
+    """Tell on standard error that a partition was switched; on a terminal also what each step has copied."""
+    line = (
+        f"{step}: {copied.partition}: {copied.copied_objects} objects, "
+        f"{human_size(copied.copied_bytes)}; the target ends before offset {copied.next_offset}"
+    )
+    if step == "switch":
+        typer.echo(line, err=True)
+    elif copied.copied_objects:
+        show_progress(line)
 
 
 def _row(moved: MovedPartition, *, is_move: bool) -> dict[str, Any]:
