@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The order of sets is a part of a simulated history: with another seed of hashes it is another history.
 export PYTHONHASHSEED := 0
 
-.PHONY: help install install-dev kafka azurite promtool chromium dashboards metrics-reference lock class-data demo components test durations quick affected sim mutants hypothesis soak fuzz nightly coverage-map figures check format bench clean
+.PHONY: help install install-dev kafka azurite promtool chromium dashboards metrics-reference lock class-data demo components test durations quick affected sim mutants hypothesis soak drill fuzz nightly coverage-map figures check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -97,6 +97,9 @@ hypothesis: .venv/.installed-dev ## Run the tests of Hypothesis with twenty time
 
 soak: .venv/.installed-dev azurite ## Run a daemon before a failing store for a while (STORE=s3, gcs or azure; MINUTES=30)
 	$(BIN)/python -m tests.support.soak --store $(or $(STORE),s3) --minutes $(or $(MINUTES),30)
+
+drill: kafka promtool ## An outage, a full disk, a failover, an upgrade and a recovery on real parts; writes docs/operator_drill.md
+	$(BIN)/python -m tests.support.operator_drill $(ARGS)
 
 fuzz: .venv/.installed-dev ## Give wrong bytes to every parser, and then wrong frames to both listeners (MINUTES=10 each, SEED=0)
 	$(BIN)/python -m tests.fuzz.run --seconds $$(( $(or $(MINUTES),10) * 60 )) --seed $(or $(SEED),0)

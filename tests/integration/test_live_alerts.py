@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -327,6 +328,14 @@ async def test_loss_that_is_near_pins_and_producers_held_back_are_seen(kafka, tm
             daemon.until_next_offset(name, 0)
         until_holding(prometheus)
         archive.rename(tmp_path / "away")
+        pins, real = tmp_path / "pins", tmp_path / "real-pins"
+        pins.rename(real)
+        # Behind a mount of its own the directory is there, and no link leads to it.
+        with second_mount_at(pins, real):
+            await kafka.produce(slow, VALUES, max_batch_size=200_000)
+            until_also_holding(prometheus, "TieringdPinsFail")
+        pins.rmdir()
+        real.rename(pins)
         for name in (slow, fast):
             await kafka.produce(name, VALUES, max_batch_size=200_000)
         until_also_holding(prometheus, "TieringdLossIsNear", "TieringdPinsHoldData")
@@ -344,8 +353,45 @@ async def test_loss_that_is_near_pins_and_producers_held_back_are_seen(kafka, tm
         path.write_text(good)
         daemon.send_signal(signal.SIGHUP)
         until_ended(prometheus, "TieringdDiskDegraded", "TieringdProducersHeldBack")
+        path.write_text(
+            good.replace("space_management_enable: false", "retention_local_target_capacity_bytes: 1")
+        )
+        daemon.send_signal(signal.SIGHUP)
+        # The active segment stays, whatever is asked for.
+        until_also_holding(prometheus, "TieringdNothingToReclaim")
         await kafka.delete_topic(fast)
         until_also_holding(prometheus, "TieringdArchivePurged")
+
+
+def test_two_daemons_under_one_epoch_are_seen(tmp_path, logs, watch):
+    """As copies of a machine are: one of them is fenced within three commits."""
+    configs = []
+    for name in ("one", "two"):
+        state = tmp_path / name
+        state.mkdir()
+        (state / "host.json").write_text(
+            json.dumps({"version": 1, "id": "00ff" * 8, "is_first_start": False})
+        )
+        document = directory_config([logs], tmp_path / "archive", state, **QUIET)
+        configs.append(write_config(tmp_path / f"{name}.yaml", document))
+    run_well("archive", "init", "--config", str(configs[0]))
+    run_well("archive", "init", "--config", str(configs[1]))
+    with running_daemon(configs[0]) as one, running_daemon(configs[1]) as two:
+        targets = [f"127.0.0.1:{daemon.admin_port}" for daemon in (one, two)]
+        with running_prometheus(tmp_path / "both", targets, rules=[RULES]) as prometheus:
+            for daemon in (one, two):
+                daemon.until_next_offset("orders", 3 * RECORDS)
+            for segments in (4, 5, 6):
+                add_segments(logs / "orders-0", segments=1)
+                prometheus.until(
+                    lambda segments=segments: (
+                        one.events("archiver stopped")
+                        or two.events("archiver stopped")
+                        or one.next_offset("orders") == two.next_offset("orders") == segments * RECORDS
+                    ),
+                    "one has stopped, or both know the segment",
+                )
+            until_also_holding(prometheus, "TieringdFenced")
 
 
 def test_every_alert_is_seen_here_or_the_page_says_why_not():

@@ -127,3 +127,10 @@ def test_python_on_a_page_imports_what_there_is(page):
 def test_log_events_page_has_every_event():
     """`python -m deploy.log_event_page` writes it."""
     assert LOG_EVENT_PAGE.read_text() == log_event_page()
+
+
+def test_page_of_the_drill_names_alerts_that_there_are():
+    """`make drill` writes it. A rule that is renamed makes the page a thing of the past."""
+    shown = set(re.findall(r"\bTieringd[A-Z]\w+", (ROOT / "docs/operator_drill.md").read_text()))
+    assert shown
+    assert shown <= set(re.findall(r"alert: (\w+)", (ROOT / "deploy/prometheus/alerts.yml").read_text()))

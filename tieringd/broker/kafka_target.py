@@ -31,6 +31,7 @@ from aiokafka.errors import (
     RecordListTooLargeError,
     TopicAuthorizationFailedError,
     TransactionalIdAuthorizationFailed,
+    UnknownTopicOrPartitionError,
     for_code,
 )
 from aiokafka.structs import OffsetAndMetadata
@@ -114,6 +115,9 @@ class TargetCluster:
         with self._translated(f"describe topic {name}"):
             (answer,) = await self._admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
             ((code, message, _kind, _name, entries),) = answer.resources
+            if code == UnknownTopicOrPartitionError.errno:
+                # Another broker was asked than for the shape. It learns of a new topic a moment later.
+                return None
             if code:
                 raise for_code(code)(message)
         topic_id, partition_count = found

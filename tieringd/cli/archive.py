@@ -37,13 +37,15 @@ from tieringd.cli.options import (
     print_rows,
     print_table,
     run_async,
+    show_progress,
     unreadable_topics_reported,
 )
+from tieringd.cli.recover.recovery_progress import ByteProgress
 from tieringd.cli.resolve import resolve
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.archive_owner import claimant_of, owner_record
-from tieringd.daemon.file_archive import init_file_root, note_first_start
+from tieringd.daemon.file_archive import found_file_root, init_file_root, note_first_start
 from tieringd.daemon.local_broker import opened_broker
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.archive_owners import ArchiveOwners
@@ -67,7 +69,7 @@ archive_app = typer.Typer(
 )
 
 
-def init(config: ConfigFile) -> None:
+def init(config: ConfigFile, dry_run: DryRun = False) -> None:
     """
     Begin an archive in the file store's directory, or accept the archive that is already there.
 
@@ -76,13 +78,18 @@ def init(config: ConfigFile) -> None:
     daemon. Restart a daemon that runs on this directory afterwards.
     """
     settings = loaded(config, needs_broker=False)
+    if dry_run:
+        found = found_file_root(settings)
+        what = "a new archive would begin" if found is None else f"the archive {found} would be accepted"
+        typer.echo(f"{what} in {settings.cloud_storage_file_root}; nothing was changed")
+        return
     root_id, before = init_file_root(settings)
     typer.echo(f"{settings.cloud_storage_file_root} is the archive {root_id}")
     if before not in {None, root_id}:
         typer.echo(f"It replaces {before}, which {settings.state_directory} has named so far.")
 
 
-def claim(config: ConfigFile) -> None:
+def claim(config: ConfigFile, dry_run: DryRun = False) -> None:
     """
     Let this daemon's cluster write to an archive that is recorded as another cluster's or host's.
 
@@ -91,6 +98,14 @@ def claim(config: ConfigFile) -> None:
     restart the daemon afterwards.
     """
     settings = loaded(config)
+    if dry_run:
+        cluster, owners = run_async(_owners(settings))
+        recorded = ", ".join(sorted(owners.of_cluster)) or "no cluster"
+        typer.echo(
+            f"{place_of(settings)} is recorded as that of {recorded}; this host of the cluster {cluster} "
+            "would be let in; nothing was changed"
+        )
+        return
     claimant, before = run_async(_claim(settings))
     typer.echo(f"{place_of(settings)} is an archive of the cluster {claimant.cluster}")
     for cluster, owner in sorted(before.of_cluster.items()):
@@ -98,6 +113,12 @@ def claim(config: ConfigFile) -> None:
             typer.echo(f"It is one of the cluster {cluster} as well.")
         elif owner not in {None, claimant.owner}:
             typer.echo(f"The host with the id {owner} may not archive there any more, once it restarts.")
+
+
+async def _owners(config: Config) -> tuple[str, ArchiveOwners]:
+    """Return the cluster of *config*, and who is recorded as an owner of its archive."""
+    async with opened_archive(config) as archive, opened_broker(config) as broker:
+        return await broker.cluster_id(), await owner_record(archive, config).owners()
 
 
 async def _claim(config: Config) -> tuple[Claimant, ArchiveOwners]:
@@ -325,9 +346,11 @@ async def _verify(
 
     async with opened_archive(config) as archive:
         chosen = [one async for one in archive.catalog.archived_topics(is_wanted, on_fault=on_fault)]
-        reports = [
-            await archive.verifier.verify(found, deep=deep) for one in chosen for found in one.partitions
-        ]
+        manifests = [found for one in chosen for found in one.partitions]
+        reports = []
+        for number, found in enumerate(manifests, 1):
+            reports.append(await archive.verifier.verify(found, deep=deep))
+            show_progress(f"{number} of {len(manifests)} partitions verified: {found.partition}")
         if topics and not reports:
             raise ObjectNotFound(f"the bucket holds no topic named {', '.join(topics)}")
         return reports
@@ -346,11 +369,14 @@ async def _cat(config: Config, topic: str, partition: int) -> None:
 
 
 async def _write_batches(archive: Archive, found: PartitionManifest) -> None:
+    # On a terminal standard output is refused, so a person who watches has sent it to a file or a pipe.
+    progress = ByteProgress(sum(segment.size_bytes for segment in found.segments), "written")
     for segment in found.segments:
         index = await archive.remote_log.index_of(found.partition, segment)
         key = data_key(found.partition, segment)
         async for batch in archive.reader.batches(key, index, from_offset=segment.base_offset):
             sys.stdout.buffer.write(batch.data)
+            progress.note(len(batch.data))
 
 
 def _manifest_document(found: PartitionManifest) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ from tieringd.archive.scrub.partition_scrub import ScrubStretch
 from tieringd.cli.human import time_text
 from tieringd.cli.options import (
     ConfigFile,
+    DryRun,
     Format,
     OutputFormat,
     loaded,
@@ -21,6 +21,7 @@ from tieringd.cli.options import (
     print_listing,
     print_table,
     run_async,
+    show_progress,
 )
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
@@ -91,12 +92,16 @@ def restore(
     config: ConfigFile,
     keys: Keys = None,
     everything: Annotated[bool, typer.Option("--all", help="All objects in quarantine.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """
     Put objects back in their original places.
 
     A later scrub moves them into quarantine again unless a manifest names them.
     """
+    if dry_run:
+        _print_chosen("put back", loaded(config, needs_broker=False), _wanted(keys, everything=everything))
+        return
     restored = run_async(_restore(loaded(config, needs_broker=False), _wanted(keys, everything=everything)))
     typer.echo(f"{len(restored)} objects were put back in their original places")
 
@@ -106,8 +111,12 @@ def purge(
     config: ConfigFile,
     keys: Keys = None,
     everything: Annotated[bool, typer.Option("--all", help="All objects in quarantine.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Delete objects in quarantine permanently. An object that a manifest names is put back instead."""
+    if dry_run:
+        _print_chosen("deleted", loaded(config, needs_broker=False), _wanted(keys, everything=everything))
+        return
     expired = run_async(_purge(loaded(config, needs_broker=False), _wanted(keys, everything=everything)))
     typer.echo(f"{len(expired.deleted)} objects were deleted permanently")
     for key in expired.put_back:
@@ -138,7 +147,7 @@ async def _opened(config: Config) -> AsyncIterator[tuple[Archive, ScrubParts]]:
 
 async def _scrub(config: Config, topic: str | None, *, deep: bool, fix: bool) -> ScrubReport:
     async with _opened(config) as (archive, parts):
-        whole = WholeScrub(parts, archive.store, archive.manifests, topic=topic, on_progress=_show)
+        whole = WholeScrub(parts, archive.store, archive.manifests, topic=topic, on_progress=show_progress)
         report = await whole.run(
             deep=deep,
             fix=fix,
@@ -178,6 +187,22 @@ async def _purge(config: Config, keys: list[str] | None) -> Expired:
         return expired
 
 
+def _print_chosen(verb: str, config: Config, keys: list[str] | None) -> None:
+    """
+    Print which objects in quarantine a command would change.
+
+    Raises:
+        ObjectNotFound: One of *keys* is not in quarantine.
+    """
+    there = {one.key: one.size_bytes for one in run_async(_quarantined(config))}
+    wanted = sorted(there) if keys is None else keys
+    for key in wanted:
+        if key not in there:
+            raise ObjectNotFound(f"{key} is not in quarantine", key=key)
+        typer.echo(f"would be {verb}: {key} ({there[key]} bytes)")
+    typer.echo(f"{len(wanted)} objects would be {verb}; nothing was changed")
+
+
 def _wanted(keys: list[str] | None, *, everything: bool) -> list[str] | None:
     """
     Return the keys that the command line names; None for all that is in quarantine.
@@ -190,14 +215,9 @@ def _wanted(keys: list[str] | None, *, everything: bool) -> list[str] | None:
     return None if everything else keys
 
 
-def _show(text: str) -> None:
-    if sys.stderr.isatty():
-        typer.echo(text, err=True)
-
-
 def _show_segments(stretch: ScrubStretch) -> None:
     if stretch.segments % _PROGRESS_SEGMENTS == 0:
-        _show(f"{stretch.partition}: {stretch.segments} segments")
+        show_progress(f"{stretch.partition}: {stretch.segments} segments")
 
 
 def _print(report: ScrubReport) -> None:

@@ -16,12 +16,15 @@ from tieringd.archive.owner_record import require_two_places
 from tieringd.cli.human import human_size
 from tieringd.cli.options import (
     ConfigFile,
+    DryRun,
     Format,
     OutputFormat,
     loaded,
     print_document,
+    print_listing,
     print_rows,
     run_async,
+    show_progress,
     unreadable_topics_reported,
 )
 from tieringd.config import Config
@@ -50,6 +53,8 @@ _COLUMNS = (
     "fault",
 )
 
+_PREVIEWED = ("topic", "topic_id", "partition", "next_offset", "size_bytes", "target_next_offset")
+
 To = Annotated[Path, typer.Option("--to", help="The configuration file of the target bucket.")]
 Topics = Annotated[
     list[str] | None, typer.Argument(help="Names of topics; without any, all topics in the bucket.")
@@ -76,6 +81,7 @@ def copy(
     topics: Topics = None,
     verify: Verify = False,
     deep: Deep = False,
+    dry_run: DryRun = False,
     output: Format = OutputFormat.TABLE,
 ) -> None:
     """
@@ -84,6 +90,9 @@ def copy(
     Called again, it brings the copy up to date.
     """
     with unreadable_topics_reported() as on_fault:
+        if dry_run:
+            _preview(loaded(config), loaded(to, needs_broker=False), topics or [], on_fault, output)
+            return
         work = _run(
             loaded(config),
             loaded(to, needs_broker=False),
@@ -102,6 +111,7 @@ def move(
     verify: Verify = False,
     deep: Deep = False,
     delete_source: DeleteSource = False,
+    dry_run: DryRun = False,
     output: Format = OutputFormat.TABLE,
 ) -> None:
     """
@@ -112,6 +122,9 @@ def move(
     it goes on.
     """
     with unreadable_topics_reported() as on_fault:
+        if dry_run:
+            _preview(loaded(config), loaded(to, needs_broker=False), topics or [], on_fault, output)
+            return
         work = _run(
             loaded(config),
             loaded(to, needs_broker=False),
@@ -157,10 +170,48 @@ async def _run(
         }
 
 
+def _preview(
+    source: Config, target: Config, names: Sequence[str], on_fault: OnFault, output: OutputFormat
+) -> None:
+    """Print for each partition what the target has of it, and what the source has."""
+    rows = run_async(_compared(source, target, names, on_fault))
+    print_listing(_PREVIEWED, rows, output)
+    if not output.is_data:
+        typer.echo(f"from {place_of(source)} to {place_of(target)}; nothing was changed")
+
+
+async def _compared(
+    source_config: Config, target_config: Config, names: Sequence[str], on_fault: OnFault
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    writer_id = f"{COPY_WRITER}{secrets.token_hex(8)}"
+    opened = _opened(source_config, target_config, writer_id, on_fault, writes=False)
+    async with opened as (source, target, mover):
+        for topic in await mover.topics(names):
+            for partition in topic.partitions():
+                here, there = [
+                    found.manifest if (found := await one.manifests.load(partition)) is not None else None
+                    for one in (source, target)
+                ]
+                if here is not None:
+                    rows.append(
+                        {
+                            "topic": partition.topic,
+                            "topic_id": partition.topic_id,
+                            "partition": partition.partition,
+                            "next_offset": here.next_offset,
+                            "size_bytes": here.size_bytes,
+                            "target_next_offset": None if there is None else there.next_offset,
+                        }
+                    )
+    return rows
+
+
 @asynccontextmanager
 async def _opened(
-    source_config: Config, target_config: Config, writer_id: str, on_fault: OnFault
+    source_config: Config, target_config: Config, writer_id: str, on_fault: OnFault, *, writes: bool = True
 ) -> AsyncIterator[tuple[Archive, Archive, ArchiveMover]]:
+    """Open both places; only if *writes* is the target tried, which stores an object there for a moment."""
     place, target_place = place_of(source_config), place_of(target_config)
     if place == target_place:
         raise ConfigError(f"both configurations name {place}: there is nothing to copy")
@@ -168,8 +219,9 @@ async def _opened(
         opened_archive(source_config, Metrics(), writer_id=writer_id) as source,
         opened_archive(target_config, Metrics(), writer_id=writer_id) as target,
     ):
-        await require_two_places(source.store, target.store, names=(place, target_place))
-        await target.check_store()
+        if writes:
+            await require_two_places(source.store, target.store, names=(place, target_place))
+            await target.check_store()
         directory = source_config.state_directory
         copier = ObjectCopier(
             source.store, target.store, work_directory=directory if directory.is_dir() else None
@@ -267,13 +319,15 @@ async def _purge(
 
 
 def _tell(step: str, copied: PartitionCopy) -> None:
-    """Print on standard error what a step has copied, if it copied anything or is the switch."""
-    if copied.copied_objects or step == "switch":
-        typer.echo(
-            f"{step}: {copied.partition}: {copied.copied_objects} objects, "
-            f"{human_size(copied.copied_bytes)}; the target ends before offset {copied.next_offset}",
-            err=True,
-        )
+    """Tell on standard error that a partition was switched; on a terminal also what each step has copied."""
+    line = (
+        f"{step}: {copied.partition}: {copied.copied_objects} objects, "
+        f"{human_size(copied.copied_bytes)}; the target ends before offset {copied.next_offset}"
+    )
+    if step == "switch":
+        typer.echo(line, err=True)
+    elif copied.copied_objects:
+        show_progress(line)
 
 
 def _row(moved: MovedPartition, *, is_move: bool) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -137,6 +138,12 @@ def unreadable_topics_reported() -> Iterator[Callable[[TopicKey, TieringError], 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Run *work* on a loop of its own; the standard loop reads from stores faster than uvloop."""
     return asyncio.run(work)
+
+
+def show_progress(text: str) -> None:
+    """Print a line of progress on standard error, if a person watches: if that is a terminal."""
+    if sys.stderr.isatty():
+        typer.echo(text, err=True)
 
 
 def print_json(document: object) -> None:

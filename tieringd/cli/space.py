@@ -13,6 +13,7 @@ import typer
 
 from tieringd.cli.options import (
     ConfigFile,
+    DryRun,
     Format,
     OutputFormat,
     loaded,
@@ -149,15 +150,26 @@ def show(config: ConfigFile, output: Format = OutputFormat.TABLE) -> None:
 
 
 @ballast_app.command()
-def create(config: ConfigFile) -> None:
+def create(config: ConfigFile, dry_run: DryRun = False) -> None:
     """Create the ballast file now, if its disk has room for it."""
+    if dry_run:
+        found = run_async(_show(loaded(config)))
+        typer.echo(
+            f"{found.path} holds {format_size(found.held_bytes)}, and would hold "
+            f"{format_size(found.size_bytes)} if its disk has room; nothing was changed"
+        )
+        return
     status = run_async(_create(loaded(config)))
     typer.echo(f"{status.path} holds {format_size(status.held_bytes)}")
 
 
 @ballast_app.command()
-def release(config: ConfigFile) -> None:
+def release(config: ConfigFile, dry_run: DryRun = False) -> None:
     """Delete the ballast file now. A daemon that keeps one creates it again when there is room."""
+    if dry_run:
+        found = run_async(_show(loaded(config)))
+        typer.echo(f"{format_size(found.held_bytes)} would be freed, of {found.path}; nothing was changed")
+        return
     freed_bytes = run_async(_release(loaded(config)))
     typer.echo(f"{format_size(freed_bytes)} were freed" if freed_bytes else "there is no ballast file")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from tieringd.cli.delete_records import delete_records
 from tieringd.cli.describe_storage import describe_storage
 from tieringd.cli.options import (
     ConfigFile,
+    DryRun,
     Format,
     OutputFormat,
     loaded,
@@ -26,7 +28,7 @@ from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.local_broker import opened_broker
 from tieringd.errors import ConfigError, LocalFileError
-from tieringd.formats.topic_manifest import Archiving, TopicManifest
+from tieringd.formats.topic_manifest import Archiving, OriginalRetention, TopicManifest
 from tieringd.topics.retention_manager import release as release_retention
 
 topic_app = typer.Typer(
@@ -61,9 +63,21 @@ def show(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TABLE) 
 
 
 @topic_app.command()
-def pause(topic: Topic, config: ConfigFile) -> None:
+def pause(topic: Topic, config: ConfigFile, dry_run: DryRun = False) -> None:
     """Stop uploading and trimming a topic on every broker, until it is resumed."""
-    run_async(_change(loaded(config), topic, lambda found: replace(found, archiving=Archiving.PAUSED)))
+    found = run_async(
+        _change(
+            loaded(config),
+            topic,
+            lambda known: replace(known, archiving=Archiving.PAUSED),
+            dry_run=dry_run,
+        )
+    )
+    if dry_run:
+        typer.echo(
+            f"{topic} would be paused; archiving is {found.topic.archiving.value}; nothing was changed"
+        )
+        return
     typer.echo(
         f"{topic} is paused: every daemon stops archiving it within a round. The broker's own retention "
         "continues; what it deletes before `tieringd topic resume` becomes a gap in the archive."
@@ -71,16 +85,26 @@ def pause(topic: Topic, config: ConfigFile) -> None:
 
 
 @topic_app.command()
-def resume(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TABLE) -> None:
+def resume(
+    topic: Topic, config: ConfigFile, dry_run: DryRun = False, output: Format = OutputFormat.TABLE
+) -> None:
     """Resume uploading a paused topic, and compare the archive with the local log on this host."""
     loaded_config = loaded(config)
-    found = run_async(_change(loaded_config, topic, lambda known: replace(known, archiving=Archiving.ON)))
+    found = run_async(
+        _change(loaded_config, topic, lambda known: replace(known, archiving=Archiving.ON), dry_run=dry_run)
+    )
     rows = _coverage(loaded_config, found)
     if output.is_data:
         print_document(rows, output)
         return
     print_rows(_COVERAGE, rows)
     missing = sum(row["missing_offsets"] or 0 for row in rows)
+    if dry_run:
+        typer.echo(
+            f"{topic} would be resumed; {missing} offsets would become gaps in the archive; nothing was "
+            "changed"
+        )
+        return
     typer.echo(
         f"{topic} is resumed: {missing} offsets were deleted while it was paused, and become gaps in the "
         "archive"
@@ -90,16 +114,26 @@ def resume(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TABLE
 
 
 @topic_app.command()
-def release(topic: Topic, config: ConfigFile) -> None:
+def release(topic: Topic, config: ConfigFile, dry_run: DryRun = False) -> None:
     """Give a topic's retention back to the broker, as it was before tieringd managed it."""
-    run_async(_release(loaded(config), topic))
+    original = run_async(_release(loaded(config), topic, dry_run=dry_run))
+    if dry_run:
+        typer.echo(
+            f"{topic}: the broker would get retention.ms={_limit(original.retention_ms)} and "
+            f"retention.bytes={_limit(original.retention_bytes)}; nothing was changed"
+        )
+        return
     typer.echo(f"{topic}: the broker has its original retention again")
 
 
 @topic_app.command()
-def manage(topic: Topic, config: ConfigFile) -> None:
+def manage(topic: Topic, config: ConfigFile, dry_run: DryRun = False) -> None:
     """Let daemons manage a topic's retention again after a release, if the configuration says so."""
-    run_async(_change(loaded(config), topic, lambda found: replace(found, retention_released=False)))
+    change = partial(replace, retention_released=False)
+    run_async(_change(loaded(config), topic, change, dry_run=dry_run))
+    if dry_run:
+        typer.echo(f"{topic}: daemons would manage its retention again; nothing was changed")
+        return
     typer.echo(f"{topic}: daemons manage its retention again if tieringd.managed.retention is set")
 
 
@@ -109,26 +143,37 @@ async def _found(config: Config, topic: str) -> ArchivedTopic:
 
 
 async def _change(
-    config: Config, topic: str, change: Callable[[TopicManifest], TopicManifest]
+    config: Config, topic: str, change: Callable[[TopicManifest], TopicManifest], *, dry_run: bool
 ) -> ArchivedTopic:
+    """Change a topic's manifest, unless *dry_run*. Return the topic as it was before."""
     async with opened_archive(config) as archive:
         found = await archive.catalog.topic(topic)
-        await archive.manifests.change_topic(found.topic.key, change)
+        if not dry_run:
+            await archive.manifests.change_topic(found.topic.key, change)
         return found
 
 
-async def _release(config: Config, topic: str) -> None:
+async def _release(config: Config, topic: str, *, dry_run: bool) -> OriginalRetention:
+    """Release a topic's retention, unless *dry_run*. Return what the broker gets back."""
     async with opened_archive(config) as archive, opened_broker(config) as broker:
         found = (await archive.catalog.topic(topic)).topic
         if found.original_retention is None:
             raise ConfigError(
                 f"the retention of topic {topic} is not managed by tieringd: there is nothing to release"
             )
+        if dry_run:
+            return found.original_retention
         # The order lets a call that is interrupted be repeated. First no daemon may manage the retention
         # again; then the broker gets it back; then the original values are removed from the manifest.
         await archive.manifests.change_topic(found.key, lambda known: replace(known, retention_released=True))
         await release_retention(broker, topic, found.original_retention)
         await archive.manifests.change_topic(found.key, lambda known: replace(known, original_retention=None))
+        return found.original_retention
+
+
+def _limit(value: str | None) -> str:
+    """Return a limit as the broker's own or the topic's value; None is that the topic had none of its own."""
+    return "the broker's default" if value is None else value
 
 
 def _coverage(config: Config, found: ArchivedTopic) -> list[dict[str, Any]]:

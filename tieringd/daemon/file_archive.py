@@ -94,13 +94,7 @@ def init_file_root(config: Config) -> tuple[str, str | None]:
         ConfigError: The configuration names no directory; or the state directory cannot be used.
         StorageError: The directory cannot be created or written to.
     """
-    root = config.cloud_storage_file_root
-    if config.backend != "file" or root is None:
-        raise ConfigError(
-            f"cloud_storage_backend is {config.backend}: this command is only for the directory of a file "
-            "store",
-            hint="Create the bucket with the tools of its provider",
-        )
+    root = _required_root(config)
     create_root(root)
     try:
         root_id = make_marker(root)
@@ -111,6 +105,35 @@ def init_file_root(config: Config) -> tuple[str, str | None]:
     if root_id != before and config.state_directory.is_dir():
         known.remember(root, root_id)
     return root_id, before
+
+
+def found_file_root(config: Config) -> str | None:
+    """
+    Return the id of the archive in the file store's directory. Blocks.
+
+    Returns:
+        None if there is no archive there, or its marker is damaged.
+
+    Raises:
+        ConfigError: The configuration names no directory.
+        StorageError: The directory cannot be read.
+    """
+    root = _required_root(config)
+    try:
+        return marker_of(root) if root.is_dir() else None
+    except DamagedMarkerError:
+        return None
+
+
+def _required_root(config: Config) -> Path:
+    root = config.cloud_storage_file_root
+    if config.backend != "file" or root is None:
+        raise ConfigError(
+            f"cloud_storage_backend is {config.backend}: this command is only for the directory of a file "
+            "store",
+            hint="Create the bucket with the tools of its provider",
+        )
+    return root
 
 
 def _adopted(config: Config, root: Path) -> str:

@@ -176,3 +176,20 @@ def test_history_of_a_restored_topic_comes_first(place, cluster):
     for number in range(2):
         values = [*place.writers[number].values().values(), *new[number].values().values()]
         assert cluster.values["orders", number] == values
+
+
+def test_dry_run_into_a_cluster_changes_nothing(place, cluster):
+    """Its rows say where each partition would begin and end; no topic is made, and no mark stored."""
+    before = {path: path.read_bytes() for path in place.root.rglob("*") if path.is_file()}
+    planned = place.recover("--dry-run")
+    assert cluster.values == {}
+    after = {path: path.read_bytes() for path in place.root.rglob("*") if path.is_file()}
+    assert {path for path in after if path.suffix != ".lock"} == {
+        path for path in before if path.suffix != ".lock"
+    }
+    done = place.recover()
+    assert place.holds_all_once()
+    for number, row in planned.items():
+        assert row["first_source"] == 0
+        names = ("from_topic", "next_source", "validation")
+        assert {name: row[name] for name in names} == {name: done[number][name] for name in names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -284,8 +285,9 @@ def test_option_that_makes_no_sense_is_refused(place, options, message):
     assert message in " ".join(done.errors.split())
 
 
-def test_progress_in_bytes_is_told_at_each_tenth(capsys):
+def test_progress_in_bytes_is_told_at_each_tenth(monkeypatch, capsys):
     """And not in between."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     progress = ByteProgress(100)
     for _ in range(100):
         progress.note(1)
@@ -294,8 +296,9 @@ def test_progress_in_bytes_is_told_at_each_tenth(capsys):
     assert lines[-1].endswith("restored")
 
 
-def test_progress_in_records_is_told_every_few_seconds(capsys):
+def test_progress_in_records_is_told_every_few_seconds(monkeypatch, capsys):
     """With the share of all partitions together, and how long the rest will take."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     now = [0.0]
     one, other = (TopicIdPartition("c", "t", "i", number) for number in range(2))
     progress = RecordProgress({one: 100, other: 0}, 200 + 100, clock=lambda: now[0])
@@ -310,3 +313,24 @@ def test_progress_in_records_is_told_every_few_seconds(capsys):
     assert first == "3 records written (25%), 768B/s, about 12 s left"
     assert second.startswith("4 records written (50%), ")
     assert second.endswith("about 8 s left")
+
+
+def sizes(root):
+    """Return the files under *root* with their sizes, but for locks: a broker could start meanwhile."""
+    return {
+        path: path.stat().st_size
+        for path in root.rglob("*")
+        if path.is_file() and not path.name.endswith(".lock")
+    }
+
+
+def test_dry_run_into_a_directory_changes_nothing(place):
+    """Its rows say what the recovery then does, and the same checks refuse it."""
+    before = sizes(place.root)
+    code, planned = place.recover("--dry-run")
+    assert code == 0
+    assert sizes(place.root) == before
+    _, done = place.recover()
+    names = ("start_offset", "next_offset", "segments", "size_bytes", "left_segments", "validation")
+    for number in range(PARTITIONS):
+        assert {name: planned[number][name] for name in names} == {name: done[number][name] for name in names}

@@ -70,6 +70,8 @@ class ClusterRecovery:
     """Partitions that are written at once."""
     validate: Validation
     depth: int
+    is_dry_run: bool = False
+    """Check everything, report what would be written, and change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,10 @@ async def recovered_into_cluster(
         found = await matching_once(archive, asked.wanted, on_fault=on_fault)
         findings = await validated(archive, found, asked.validate, asked.depth)
         topics = [await _checked_topic(archive, cluster, one, asked) for one in _named(found, asked.renaming)]
+        if asked.is_dry_run:
+            return [
+                _planned(topic, one, asked, findings) for topic in topics for one in topic.archived.partitions
+            ]
         await admit_restored(archive, config, await cluster.cluster_id())
         jobs = [job for topic in topics for job in await _begun(cluster, topic, asked)]
         done = await _written(archive, cluster, jobs, asked)
@@ -340,6 +346,22 @@ async def _written(
             )
 
     return await at_once(list(jobs), write, count=asked.parallel)
+
+
+def _planned(
+    topic: _Topic, manifest: PartitionManifest, asked: ClusterRecovery, findings: Findings
+) -> dict[str, Any]:
+    """Return the report row of a partition that would be written, from its mark if it has one."""
+    partition = manifest.partition.partition
+    mark = topic.marks.get(partition)
+    return dict.fromkeys(REPORTED) | {
+        "topic": topic.name,
+        "partition": partition,
+        "from_topic": topic.archived.topic.key.topic,
+        "first_source": _start_of(topic, manifest, asked.limits) if mark is None else mark.next_offset,
+        "next_source": manifest.next_offset,
+        "validation": findings.of(manifest.partition),
+    }
 
 
 def _row(job: _Job, done: RepublishedPartition, findings: Findings) -> dict[str, Any]:

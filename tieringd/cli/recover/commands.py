@@ -12,6 +12,7 @@ from tieringd.archive.catalog import OnFault
 from tieringd.broker.stopped_broker import kept_stopped
 from tieringd.cli.options import (
     ConfigFile,
+    DryRun,
     Format,
     OutputFormat,
     TopicPatterns,
@@ -101,6 +102,7 @@ def directory(
     ] = False,
     validate: Validate = Validation.CHECK_MANIFEST_EXISTENCE,
     validation_depth: ValidationDepth = DEFAULT_DEPTH,
+    dry_run: DryRun = False,
     output: Format = OutputFormat.TABLE,
 ) -> None:
     """
@@ -119,11 +121,14 @@ def directory(
         validate=validate,
         depth=validation_depth,
         is_shallow=shallow,
+        is_dry_run=dry_run,
     )
     with unreadable_topics_reported() as on_fault:
         with kept_stopped(log_dir):
             rows = run_async(into_directory.restored_into_directory(loaded(config), asked, on_fault=on_fault))
         print_listing(into_directory.REPORTED, rows, output)
+    if dry_run:
+        typer.echo("nothing was changed", err=True)
     if any(row["failure"] for row in rows):
         raise typer.Exit(1)
 
@@ -168,6 +173,7 @@ def cluster(
     parallel: Annotated[int, typer.Option(help="How many partitions to write at once.", min=1, max=64)] = 4,
     validate: Validate = Validation.CHECK_MANIFEST_EXISTENCE,
     validation_depth: ValidationDepth = DEFAULT_DEPTH,
+    dry_run: DryRun = False,
     output: Format = OutputFormat.TABLE,
 ) -> None:
     """
@@ -188,10 +194,13 @@ def cluster(
         parallel=parallel,
         validate=validate,
         depth=validation_depth,
+        is_dry_run=dry_run,
     )
     with unreadable_topics_reported() as on_fault:
         rows = run_async(into_cluster.recovered_into_cluster(loaded(config), asked, on_fault=on_fault))
         print_listing(into_cluster.REPORTED, rows, output)
+    if dry_run:
+        typer.echo("nothing was changed", err=True)
 
 
 def _renamed(text: str | None) -> tuple[str | None, str]:

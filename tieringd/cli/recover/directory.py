@@ -56,6 +56,8 @@ class DirectoryRecovery:
     depth: int
     is_shallow: bool = False
     """Leave the records in the archive. The new logs begin where the archive ends."""
+    is_dry_run: bool = False
+    """Check everything, report what would be restored, and change nothing."""
 
 
 async def restored_into_directory(
@@ -86,6 +88,8 @@ async def restored_into_directory(
                 _require_one_id(topic, topic_ids, asked)
             else:
                 await _require_no_history(archive, topic, [_key(topic, cluster, one) for one in topic_ids])
+        if asked.is_dry_run:
+            return [_planned(one, asked, findings) for one in manifests]
         await admit_restored(archive, config, cluster)
         for topic, topic_ids in places if asked.is_shallow else ():
             await _link(archive, topic, [_key(topic, cluster, one) for one in topic_ids])
@@ -112,6 +116,21 @@ async def _restored(
             raise
         return _empty(manifest.partition, validation=findings.of(manifest.partition), failure=str(error))
     return _row(done, findings)
+
+
+def _planned(manifest: PartitionManifest, asked: DirectoryRecovery, findings: Findings) -> dict[str, Any]:
+    """Return the report row of a partition that would be restored."""
+    plan = plan_restore(manifest, asked.limits)
+    row = _empty(manifest.partition, validation=findings.of(manifest.partition))
+    if asked.is_shallow:
+        return row | {"start_offset": manifest.next_offset, "next_offset": manifest.next_offset}
+    return row | {
+        "start_offset": plan.start_offset,
+        "next_offset": manifest.next_offset,
+        "segments": len(plan.segments),
+        "size_bytes": plan.size_bytes,
+        "left_segments": plan.left_segments,
+    }
 
 
 def _places_of(topic: ArchivedTopic, asked: DirectoryRecovery) -> set[str]:

@@ -1,13 +1,12 @@
-"""Progress of a recovery, printed on standard error."""
+"""Progress of a recovery, printed on standard error where that is a terminal."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 
-import typer
-
 from tieringd.cli.human import human_size
+from tieringd.cli.options import show_progress
 from tieringd.formats.records import Record
 from tieringd.model.partition import TopicIdPartition
 
@@ -15,21 +14,23 @@ SECONDS_BETWEEN = 2.0
 
 
 class ByteProgress:
-    """Prints how many bytes have been restored, at each tenth of the total."""
+    """Prints how many bytes are done, at each tenth of the total."""
 
-    def __init__(self, total_bytes: int) -> None:
+    def __init__(self, total_bytes: int, verb: str = "restored") -> None:
+        """Begin the count; *verb* says what is done with the bytes."""
+        self._verb = verb
         self._total_bytes = total_bytes
         self._done_bytes = 0
         self._said = 0
 
     def note(self, size_bytes: int) -> None:
-        """Count bytes that have been downloaded."""
+        """Count bytes that are done."""
         self._done_bytes += size_bytes
         tenths = 10 * self._done_bytes // max(1, self._total_bytes)
         if tenths > self._said:
             self._said = tenths
             done, total = human_size(self._done_bytes), human_size(self._total_bytes)
-            typer.echo(f"{done} of {total} restored", err=True)
+            show_progress(f"{done} of {total} {self._verb}")
 
 
 class RecordProgress:
@@ -66,4 +67,4 @@ class RecordProgress:
             share = min(1.0, 1 - (self._ends - sum(self._positions.values())) / self._left_at_first)
             left = f", about {seconds * (1 - share) / share:.0f} s left" if share > 0 else ""
             rate = human_size(round(self._size_bytes / seconds))
-            typer.echo(f"{self._records} records written ({share:.0%}), {rate}/s{left}", err=True)
+            show_progress(f"{self._records} records written ({share:.0%}), {rate}/s{left}")
