@@ -10,7 +10,7 @@ from tieringd.broker.kafka_target import TargetTopic
 from tieringd.errors import FencedError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 
     from tieringd.formats.records import Record
     from tieringd.formats.recovery_mark import RecoveryMark
@@ -65,9 +65,12 @@ class FakeTargetCluster:
         """Create a topic."""
         return self.add(name, partitions, settings)
 
-    async def marks(self, group: str, topic: TargetTopic) -> dict[int, RecoveryMark]:
-        """Return the marks on a topic."""
-        return {number: mark for (name, number), (_, mark) in self.commits.items() if name == topic.name}
+    async def marks(
+        self, group: str, topic: TargetTopic, settled: Collection[int] | None = None
+    ) -> dict[int, RecoveryMark]:
+        """Return the marks on a topic, or on its partitions *settled*: no transaction stays open here."""
+        marks = {number: mark for (name, number), (_, mark) in self.commits.items() if name == topic.name}
+        return {number: mark for number, mark in marks.items() if settled is None or number in settled}
 
     async def end_offsets(self, topic: TargetTopic) -> dict[int, int]:
         """Return the end offset of each partition."""

@@ -34,6 +34,7 @@ from kio.schema.errors import ErrorCode
 
 from tieringd.broker import kafka_permissions, kafka_quotas, kafka_topic_configs
 from tieringd.broker.kafka_errors import DENIED_HINTS, refusal
+from tieringd.broker.kafka_groups import GroupOffset, group_offsets
 from tieringd.broker.kafka_protocol import (
     DELETE_RECORDS,
     LIST_OFFSETS,
@@ -330,6 +331,23 @@ class KafkaBroker:
     async def permissions(self, topics: Collection[str]) -> kafka_permissions.Permissions:
         """Return the ACL operations that this user may do with the cluster and with *topics*."""
         return await kafka_permissions.asked(self._ask, topics)
+
+    async def group_offsets(
+        self, group: str, topic: str, partitions: Collection[int], *, settled: bool
+    ) -> Mapping[int, GroupOffset]:
+        """
+        Return what *group* has committed for *partitions* of *topic*, by partition; see `kafka_groups`.
+
+        Raises:
+            OffsetsNotKnownYet: The coordinator is not ready, or with *settled* a transaction has not ended.
+            BrokerDenied: This user may not ask.
+            BrokerUnavailable: A broker does not answer.
+        """
+        brokers = (await self._metadata(())).brokers
+        if not brokers:
+            raise BrokerUnavailable("the cluster lists no live broker")
+        address = (brokers[0].host, int(brokers[0].port))
+        return await group_offsets(self._connections, address, group, topic, partitions, settled=settled)
 
     async def client_quotas(self) -> Mapping[QuotaEntity, Mapping[str, float]]:
         """Return every client quota that is set. This needs the ACL DESCRIBE_CONFIGS on the cluster."""

@@ -9,7 +9,7 @@ second writer of the same partition fences the first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -20,13 +20,10 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
-    CoordinatorLoadInProgressError,
-    CoordinatorNotAvailableError,
     GroupAuthorizationFailedError,
     InvalidTimestampError,
     KafkaError,
     MessageSizeTooLargeError,
-    NotCoordinatorError,
     ProducerFenced,
     RecordListTooLargeError,
     TopicAuthorizationFailedError,
@@ -37,6 +34,7 @@ from aiokafka.errors import (
 from aiokafka.structs import OffsetAndMetadata
 
 from tieringd.broker.kafka import KafkaBroker
+from tieringd.broker.kafka_groups import GroupOffset, OffsetsNotKnownYet
 from tieringd.broker.kafka_protocol import KafkaSettings, tls_context
 from tieringd.errors import BrokerDenied, BrokerUnavailable, FencedError
 from tieringd.formats.records import Record
@@ -53,7 +51,6 @@ _DENIED = (
     TopicAuthorizationFailedError,
     TransactionalIdAuthorizationFailed,
 )
-_NOT_YET = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
 _BATCH_OVERHEAD_BYTES = 512
 
 
@@ -154,21 +151,24 @@ class TargetCluster:
             await asyncio.sleep(_BACKOFF_SECONDS)
         raise BrokerUnavailable(f"topic {name} was created, but the cluster does not list it yet")
 
-    async def marks(self, group: str, topic: TargetTopic) -> dict[int, RecoveryMark]:
+    async def marks(
+        self, group: str, topic: TargetTopic, settled: Collection[int] | None = None
+    ) -> dict[int, RecoveryMark]:
         """
         Return the marks of a recovery on *topic*, by partition. Marks of an earlier topic are left out.
 
+        With *settled*, only marks of these partitions are read, and the call waits until no transaction
+        over them is open. A committed transaction counts as open until its marker is in the group's log:
+        until then the mark of before is read, or none. Without it, a mark may be one transaction behind.
+
         Raises:
             CorruptDataError: The group's offsets are not ours.
+            BrokerDenied: This user may not read them.
+            BrokerUnavailable: The cluster does not answer, or a transaction stays open.
         """
-        asked = [ClientPartition(topic.name, number) for number in range(topic.partition_count)]
-        with self._translated(f"read the offsets of group {group}"):
-            found = await self._group_offsets(group, asked)
-        marks = {
-            partition.partition: decode_mark(committed.offset, committed.metadata)
-            for partition, committed in found.items()
-            if committed.offset >= 0
-        }
+        partitions = range(topic.partition_count) if settled is None else settled
+        found = await self._group_offsets(group, topic.name, partitions, settled=settled is not None)
+        marks = {number: decode_mark(each.offset, each.metadata) for number, each in found.items()}
         return {number: mark for number, mark in marks.items() if mark.target_topic_id == topic.topic_id}
 
     async def end_offsets(self, topic: TargetTopic) -> dict[int, int]:
@@ -188,11 +188,13 @@ class TargetCluster:
             await consumer.stop()
         return {partition.partition: offset for partition, offset in found.items()}
 
-    async def _group_offsets(self, group: str, asked: Sequence[ClientPartition]) -> Any:
+    async def _group_offsets(
+        self, group: str, topic: str, partitions: Collection[int], *, settled: bool
+    ) -> Mapping[int, GroupOffset]:
         for number in range(_TRIES):
             try:
-                return await self._admin.list_consumer_group_offsets(group, partitions=list(asked))
-            except _NOT_YET:
+                return await self._broker.group_offsets(group, topic, partitions, settled=settled)
+            except OffsetsNotKnownYet:
                 # The first request for a group in a new cluster makes it create the coordinator's own topic.
                 if number == _TRIES - 1:
                     raise

@@ -274,7 +274,7 @@ async def _begun(cluster: TargetCluster, topic: _Topic, asked: ClusterRecovery) 
             target, name=f"{topic.group}-{topic.name}", group=topic.group, compression=None
         ) as writer:
             # Another attempt may have begun since the marks were read. From here on it is fenced.
-            marks = await cluster.marks(topic.group, target)
+            marks |= await cluster.marks(topic.group, target, numbers - marks.keys())
             _require_one_isolation(topic.name, marks, asked)
             new = {
                 one.partition.partition: RecoveryMark(
@@ -327,7 +327,8 @@ async def _written(
             compression=None if codec == "none" else codec,
         ) as writer:
             # The writer has fenced an earlier attempt, which may have stored a mark since the last read.
-            marks = await cluster.marks(job.topic.group, job.target)
+            # The first mark is from another writer, whose transaction the coordinator may still see as open.
+            marks = await cluster.marks(job.topic.group, job.target, {partition.partition})
             mark = marks.get(partition.partition)
             if mark is None:
                 raise BrokerUnavailable(
