@@ -27,7 +27,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -452,14 +452,10 @@ class Reconciler:
             async with slots:
                 status, progressed = await self._drain(leadership, archiver, seen)
             before = totals.get(leadership, PartitionStatus())
-            totals[leadership] = PartitionStatus(
-                before.uploaded + status.uploaded,
-                before.trimmed + status.trimmed,
-                status.pending_segments,
-                status.fault,
-                status.waits_because,
-                status.is_store_fault,
-                status.operator_wait,
+            totals[leadership] = replace(
+                status,
+                uploaded=before.uploaded + status.uploaded,
+                trimmed=before.trimmed + status.trimmed,
             )
             return progressed
 
