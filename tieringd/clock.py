@@ -11,5 +11,5 @@ def wall_clock_ms() -> int:
 
 
 def steady_seconds() -> float:
-    """Return seconds that pass evenly, also while the host sleeps; nobody can set this clock."""
+    """Return seconds that pass evenly, also while the host sleeps; this clock cannot be set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

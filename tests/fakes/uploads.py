@@ -155,7 +155,7 @@ def upload_order(
     """
     Return *waiting* in the order in which to serve them; *turn* is the first one's number.
 
-    It is the order that an `UploadLine` keeps, made anew from all facts; `upload_control` describes it.
+    It is the order that a `UploadQueue` keeps, made anew from all facts; `upload_control` describes it.
     """
     by_turn = sorted(waiting, key=lambda one: one.turn_key)
     by_loss = sorted(

@@ -526,7 +526,7 @@ class Observer:
 
 
 def _upload_share(view: ClusterView, topics: Collection[str], *, led: int) -> float:
-    """Return the part of the cluster's partitions of *topics* that this broker leads; 0 of none."""
+    """Return the part of the cluster's partitions of *topics* that this broker leads; 0 without topics."""
     in_cluster = sum(view.partition_counts[one] for one in topics)
     return led / in_cluster if in_cluster else 0.0
 

@@ -1,7 +1,7 @@
 """
 The state of one partition's archiver, as the status page, `run --once` and the metrics tell it.
 
-`FaultKind` is what they count by, so that all three agree.
+`PartitionFault` is what they count by, so that all three agree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WAITING_TOPICS: Final = 50
 _OTHER_TOPICS: Final = "(others)"
 
 
-class FaultKind(Enum):
+class PartitionFault(Enum):
     """What is wrong with a partition, as metrics and the status page name it."""
 
     CORRUPT = "corrupt"
@@ -48,7 +48,7 @@ class PartitionStatus:
     """Whether the object store caused the fault, so that other partitions suffer from it as well."""
     operator_wait: OperatorWait | None = field(default=None, compare=False)
     """The case that only an operator can decide; None without one."""
-    fault_kind: FaultKind | None = field(default=None, compare=False)
+    fault_kind: PartitionFault | None = field(default=None, compare=False)
     """The kind of the fault; None without one."""
 
 

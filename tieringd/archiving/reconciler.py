@@ -27,14 +27,14 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import BrokerSnapshot, Observation, Observer
-from tieringd.archiving.partition_status import FaultKind, PartitionStatus, PassResult, bounded_waits
+from tieringd.archiving.partition_status import PartitionFault, PartitionStatus, PassResult, bounded_waits
 from tieringd.archiving.pinner import PinFacts, Pinner
 from tieringd.archiving.resting import ChangeFeed, Resting
 from tieringd.config import Config
@@ -270,7 +270,7 @@ class Reconciler:
         found = {leadership: running.status for leadership, running in self._running.copy().items()}
         found.update(
             {
-                one: PartitionStatus(fault=why, fault_kind=FaultKind.FENCED)
+                one: PartitionStatus(fault=why, fault_kind=PartitionFault.FENCED)
                 for one, why in self._fenced.copy().items()
             }
         )
@@ -278,7 +278,7 @@ class Reconciler:
 
     def faults(self) -> dict[str, int]:
         """Return the number of partitions by the kind of their fault, also of those that none has."""
-        found = dict.fromkeys(FaultKind, 0)
+        found = dict.fromkeys(PartitionFault, 0)
         for status in list(self.statuses().values()):
             if status.fault_kind is not None:
                 found[status.fault_kind] += 1
@@ -452,14 +452,10 @@ class Reconciler:
             async with slots:
                 status, progressed = await self._drain(leadership, archiver, seen)
             before = totals.get(leadership, PartitionStatus())
-            totals[leadership] = PartitionStatus(
-                before.uploaded + status.uploaded,
-                before.trimmed + status.trimmed,
-                status.pending_segments,
-                status.fault,
-                status.waits_because,
-                status.is_store_fault,
-                status.operator_wait,
+            totals[leadership] = replace(
+                status,
+                uploaded=before.uploaded + status.uploaded,
+                trimmed=before.trimmed + status.trimmed,
             )
             return progressed
 
@@ -525,31 +521,31 @@ class Reconciler:
         """
         uploaded = trimmed = pending = gaps = 0
         fault, waits_because, is_store_fault, needs_another_scan = "", "", False, False
-        kind: FaultKind | None = None
+        kind: PartitionFault | None = None
         try:
             while True:
                 result = await archiver.step(seen)
                 uploaded, trimmed = uploaded + result.uploaded, trimmed + result.trimmed
                 pending, fault, gaps = result.pending_segments, result.fault, gaps + result.gaps
                 waits_because = result.waits_because
-                kind = FaultKind.CORRUPT if fault else None
+                kind = PartitionFault.CORRUPT if fault else None
                 needs_another_scan = result.needs_another_scan
                 if not result.made_progress or self._stopping:
                     break
         except FencedError as error:
             fault = self._fenced[leadership] = str(error)
-            kind = FaultKind.FENCED
+            kind = PartitionFault.FENCED
             self._metrics.forget_partition(leadership.partition.topic_partition)
             log.error("archiver stopped", partition=str(leadership.partition), reason=fault)  # noqa: TRY400 an expected end, not a fault of ours
         except TieringError as error:
             fault, is_store_fault = str(error), isinstance(error, STORE_FAULTS)
-            kind = FaultKind.STORE if is_store_fault else FaultKind.OTHER
+            kind = PartitionFault.STORE if is_store_fault else PartitionFault.OTHER
             self._metrics.upload_failures.labels(leadership.partition.topic, type(error).__name__).inc()
             report = log.error if isinstance(error, CorruptDataError) else log.warning
             report("archiver step failed", partition=str(leadership.partition), error=fault)
         moved = bool(uploaded or trimmed or gaps) or needs_another_scan
         if kind is None and archiver.operator_wait is not None:
-            kind = FaultKind.OPERATOR
+            kind = PartitionFault.OPERATOR
         figures = self._metrics.partitions.get(leadership.partition.topic_partition)
         if kind is not None and figures is not None:
             pending = figures.pending_segments  # A step that failed has no result.

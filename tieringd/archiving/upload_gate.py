@@ -10,7 +10,7 @@ changes, and on one timer while all waiting uploads wait for a byte budget or a 
 
 It reports what holds uploads back, and for how long, with the constants of `policies.upload_control`.
 
-`UploadLine` holds the waiting uploads in the order of `policies.upload_control`, without sorting them again
+`UploadQueue` holds the waiting uploads in the order of `policies.upload_control`, without sorting them again
 for each upload. The line knows turns and danger. The gate knows slots and byte budgets.
 """
 
@@ -140,7 +140,7 @@ class _Heap:
         return None
 
 
-class UploadLine:
+class UploadQueue:
     """
     All waiting requests in the policy's order, without sorting again for every upload.
 
@@ -314,7 +314,7 @@ class UploadGate:
     ) -> None:
         self._pace = pace
         self._timers = timers
-        self._line = UploadLine(order or OrderLimits(), segments_per_turn=segments_per_turn)
+        self._line = UploadQueue(order or OrderLimits(), segments_per_turn=segments_per_turn)
         now = timers.time()
         self._brake = _ByteRate(pace.bytes_per_second, now)
         self._limit = _ByteRate(pace.limit_bytes_per_second, now)

@@ -412,7 +412,7 @@ class KafkaBroker:
             KafkaRequest(DELETE_RECORDS, build, send_by=send_by)
         )
         if loop.time() > send_by:
-            # The broker may have applied it long after the question who leads.
+            # The broker may have applied it long after the question which broker leads.
             await self._require_leadership(leadership, log.partition)
         for topic in response.topics:
             for result in topic.partitions:

@@ -61,7 +61,7 @@ class LedLog:
     high_watermark: int
 
 
-class RecordDeleter:
+class KafkaRecordDeleter:
     """Ask leaders of partitions to delete records. Open it with `async with`; nothing is retried."""
 
     def __init__(self, settings: KafkaSettings) -> None:

@@ -67,7 +67,7 @@ class KafkaSettings:
     request_timeout_seconds: float = 10.0
     """For one connection attempt, and for one request."""
     effect_within_seconds: float = EFFECT_WITHIN_SECONDS
-    """A trim is sent within this time after the broker was asked who leads, or not at all."""
+    """A trim is sent within this time after the question which broker leads, or not at all."""
     client_id: str = CLIENT_ID
     has_topic_ids_on_disk: bool = True
     """Whether a partition's directory holds the cluster's topic id. Redpanda's directories do not."""

@@ -170,7 +170,7 @@ class Accounts:
 
     def _add(self, name: str, size_bytes: int, accessed_ms: int, checked: Identity | None) -> None:
         said = parse_cache_name(name, buckets=self._buckets)
-        assert said is not None, "whoever adds a file has made or parsed its name"
+        assert said is not None, "each caller that adds a file has made or parsed its name"
         self._remove(name)
         # A file named for another number of buckets is never read again, so it is the first to be evicted.
         since = accessed_ms if said.is_reachable else 0

@@ -110,11 +110,11 @@ async def _deleter(config: Config, writer_id: str) -> AsyncIterator[RecordDelete
             "broker.kind is none: there is no broker that deletes records",
             hint="Name the cluster's broker in the configuration",
         )
-    from tieringd.broker.kafka_deletion import RecordDeleter as ClusterDeleter  # noqa: PLC0415 slow to import
+    from tieringd.broker.kafka_deletion import KafkaRecordDeleter  # noqa: PLC0415 slow to import
 
     async with (
         opened_archive(config, writer_id=writer_id) as archive,
-        ClusterDeleter(kafka_settings(config)) as cluster,
+        KafkaRecordDeleter(kafka_settings(config)) as cluster,
     ):
         yield RecordDeleter(cluster, archive.store, archive.manifests, now_ms=archive.clock)
 

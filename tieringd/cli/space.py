@@ -49,7 +49,7 @@ def plan(config: ConfigFile, output: Format = OutputFormat.TABLE) -> None:
 
 def _document(report: SpaceReport) -> dict[str, Any]:
     space, found = report.space, report.plan
-    assert found is not None, "a plan that somebody asked for is always made"
+    assert found is not None, "a report that was asked for a plan holds one"
     return {
         "log_dirs": list(space.log_dirs),
         "disk_bytes": space.total_bytes,

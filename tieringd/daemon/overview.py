@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tieringd import __version__
-from tieringd.archiving.partition_status import FaultKind, PartitionStatus
+from tieringd.archiving.partition_status import PartitionFault, PartitionStatus
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.daemon.recent_errors import FoldedError, RecentErrors
 from tieringd.metrics import Metrics
@@ -27,15 +27,15 @@ from tieringd.storage.resilient import ResilientStore
 MOST_PARTITIONS: Final = 20
 _MOST_TASKS_OF_A_KIND: Final = 5
 _FAULT_TEXTS: Final = {
-    FaultKind.CORRUPT: (
+    PartitionFault.CORRUPT: (
         "corrupt local data: the partition is not archived from there on",
         "tieringd explain {topic} {partition}   # then delete this replica, and let Kafka copy it again",
     ),
-    FaultKind.FENCED: (
+    PartitionFault.FENCED: (
         "another daemon archives the partition under the same leader epoch",
         "systemctl stop tieringd   # on the host that should not run it; then restart it here",
     ),
-    FaultKind.OPERATOR: (
+    PartitionFault.OPERATOR: (
         "the partition waits for a decision about its records",
         "tieringd explain {topic} {partition}",
     ),
@@ -161,7 +161,7 @@ class OverviewMaker:
         figures, snapshot = metrics.partitions.known(), reconciler.snapshot
         statuses = reconciler.statuses()
         sums = metrics.partitions.sums()
-        faults = {kind.value: 0 for kind in FaultKind}
+        faults = {kind.value: 0 for kind in PartitionFault}
         for status in statuses.values():
             if status.fault_kind is not None:
                 faults[status.fault_kind.value] += 1
@@ -182,7 +182,7 @@ class OverviewMaker:
             store=self._facts.store,
             broker=self._facts.broker,
             reasons={name: why for name, why in reconciler.readiness().items() if why},
-            led_partitions=len(statuses) - faults[FaultKind.FENCED.value],
+            led_partitions=len(statuses) - faults[PartitionFault.FENCED.value],
             followed_partitions=len(snapshot.followed) if snapshot is not None else 0,
             pending_bytes=sums.pending_bytes,
             pending_segments=sums.pending_segments,

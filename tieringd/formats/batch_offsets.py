@@ -6,8 +6,8 @@ each batch is held against what else is known: the segment's bounds, the batches
 of the segment's index, each of which has the position and the base offset of one batch. Where a segment has
 a record at each of its offsets, every batch has to begin exactly where the one before it ends.
 
-A segment with holes leaves room for a damaged base offset between two index entries. Who reads the whole
-object compares its checksum as well.
+A segment with holes leaves room for a damaged base offset between two index entries. A reader of
+the whole object compares its checksum as well.
 """
 
 from __future__ import annotations

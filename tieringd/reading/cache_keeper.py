@@ -103,7 +103,7 @@ class OpenChunks:
 
     def take(self, name: str, size_bytes: int) -> OpenEntry | None:
         """
-        Return a chunk for one more reader, who gives it back, or None if the chunk is not open.
+        Return a chunk for one more reader, which must give it back; None if the chunk is not open.
 
         A file that was changed, deleted or truncated on the disk does not count as open: the caller
         opens and checks it again.

@@ -158,32 +158,20 @@ class ChunkDownloader:
             StorageUnavailable: The store does not answer.
         """
         with self._metrics.hydration_seconds.labels("chunk").time():
-            return await self._download(
-                key, name, chunk, expected, is_cached=is_cached, is_streamed=is_streamed
-            )
-
-    async def _download(
-        self,
-        key: str,
-        name: str,
-        chunk: Chunk,
-        expected: ExpectedBatches,
-        *,
-        is_cached: bool,
-        is_streamed: bool,
-    ) -> Downloaded:
-        async with self._budget.take(self._memory_bytes(chunk)):
-            with self._metrics.in_progress.track_inprogress():
-                for is_last in (False, True):
-                    try:
-                        return await self._attempt(
-                            key, name, chunk, expected, is_cached=is_cached, is_streamed=is_streamed
-                        )
-                    except CorruptDataError as error:
-                        self._metrics.corrupt.labels("download").inc()
-                        if is_last:
-                            raise
-                        log.warning("a chunk that arrived is wrong; it is fetched again", error=str(error))
+            async with self._budget.take(self._memory_bytes(chunk)):
+                with self._metrics.in_progress.track_inprogress():
+                    for is_last in (False, True):
+                        try:
+                            return await self._attempt(
+                                key, name, chunk, expected, is_cached=is_cached, is_streamed=is_streamed
+                            )
+                        except CorruptDataError as error:
+                            self._metrics.corrupt.labels("download").inc()
+                            if is_last:
+                                raise
+                            log.warning(
+                                "a chunk that arrived is wrong; it is fetched again", error=str(error)
+                            )
         raise AssertionError("the last attempt returns or raises")
 
     def _memory_bytes(self, chunk: Chunk) -> int:

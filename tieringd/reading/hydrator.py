@@ -67,7 +67,7 @@ class HydrationLimits:
 
 
 class HydratedChunk:
-    """A chunk for one reader, who closes it. Its batches were checked."""
+    """A chunk with checked batches for one reader, which must close it."""
 
     def __init__(
         self, chunk: Chunk, *, data: bytes | None = None, entry: OpenEntry | None = None, keeper: CacheKeeper
@@ -219,7 +219,7 @@ class Hydrator:
         next_segment: RemoteSegment | None = None,
     ) -> HydratedChunk:
         """
-        Return a chunk for a reader, who closes it.
+        Return a chunk for a reader, which must close it.
 
         *next_segment* is the segment that a reader reads after *segment*. A chunk that is too large for
         both the cache and the memory is cut: the returned chunk is then the part of it that holds

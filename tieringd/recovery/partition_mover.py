@@ -382,7 +382,7 @@ def _for_target(manifest: PartitionManifest, begin_offset: int) -> PartitionMani
 
 
 def _is_same(there: PartitionManifest, wanted: PartitionManifest) -> bool:
-    """Say whether the manifests differ at most in who committed them, and when."""
+    """Say whether the manifests differ at most in their writer and in the time of the commit."""
     return there == replace(
         wanted,
         leader_epoch=there.leader_epoch,

@@ -43,7 +43,7 @@ class SingleFlight(Generic[K, T]):
         Args:
             when_closed: Gives the message for callers whose flight was cancelled by `close`.
             unwaited_above: While more flights than this run, a flight is cancelled when its last caller
-                is. Callers that leave early then cannot fill a queue with work that nobody waits for.
+                is. Callers that leave early then cannot fill a queue with work that no caller waits for.
         """
         self._when_closed = when_closed
         self._unwaited_above = unwaited_above

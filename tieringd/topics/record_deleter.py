@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Cluster(Protocol):
-    """The cluster that holds the local logs; see `broker.kafka_deletion.RecordDeleter`."""
+    """The cluster that holds the local logs; see `broker.kafka_deletion.KafkaRecordDeleter`."""
 
     async def leaders(self, topic: str) -> TopicLeaders:
         """Return the leaders of a topic's partitions."""

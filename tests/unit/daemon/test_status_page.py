@@ -13,7 +13,7 @@ import structlog
 from tests.fakes.archive import archive_in, reconciler_of, tiered_config
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.uploads import settle
-from tieringd.archiving.partition_status import FaultKind, PartitionStatus
+from tieringd.archiving.partition_status import PartitionFault, PartitionStatus
 from tieringd.daemon.overview import MOST_PARTITIONS, DaemonFacts, OverviewMaker, PartitionLine, Task
 from tieringd.daemon.recent_errors import RecentErrors, remembering
 from tieringd.daemon.status_page import duration, page, scaled, size
@@ -128,7 +128,7 @@ async def test_overview_of_a_daemon_says_what_its_metrics_say(tmp_path, broker, 
 def test_ten_thousand_partitions_are_twenty_lines_the_worst_first(metrics):
     """A fault comes first, then the nearest loss, then the oldest wait; the page does not grow."""
     statuses = {led(number): PartitionStatus() for number in range(10_000)}
-    statuses[led(77)] = PartitionStatus(fault="batch CRC", fault_kind=FaultKind.CORRUPT)
+    statuses[led(77)] = PartitionStatus(fault="batch CRC", fault_kind=PartitionFault.CORRUPT)
     for number in range(10_000):
         figures = PartitionFigures(lag_seconds=number, pending_bytes=1)
         loss = 60.0 if number == 5 else float("inf")
@@ -145,7 +145,8 @@ def test_ten_thousand_partitions_are_twenty_lines_the_worst_first(metrics):
 def test_tasks_of_many_partitions_are_few(metrics):
     """Some by name, and how many there are besides."""
     statuses = {
-        led(number): PartitionStatus(fault="batch CRC", fault_kind=FaultKind.CORRUPT) for number in range(100)
+        led(number): PartitionStatus(fault="batch CRC", fault_kind=PartitionFault.CORRUPT)
+        for number in range(100)
     }
     tasks = maker(metrics, Statuses(statuses)).make().tasks
     assert len(tasks) == 6
@@ -174,7 +175,7 @@ def test_page_is_whole_and_loads_nothing(metrics):
         "error",
         {"event": "<script>alert(1)</script>", "error": "a & b", "topic": "<b>", "partition": 1},
     )
-    statuses = {led(0): PartitionStatus(fault="</td><script>", fault_kind=FaultKind.OTHER)}
+    statuses = {led(0): PartitionStatus(fault="</td><script>", fault_kind=PartitionFault.OTHER)}
     found = Parsed(page(maker(metrics, Statuses(statuses, {"store": "<img src=x>"}), errors).make()))
     assert not {tag for tag, _ in found.tags} & {"script", "link", "img", "iframe", "form", "a"}
     assert not [attributes for _, attributes in found.tags if {"src", "href"} & attributes.keys()]

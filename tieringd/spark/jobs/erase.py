@@ -118,7 +118,7 @@ def erase(
         config: The archive's configuration.
         topics: Names or patterns.
         keys: The keys to erase.
-        requested_by: Who asks for the erasure; stored in its record.
+        requested_by: The person who requests the erasure; stored in its record.
         reason: Why; stored in its record.
         delete_after_ms: Delete objects that left these archives at least this many ms ago. 0 deletes
             everything at once, even objects that readers still use. None leaves the deletion to the daemon.
