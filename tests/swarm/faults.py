@@ -42,6 +42,11 @@ FULL_NODE = 1
 LOCAL_BYTES = (2 << 20, 3 << 20)
 _SESSION_SECONDS = 12  # More than a broker's session of 9 s: the controller fences a broker that hangs.
 
+_ERROR_DOCUMENT = (
+    b'<?xml version="1.0" encoding="UTF-8"?>'
+    b"<Error><Code>InternalError</Code><Message>We encountered an internal error.</Message></Error>"
+)
+
 
 @dataclass
 class Parts:
@@ -416,6 +421,9 @@ KINDS: dict[str, type[Fault]] = {
     "store resets uploads": _weather(ResetRequest(100), _is_large),
     "store takes half a PUT and is silent": _weather(StallRequest(100), _is_large),
     "uploads are damaged on the way": _weather(DamageRequest(), _is_large),
+    "store answers uploads 200 with an error": _weather(
+        Answer("200 OK", body=_ERROR_DOCUMENT, headers={"Content-Type": "application/xml"}), _is_large
+    ),
     "downloads end early": _weather(TruncateAnswer(1), lambda one: one.method == "GET"),
     "store hangs": StoreHangs,
     "store restarts": StoreRestarts,
