@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The order of sets is a part of a simulated history: with another seed of hashes it is another history.
 export PYTHONHASHSEED := 0
 
-.PHONY: help install install-dev kafka azurite promtool chromium dashboards metrics-reference lock class-data demo components test durations quick affected sim mutants hypothesis soak drill fuzz nightly coverage-map figures check format bench clean
+.PHONY: help install install-dev kafka azurite promtool chromium dashboards metrics-reference lock class-data demo components test durations quick affected sim mutants hypothesis soak drill fuzz swarm nightly coverage-map figures check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -105,11 +105,14 @@ fuzz: .venv/.installed-dev ## Give wrong bytes to every parser, and then wrong f
 	$(BIN)/python -m tests.fuzz.run --seconds $$(( $(or $(MINUTES),10) * 60 )) --seed $(or $(SEED),0)
 	TIERINGD_FUZZ_MINUTES=$(or $(MINUTES),10) $(BIN)/pytest --timeout 100000 tests/unit/endpoint/test_fuzz.py
 
+swarm: .venv/.installed-dev kafka ## Let faults of every kind come over three brokers, daemons, gateways and a store (MINUTES=10, SEED=1; ARGS=--write)
+	$(BIN)/python -m tests.swarm.run --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) $(ARGS)
+
 coverage-map: components kafka azurite promtool chromium ## Record what each test file runs, for make affected (TESTS=tests/unit: some)
 	$(BIN)/python -m tests.support.coverage_map --workers $(WORKERS) $(TESTS)
 
-nightly: components kafka azurite promtool chromium ## The long runs, one after the other: seeds, mutants, examples, soak, fuzzing, coverage map (SEEDS=5000 MINUTES=10)
-	$(MAKE) --keep-going --jobs 1 sim mutants hypothesis soak fuzz coverage-map SEEDS=$(or $(SEEDS),5000) MINUTES=$(or $(MINUTES),10)
+nightly: components kafka azurite promtool chromium ## The long runs, one after the other: seeds, mutants, examples, soak, fuzzing, a swarm, coverage map (SEEDS=5000 MINUTES=10)
+	$(MAKE) --keep-going --jobs 1 sim mutants hypothesis soak fuzz swarm coverage-map SEEDS=$(or $(SEEDS),5000) MINUTES=$(or $(MINUTES),10)
 
 check: .venv/.installed-dev ## Format, lint, types, layers, test docstrings
 	$(BIN)/ruff format --check .

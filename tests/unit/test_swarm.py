@@ -1,0 +1,73 @@
+"""The parts of the swarm that decide: its schedule, what counts as a fault, and what breaks a promise."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from tests.support.writers import Acknowledged, Writer
+from tests.swarm.checker import broken_log, grown
+from tests.swarm.faults import KINDS
+from tests.swarm.report import Report
+from tests.swarm.schedule import Step, schedule
+
+
+def test_a_seed_always_has_the_same_schedule():
+    """Another seed has another one."""
+    first = list(islice(schedule(1, list(KINDS)), 100))
+    assert first == list(islice(schedule(1, list(KINDS)[::-1]), 100))
+    assert first != list(islice(schedule(2, list(KINDS)), 100))
+
+
+def test_each_kind_comes_before_any_comes_again():
+    """There are more than twenty."""
+    assert len(KINDS) >= 20
+    assert {step.kind for step in islice(schedule(3, list(KINDS)), len(KINDS))} == set(KINDS)
+
+
+def test_log_with_each_value_once_and_in_order_is_good():
+    """A value that was sent and not acknowledged may be there or not."""
+    writer = Writer("t", 0, [Acknowledged(0, 0), Acknowledged(1, 2)], sent=4)
+    assert broken_log(writer, {0: 0, 1: 2, 2: 3}) == []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ({0: 0}, "acknowledged records are lost"),
+        ({0: 0, 1: 3}, "acknowledged records are lost"),
+        ({0: 0, 1: 2, 2: 2}, "twice"),
+        ({0: 0, 1: 2, 2: 1}, "out of order"),
+        ({0: 0, 1: 2, 3: 3}, "offsets are missing"),
+    ],
+)
+def test_log_that_breaks_a_promise_is_told(numbers, says):
+    """Lost, doubled, out of order, with a hole."""
+    writer = Writer("t", 0, [Acknowledged(0, 0), Acknowledged(1, 2)], sent=4)
+    assert any(says in one for one in broken_log(writer, numbers))
+
+
+def test_fault_without_proof_does_not_count(tmp_path):
+    """The page says how many there were, and keeps what is around the markers."""
+    report = Report(seed=7)
+    step = Step(0, "store hangs", 1, 0, 1.0)
+    report.add(step, "3 requests without an answer", 2.0)
+    report.add(step, "", 9.0)
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- swarm: begin -->\nold\n<!-- swarm: end -->\nafter\n")
+    report.write_into(page)
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "old" not in text
+    assert "with seed 7: 1 faults of 1 kinds" in text
+    assert "1 more had no effect" in text
+    assert "| store hangs | 1 | 3 requests without an answer | 2 s |" in text
+
+
+def test_growth_of_a_daemon_is_told():
+    """Some descriptors more are its work; hundreds are a leak."""
+    assert grown({1: (100, 1 << 27)}, {1: (110, 1 << 27)}) == []
+    assert len(grown({1: (100, 1 << 27)}, {1: (400, 1 << 27)})) == 1
+    assert len(grown({1: (100, 1 << 27)}, {1: (100, 1 << 29)})) == 1
