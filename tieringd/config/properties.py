@@ -426,6 +426,18 @@ class GatewayConfig(BaseModel):
     Limit of archived records sent to each client host, so that one reader leaves room for others; null:
     no limit.
     """
+    principal_archive_bytes_per_second: Annotated[int, size(_RATE_MIN, MAX_INT64)] | None = None
+    """
+    Limit of archived records sent to each principal, on all its connections together; null: no limit. Past it
+    answers carry Kafka's throttle time. Clients whose principal is unknown share one limit.
+    """
+    principal_store_dollars_per_day: Annotated[float, Decimal(0.001, 1_000_000)] | None = None
+    """
+    What reading from the object store may cost for each principal in a day, by the list prices of requests;
+    null: no limit. Past it answers are small and carry Kafka's throttle time, and none is refused.
+    """
+    slow_fetch_ms: Annotated[int, duration(1, _DAY_MS)] = 5 * _SECOND_MS
+    """Fetches of archived records that take longer are logged, with what they waited for."""
 
 
 class Cache(BaseModel):

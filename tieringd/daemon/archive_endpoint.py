@@ -40,6 +40,7 @@ from tieringd.gateway.connection import ConnectionContext, GatewaySettings
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
 from tieringd.metrics.restarts import restarted
+from tieringd.policies.prices import LIST_PRICES
 from tieringd.reading.partition_reader import PartitionReader
 from tieringd.storage.store_opening import bucket_name
 from tieringd.topics.topic_registry import TopicRegistry
@@ -137,8 +138,12 @@ async def archive_endpoint_of(
     ) -> EndpointConnection:
         return EndpointConnection(sock, shared, on_closed, api=api)
 
-    server = GatewayServer(settings, connect=connect, on_failure=metrics.health.task_failed)
+    server = GatewayServer(
+        settings, connect=connect, on_failure=metrics.health.task_failed, readers=metrics.readers
+    )
     metrics.watch_gateway(server)
+    if (prices := LIST_PRICES.get(config.backend or "")) is not None:
+        metrics.watch_cost(prices)
     try:
         await server.start()
         # The port that the system chose is known only now. No client connects before the next await.
@@ -155,6 +160,7 @@ async def archive_endpoint_of(
                 own,
                 budget=server.budget,
                 history=archive.history,
+                on_topic=metrics.readers.count_topic,
                 bytes_max=lambda: server.rates.answer_bytes(now=asyncio.get_running_loop().time()),
             ),
             description=DescriptionAnswers(topics, partitions, own),
@@ -223,6 +229,9 @@ def _listener_settings(config: Config, tls: GatewayTls) -> GatewaySettings:
         buffered_bytes=gateway.buffer_bytes,
         archive_bytes_per_second=gateway.archive_bytes_per_second,
         client_archive_bytes_per_second=gateway.client_archive_bytes_per_second,
+        principal_bytes_per_second=gateway.principal_archive_bytes_per_second,
+        principal_dollars_per_day=gateway.principal_store_dollars_per_day,
+        slow_fetch_seconds=gateway.slow_fetch_ms / 1000,
     )
 
 

@@ -11,6 +11,7 @@ that have arrived, never with the announced size.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Callable
 from typing import Final
@@ -21,11 +22,15 @@ from tieringd.endpoint.endpoint_settings import OTHER_REQUEST_BYTES_MAX, REQUEST
 from tieringd.endpoint.request_handlers import RequestHandlers
 from tieringd.errors import LocalFileError, ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import SIZE_BYTES
+from tieringd.formats.kafka_wire.fetch import throttled
 from tieringd.formats.kafka_wire.pieces import size_of
-from tieringd.formats.kafka_wire.request_header import HEAD, RequestHead
+from tieringd.formats.kafka_wire.request_header import HEAD, RequestHead, client_id_of
 from tieringd.formats.kafka_wire.request_header import InspectedApi as Kafka
-from tieringd.gateway.connection import AwaitedOfClient, ConnectionContext, host_of
+from tieringd.gateway.connection import AwaitedOfClient, ConnectionContext
+from tieringd.gateway.seen_login import certified_principal
+from tieringd.gateway.sockets import host_of
 from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, wire_of
+from tieringd.metrics.readers import ANONYMOUS, READER, Reader, Source
 
 log = structlog.get_logger(__name__)
 
@@ -104,6 +109,7 @@ class EndpointConnection:
         self._is_granted = False
         """Whether one more read is allowed although the budget is spent."""
         self._host = host_of(sock)
+        self._principal = certified_principal(sock) or ANONYMOUS
         self._wire = wire_of(sock)(
             sock,
             self._loop,
@@ -196,13 +202,33 @@ class EndpointConnection:
         self._go_on()
 
     async def _answer(self, head: RequestHead, frame: bytes) -> None:
+        reader, begun_at = None, self._loop.time()
+        if head.api_key == Kafka.FETCH:
+            reader = Reader.of(self._principal, client_id_of(memoryview(frame)))
+            READER.set(reader)
         answer = await self._api.answer(head, memoryview(frame))
         self._shared.counters.archived_answers += 1
-        size_bytes = size_of(answer.pieces) if head.api_key == Kafka.FETCH else 0
-        self._wire.send_pieces(answer.pieces, answer.release)
-        seconds = self._shared.rates.spend(self._host, size_bytes, now=self._loop.time())
+        pieces, seconds = answer.pieces, 0.0
+        if reader is not None:
+            size_bytes = size_of(pieces)
+            self._shared.counters.archived_bytes += size_bytes
+            self._shared.readers.archived(
+                reader,
+                Source.STORE if answer.waited_for else Source.CACHE,
+                size_bytes,
+                seconds=self._loop.time() - begun_at,
+                waited_for=answer.waited_for,
+            )
+            seconds = self._shared.rates.spend(
+                self._host, size_bytes, now=self._loop.time(), principal=reader.principal
+            )
+            if seconds:
+                self._shared.counters.delayed_answers += 1
+                self._shared.readers.throttled(reader, seconds)
+                # As a broker does: the client is told how long it is not read.
+                pieces = throttled(pieces, head.version, math.ceil(seconds * 1000))
+        self._wire.send_pieces(pieces, answer.release)
         if seconds:
-            self._shared.counters.delayed_answers += 1
             await asyncio.sleep(seconds)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:

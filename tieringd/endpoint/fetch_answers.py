@@ -38,6 +38,7 @@ from tieringd.formats.kafka_wire.fetch import (
 from tieringd.formats.kafka_wire.request_header import RequestHead
 from tieringd.gateway.archive_answers import TRY_AGAIN, PartitionKey
 from tieringd.gateway.wire import MemoryBudget
+from tieringd.metrics.readers import Source
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.chunk_layout import part_holding
@@ -112,6 +113,7 @@ class PartitionReads:
         return reads
 
     async def _run(self, read: PartitionRead, *, with_records: bool) -> None:
+        read.note_waits()
         try:
             manifest = await self._partitions.reaching(read.partition, read.offset)
             source = await self._source(read, manifest, is_fresh=False)
@@ -177,6 +179,7 @@ class _Reading:
     size_bytes: int = 0
     in_memory_bytes: int = 0
     has_error: bool = False
+    waited_for: list[str] = field(default_factory=list)
 
     def release(self) -> None:
         """Release all held batches."""
@@ -198,11 +201,13 @@ class FetchAnswers:
         budget: MemoryBudget,
         history: History,
         bytes_max: Callable[[], float] = lambda: math.inf,
+        on_topic: Callable[[str, Source, int], None],
     ) -> None:
         """
         Keep the arguments.
 
-        A response has at most *bytes_max* bytes of records; only a first batch may be larger.
+        A response has at most *bytes_max* bytes of records; only a first batch may be larger. *on_topic* gets
+        the topic, the source and the bytes of the records of each partition in a response.
         """
         self._topics = topics
         self._partitions = partitions
@@ -210,10 +215,13 @@ class FetchAnswers:
         self._settings = settings
         self._budget = budget
         self._bytes_max = bytes_max
+        self._on_topic = on_topic
 
-    async def fetch(self, head: RequestHead, frame: memoryview) -> tuple[RebuiltResponse, Callable[[], None]]:
+    async def fetch(
+        self, head: RequestHead, frame: memoryview
+    ) -> tuple[RebuiltResponse, Callable[[], None], tuple[str, ...]]:
         """
-        Return the whole response, and the function to call after sending or on failure.
+        Return the whole response, the function to call after sending or on failure, and awaited chunks.
 
         Raises:
             ProtocolViolation: It is not a Fetch request of its version.
@@ -221,13 +229,14 @@ class FetchAnswers:
         if session_of(frame, head):
             # The session is one of a broker that had this address before.
             code = ErrorCode.fetch_session_id_not_found.value
-            return composed(head.correlation_id, head.version, {}, error_code=code), release_nothing
+            return composed(head.correlation_id, head.version, {}, error_code=code), release_nothing, ()
         asked = await in_thread_if_large(len(frame), asked_of, frame, head)
         reading = await self._read_or_wait(asked)
         topics: dict[str | UUID, dict[int, PartitionData]] = {}
         for (topic, number), answer in reading.answers.items():
             topics.setdefault(topic, {})[number] = answer
-        return composed(head.correlation_id, head.version, topics), reading.release
+        response = composed(head.correlation_id, head.version, topics)
+        return response, reading.release, tuple(reading.waited_for)
 
     async def _read_or_wait(self, asked: AskedFetch) -> _Reading:
         """Return the records when there are enough, or when the client has waited long enough."""
@@ -332,6 +341,10 @@ class FetchAnswers:
             )
         except TieringError as error:
             return _not_now(reading, read, error)
+        reading.waited_for += read.waited_for
+        if batches.size_bytes:
+            source = Source.STORE if read.waited_for else Source.CACHE
+            self._on_topic(read.partition.topic, source, batches.size_bytes)
         if self._has_room(reading, batches):
             reading.held.append(batches)
             reading.size_bytes += batches.size_bytes

@@ -36,6 +36,8 @@ class EndpointResponse:
 
     pieces: tuple[Piece, ...]
     release: Callable[[], None] = release_nothing
+    waited_for: tuple[str, ...] = ()
+    """For a Fetch: the chunks that were awaited from the object store."""
 
 
 class RequestHandlers:
@@ -83,8 +85,8 @@ class RequestHandlers:
                 "a broker does not support"
             )
         if head.api_key == ApiKey.FETCH:
-            response, release = await self._fetch.fetch(head, frame)
-            return EndpointResponse(response.pieces, release)
+            response, release, waited_for = await self._fetch.fetch(head, frame)
+            return EndpointResponse(response.pieces, release, waited_for)
         request = await in_thread_if_large(len(frame), decode_request, frame, head)
         message = await self._handlers[head.api_key](head.version, request)
         if len(frame) > SMALL_BYTES or head.api_key in _LARGE_RESPONSES:
