@@ -18,8 +18,14 @@ from typing import Final
 
 import structlog
 
-from tieringd.endpoint.endpoint_settings import OTHER_REQUEST_BYTES_MAX, REQUEST_BYTES_MAX
+from tieringd.endpoint.endpoint_settings import (
+    BEFORE_LOGIN_BYTES_MAX,
+    OTHER_REQUEST_BYTES_MAX,
+    REQUEST_BYTES_MAX,
+)
 from tieringd.endpoint.request_handlers import RequestHandlers
+from tieringd.endpoint.sasl_login import BEFORE_LOGIN, SaslLogin
+from tieringd.endpoint.users_file import UserDirectory
 from tieringd.errors import LocalFileError, ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import SIZE_BYTES
 from tieringd.formats.kafka_wire.fetch import throttled
@@ -30,7 +36,7 @@ from tieringd.gateway.connection import AwaitedOfClient, ConnectionContext
 from tieringd.gateway.seen_login import certified_principal
 from tieringd.gateway.sockets import host_of
 from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, wire_of
-from tieringd.metrics.readers import ANONYMOUS, READER, Reader, Source
+from tieringd.metrics.readers import READER, Reader, Source
 
 log = structlog.get_logger(__name__)
 
@@ -55,9 +61,9 @@ class RequestBuffer:
         self._bytes += data
         self._budget.add(len(data))
 
-    def next(self) -> tuple[RequestHead, bytes] | None:
+    def next(self, *, is_before_login: bool = False) -> tuple[RequestHead, bytes] | None:
         """
-        Take the first request out, if it is whole.
+        Take the first request out, if it is whole. Before a login, requests are small.
 
         Raises:
             ProtocolViolation: Its announced size is not that of a request.
@@ -67,6 +73,8 @@ class RequestBuffer:
         head = RequestHead.read(memoryview(bytes(self._bytes[: HEAD.size])))
         of_its_kind = REQUEST_BYTES_MAX.get(head.api_key, OTHER_REQUEST_BYTES_MAX)
         limit = min(self._max_request_bytes, of_its_kind, self._budget.limit)
+        if is_before_login:
+            limit = min(limit, BEFORE_LOGIN_BYTES_MAX)
         if not _MIN_REQUEST_BYTES <= head.size <= limit:
             raise ProtocolViolation(
                 f"a client sent a request of {head.size} bytes to API {head.api_key}",
@@ -96,6 +104,8 @@ class EndpointConnection:
         on_closed: Callable[[EndpointConnection], None],
         *,
         api: RequestHandlers,
+        users: UserDirectory,
+        offers_plain: bool,
     ) -> None:
         self._shared = shared
         self._on_closed = on_closed
@@ -109,7 +119,8 @@ class EndpointConnection:
         self._is_granted = False
         """Whether one more read is allowed although the budget is spent."""
         self._host = host_of(sock)
-        self._principal = certified_principal(sock) or ANONYMOUS
+        self._users = users
+        self._login = SaslLogin(users, certified=certified_principal(sock), offers_plain=offers_plain)
         self._wire = wire_of(sock)(
             sock,
             self._loop,
@@ -128,6 +139,8 @@ class EndpointConnection:
     @property
     def awaited(self) -> AwaitedOfClient | None:
         """Return what the client has to do now, and how much of it was done; None if nothing."""
+        if not self._login.is_done:
+            return AwaitedOfClient("login", 0)
         if not self._wire.is_drained:
             return AwaitedOfClient("response", self._wire.later_bytes)
         if self._task is not None or not self._wire.is_reading:
@@ -182,7 +195,7 @@ class EndpointConnection:
             self.abort()
             return
         try:
-            request = self._requests.next()
+            request = self._requests.next(is_before_login=not self._login.is_done)
         except ProtocolViolation as error:
             self._break(str(error))
             return
@@ -202,11 +215,15 @@ class EndpointConnection:
         self._go_on()
 
     async def _answer(self, head: RequestHead, frame: bytes) -> None:
+        if not self._login.is_done and head.api_key not in BEFORE_LOGIN:
+            raise ProtocolViolation("a client that has not logged in sent a request that needs a login")
         reader, begun_at = None, self._loop.time()
         if head.api_key == Kafka.FETCH:
-            reader = Reader.of(self._principal, client_id_of(memoryview(frame)))
+            reader = Reader.of(self._login.principal, client_id_of(memoryview(frame)))
             READER.set(reader)
-        answer = await self._api.answer(head, memoryview(frame))
+        answer = await self._api.answer(
+            head, memoryview(frame), self._users.access_of(self._login.principal), self._login
+        )
         self._shared.counters.archived_answers += 1
         pieces, seconds = answer.pieces, 0.0
         if reader is not None:
@@ -227,6 +244,7 @@ class EndpointConnection:
                 self._shared.readers.throttled(reader, seconds)
                 # As a broker does: the client is told how long it is not read.
                 pieces = throttled(pieces, head.version, math.ceil(seconds * 1000))
+        self._is_finishing = self._is_finishing or self._login.has_failed
         self._wire.send_pieces(pieces, answer.release)
         if seconds:
             await asyncio.sleep(seconds)
