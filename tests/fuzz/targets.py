@@ -59,6 +59,14 @@ from tieringd.formats.kafka_wire.fetch import FetchResponseWalk, asked_of
 from tieringd.formats.kafka_wire.messages import decode_request, decode_response
 from tieringd.formats.kafka_wire.produce import ProduceRequestWalk, ProduceResponseWalk, acks_of
 from tieringd.formats.kafka_wire.request_header import RequestHead, client_id_of
+from tieringd.formats.kafka_wire.sasl import (
+    PlainToken,
+    ScramFinal,
+    ScramFirst,
+    is_accepted,
+    mechanism_of,
+    token_of,
+)
 from tieringd.formats.log_names import parse_directory_name, parse_file_name
 from tieringd.formats.object_keys import (
     parse_data_key,
@@ -258,6 +266,24 @@ _LAST_BY_NAME = 12
 """The last version of Fetch that names topics; later ones have their ids."""
 
 
+def _login_frame(data: bytes) -> object:
+    """Read a frame as each message of a login, as a listener does that does not know which one it is."""
+    view = memoryview(data)
+    head = RequestHead.read(view)
+    for read in (mechanism_of, partial(token_of, head=head), partial(is_accepted, version=head.version)):
+        try:
+            read(view)
+        except ProtocolViolation:
+            continue
+    return token_of(view, head)
+
+
+def _login_frames() -> tuple[bytes, ...]:
+    handshake = request_module(17, 1).SaslHandshakeRequest(mechanism="PLAIN")
+    tokens = (request_module(36, each).SaslAuthenticateRequest(auth_bytes=b"\0a\0b") for each in range(3))
+    return tuple(bytes(request_frame(one)) for one in (handshake, *tokens))
+
+
 def _fetch_responses() -> tuple[bytes, ...]:
     partition = {"high_watermark": 9, "records": _BATCHES[0], "aborted_transactions": [(1, 2), (3, 4)]}
     topics = {"orders": {0: partition, 1: {"error_code": 1}}}
@@ -376,6 +402,15 @@ def targets() -> tuple[Target, ...]:
         Target(
             "segment index body", _sealed(sidecar.MAGIC, sidecar.VERSION, decode_sidecar), _bodies(indexes)
         ),
+        Target("login frame", _login_frame, _login_frames(), (ProtocolViolation,)),
+        Target("token of PLAIN", PlainToken.read, (b"\0alice\0secret", b"a\0a\0b"), (ProtocolViolation,)),
+        Target(
+            "first message of SCRAM",
+            ScramFirst.read,
+            (b"n,,n=a=2Cb,r=c", b"y,a=a,n=a,r=c"),
+            (ProtocolViolation,),
+        ),
+        Target("last message of SCRAM", ScramFinal.read, (b"c=biws,r=ab,p=eA==",), (ProtocolViolation,)),
         Target("topic manifest", decode_topic_manifest, _files("own/topic-manifest*")),
         Target("history link", decode_history_link, _files("own/history-link*")),
         Target("disk state", decode_disk_state, _files("own/disk-state*")),

@@ -29,7 +29,8 @@ def gateway(
     """
     Serve archived topics to ordinary Kafka clients, read-only; ends on SIGTERM.
 
-    The command needs the bucket and an address to listen on. Clients do not authenticate.
+    The command needs the bucket and an address to listen on. Without gateway.users_file, clients do not
+    authenticate.
     """
     if not archive_only:
         raise ConfigError(

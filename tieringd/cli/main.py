@@ -57,6 +57,9 @@ COMMANDS: Final = {
         "gateway",
         "Serve archived topics to ordinary Kafka clients, read-only; ends on SIGTERM.",
     ),
+    "endpoint": CommandPlace(
+        "tieringd.cli.endpoint", "endpoint_app", "Handle the users of an archive-only endpoint."
+    ),
     "init": CommandPlace(
         "tieringd.cli.init",
         "init",

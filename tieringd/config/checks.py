@@ -101,6 +101,7 @@ def find_gateway_contradictions(config: Config) -> Iterator[RuleViolation]:
     """Yield the settings that keep the gateway from starting."""
     gateway = config.gateway
     yield from _certificate(gateway)
+    yield from _users(gateway)
     if gateway.advertised is not None and not 0 < int(gateway.advertised.rpartition(":")[2]) <= _LAST_PORT:
         yield RuleViolation((("gateway", "advertised"),), "must have a port from 1 to 65535")
     # Without a broker section the bucket is served alone, so the gateway's broker settings do not matter.
@@ -140,6 +141,27 @@ def _certificate(gateway: GatewayConfig) -> Iterator[RuleViolation]:
                 (("gateway", given), ("gateway", missing)),
                 f"needs gateway.{missing} as well: set both or neither",
             )
+
+
+def _users(gateway: GatewayConfig) -> Iterator[RuleViolation]:
+    if gateway.tls_client_ca_file is not None and gateway.tls_cert_file is None:
+        yield RuleViolation(
+            (("gateway", "tls_client_ca_file"), ("gateway", "tls_cert_file")),
+            "needs gateway.tls_cert_file as well: without TLS no client presents a certificate",
+        )
+    if not gateway.sasl_plain:
+        return
+    if gateway.users_file is None:
+        yield RuleViolation(
+            (("gateway", "sasl_plain"), ("gateway", "users_file")),
+            "needs gateway.users_file: without it there are no users",
+        )
+    if gateway.tls_cert_file is None and not gateway.sasl_plain_without_tls:
+        yield RuleViolation(
+            (("gateway", "sasl_plain"), ("gateway", "tls_cert_file")),
+            "sends passwords in clear text without gateway.tls_cert_file; use SCRAM, or set "
+            "gateway.sasl_plain_without_tls: true if that is wanted",
+        )
 
 
 def find_gateway_doubts(config: Config) -> Iterator[RuleViolation]:

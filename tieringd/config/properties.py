@@ -385,8 +385,22 @@ class GatewayConfig(BaseModel):
     """Address that `tieringd gateway --archive-only` advertises to clients; null: its listening address."""
     archive_only_for_everyone: Annotated[bool, Flag()] = False
     """
-    Whether `tieringd gateway --archive-only` may listen on other addresses than those of this host. It knows
-    no users: every client that reaches its port can read every topic.
+    Whether `tieringd gateway --archive-only` may listen on other addresses than those of this host without a
+    `users_file`: every client that reaches its port can read every topic.
+    """
+    users_file: Annotated[Path, AbsolutePath()] | None = None
+    """
+    File with the users of `tieringd gateway --archive-only` and what each may read, made by
+    `tieringd endpoint user add`; null: it knows no users. Changes apply without a restart.
+    """
+    sasl_plain: Annotated[bool, Flag()] = False
+    """Whether these users may log in by SASL/PLAIN as well. SCRAM is always offered to them."""
+    sasl_plain_without_tls: Annotated[bool, Flag()] = False
+    """Whether SASL/PLAIN is allowed without `tls_cert_file`: passwords then cross the network in clear."""
+    tls_client_ca_file: Annotated[Path, AbsolutePath()] | None = None
+    """
+    PEM file with the authorities of clients' certificates; null asks for none. With it, every client has to
+    present a certificate, whose subject is its principal.
     """
     tls_cert_file: Annotated[Path, AbsolutePath()] | None = None
     """PEM file with the certificate for clients; null serves clients in plain text."""
@@ -431,6 +445,18 @@ class GatewayConfig(BaseModel):
     Limit of archived records sent to each client host, so that one reader leaves room for others; null:
     no limit.
     """
+    principal_archive_bytes_per_second: Annotated[int, size(_RATE_MIN, MAX_INT64)] | None = None
+    """
+    Limit of archived records sent to each principal, on all its connections together; null: no limit. Past it
+    answers carry Kafka's throttle time. Clients whose principal is unknown share one limit.
+    """
+    principal_store_dollars_per_day: Annotated[float, Decimal(0.001, 1_000_000)] | None = None
+    """
+    What reading from the object store may cost for each principal in a day, by the list prices of requests;
+    null: no limit. Past it answers are small and carry Kafka's throttle time, and none is refused.
+    """
+    slow_fetch_ms: Annotated[int, duration(1, _DAY_MS)] = 5 * _SECOND_MS
+    """Fetches of archived records that take longer are logged, with what they waited for."""
 
 
 class Cache(BaseModel):

@@ -1,9 +1,9 @@
 """
 The archive endpoint: a bucket served to Kafka clients, with no broker behind it, from start to end.
 
-It reads and never writes. There is no authentication, and a broker's ACLs are not known here, so every
-client that reaches the port can read everything. So it listens on this host only, unless the configuration
-says that everyone may read.
+It reads and never writes. A broker's ACLs are not known here: users and topic rules come from a file of the
+endpoint's own. Without one, every client that reaches the port can read everything. It then listens on this
+host only, unless the configuration says that everyone may read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tieringd.daemon.assembly import sole_owner
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
 from tieringd.daemon.gateway_service import ReadCache
-from tieringd.daemon.gateway_tls import GatewayTls
+from tieringd.daemon.gateway_tls import LOOK_SECONDS, GatewayTls
 from tieringd.endpoint.cluster_answers import ClusterAnswers, DescriptionAnswers
 from tieringd.endpoint.endpoint_connection import EndpointConnection
 from tieringd.endpoint.endpoint_settings import EndpointSettings
@@ -35,11 +35,13 @@ from tieringd.endpoint.offset_answers import OffsetAnswers
 from tieringd.endpoint.refusals import Refusals
 from tieringd.endpoint.request_handlers import RequestHandlers
 from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopics
+from tieringd.endpoint.users_file import UserDirectory
 from tieringd.errors import ConfigError
 from tieringd.gateway.connection import ConnectionContext, GatewaySettings
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
 from tieringd.metrics.restarts import restarted
+from tieringd.policies.prices import LIST_PRICES
 from tieringd.reading.partition_reader import PartitionReader
 from tieringd.storage.store_opening import bucket_name
 from tieringd.topics.topic_registry import TopicRegistry
@@ -57,6 +59,7 @@ class ArchiveEndpoint:
     cache: ReadCache
     server: GatewayServer
     topics: ServedTopics
+    users: UserDirectory
     tls: GatewayTls | None = None
     """Renews the certificate while the endpoint runs."""
     on_failure: Callable[[str], None] = lambda _: None
@@ -69,10 +72,17 @@ class ArchiveEndpoint:
                 *(tasks.create_task(each) for each in self.cache.tasks(self.on_failure)),
                 tasks.create_task(self.server.watch()),
                 *self._renewing(tasks),
+                tasks.create_task(restarted("endpoint_users", self._renew_users, on_failure=self.on_failure)),
             ]
             await stop.wait()
             for helper in helpers:
                 helper.cancel()
+
+    async def _renew_users(self) -> None:
+        """Look at the users file until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.to_thread(self.users.renew)
 
     def _renewing(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         if self.tls is None:
@@ -118,6 +128,7 @@ async def archive_endpoint_of(
             hint="Set cloud_storage_enabled: true, and the properties that name the bucket",
         )
     tls = GatewayTls(config, has_broker=False)
+    users = await asyncio.to_thread(UserDirectory, config.gateway.users_file)
     settings = _listener_settings(config, tls)
     host, port = _advertised(config)
     interval_seconds = config.cloud_storage_readreplica_manifest_sync_timeout_ms / 1000
@@ -135,10 +146,21 @@ async def archive_endpoint_of(
     def connect(
         sock: socket.socket, shared: ConnectionContext, on_closed: Callable[[EndpointConnection], None]
     ) -> EndpointConnection:
-        return EndpointConnection(sock, shared, on_closed, api=api)
+        return EndpointConnection(
+            sock,
+            shared,
+            on_closed,
+            api=api,
+            users=users,
+            offers_plain=config.gateway.sasl_plain,
+        )
 
-    server = GatewayServer(settings, connect=connect, on_failure=metrics.health.task_failed)
+    server = GatewayServer(
+        settings, connect=connect, on_failure=metrics.health.task_failed, readers=metrics.readers
+    )
     metrics.watch_gateway(server)
+    if (prices := LIST_PRICES.get(config.backend or "")) is not None:
+        metrics.watch_cost(prices)
     try:
         await server.start()
         # The port that the system chose is known only now. No client connects before the next await.
@@ -155,12 +177,13 @@ async def archive_endpoint_of(
                 own,
                 budget=server.budget,
                 history=archive.history,
+                on_topic=metrics.readers.count_topic,
                 bytes_max=lambda: server.rates.answer_bytes(now=asyncio.get_running_loop().time()),
             ),
             description=DescriptionAnswers(topics, partitions, own),
             refusals=Refusals(own),
         )
-        yield ArchiveEndpoint(cache, server, topics, tls, metrics.health.task_failed)
+        yield ArchiveEndpoint(cache, server, topics, users, tls, metrics.health.task_failed)
     finally:
         partitions.end_waits()
         await server.close()
@@ -177,11 +200,14 @@ def listening_host(config: Config) -> str:
         ConfigError: Other hosts reach the address, and the configuration does not say that all may read.
     """
     host = config.gateway.host if "host" in config.gateway.model_fields_set else _THIS_HOST
-    if not _is_of_this_host(host) and not config.gateway.archive_only_for_everyone:
+    gateway = config.gateway
+    is_guarded = gateway.users_file is not None or gateway.archive_only_for_everyone
+    if not _is_of_this_host(host) and not is_guarded:
         raise ConfigError(
-            f"gateway.host {host} is reached by other hosts, and an archive-only endpoint knows no users: "
+            f"gateway.host {host} is reached by other hosts, and this archive-only endpoint knows no users: "
             "every client that reaches its port can read every topic",
-            hint="Set gateway.archive_only_for_everyone: true if that is wanted, or gateway.host: 127.0.0.1",
+            hint="Set gateway.users_file to a file with users and rules, or "
+            "gateway.archive_only_for_everyone: true if that is wanted, or gateway.host: 127.0.0.1",
         )
     return host
 
@@ -223,6 +249,9 @@ def _listener_settings(config: Config, tls: GatewayTls) -> GatewaySettings:
         buffered_bytes=gateway.buffer_bytes,
         archive_bytes_per_second=gateway.archive_bytes_per_second,
         client_archive_bytes_per_second=gateway.client_archive_bytes_per_second,
+        principal_bytes_per_second=gateway.principal_archive_bytes_per_second,
+        principal_dollars_per_day=gateway.principal_store_dollars_per_day,
+        slow_fetch_seconds=gateway.slow_fetch_ms / 1000,
     )
 
 

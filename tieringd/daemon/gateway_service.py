@@ -162,9 +162,15 @@ async def gateway_of(
         may_produce=may_produce,
         now=time.monotonic,
         on_answer=metrics.durations.archived_answer.observe,
+        on_topic=metrics.readers.count_topic,
     )
     tls = GatewayTls(config, has_broker=True)
-    server = GatewayServer(gateway_settings(config, tls), answers, on_failure=metrics.health.task_failed)
+    server = GatewayServer(
+        gateway_settings(config, tls),
+        answers,
+        on_failure=metrics.health.task_failed,
+        readers=metrics.readers,
+    )
     metrics.watch_gateway(server)
     try:
         yield Gateway(cache, server, tls, metrics.health.task_failed)
@@ -194,6 +200,9 @@ def gateway_settings(config: Config, tls: GatewayTls) -> GatewaySettings:
         buffered_bytes=gateway.buffer_bytes,
         archive_bytes_per_second=gateway.archive_bytes_per_second,
         client_archive_bytes_per_second=gateway.client_archive_bytes_per_second,
+        principal_bytes_per_second=gateway.principal_archive_bytes_per_second,
+        principal_dollars_per_day=gateway.principal_store_dollars_per_day,
+        slow_fetch_seconds=gateway.slow_fetch_ms / 1000,
     )
 
 

@@ -73,6 +73,8 @@ class GatewayTls:
         if gateway.tls_cert_file is not None:
             self.clients = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             self._add("tls_cert_file", self.clients, gateway.tls_cert_file, gateway.tls_key_file)
+            if gateway.tls_client_ca_file is not None:
+                self._ask_for_certificates(self.clients, gateway.tls_client_ca_file)
         if has_broker and gateway.broker_tls:
             try:
                 self.broker = ssl.create_default_context(cafile=gateway.broker_tls_ca_file)
@@ -109,6 +111,14 @@ class GatewayTls:
                 )
             else:
                 log.info("certificate renewed", property=f"gateway.{one.name}", path=str(one.cert_file))
+
+    def _ask_for_certificates(self, context: ssl.SSLContext, ca_file: Path) -> None:
+        # The default context for servers trusts no authority, so these are the only ones.
+        try:
+            context.load_verify_locations(ca_file)
+        except OSError as error:
+            raise ConfigError(f"gateway.tls_client_ca_file {ca_file} cannot be used: {error}") from error
+        context.verify_mode = ssl.CERT_REQUIRED
 
     def _add(self, name: str, context: ssl.SSLContext, cert_file: Path, key_file: Path | None) -> None:
         one = _Certificate(name, context, cert_file, key_file)

@@ -7,6 +7,7 @@ Read in this order:
 
 * `endpoint_connection`: one client, one request at a time, on the sockets of the read gateway.
 * `request_handlers`, `endpoint_settings`: which requests are answered, in which versions, and by which part.
+* `users_file`, `sasl_login`, `access`: users, their login, and what each may see and read.
 * `served_manifests`: the topic and partition manifests, each read again when it is too old.
 * `cluster_answers`, `offset_answers`: metadata, configurations and offsets.
 * `fetch_answers`: records, from the cache's files to the socket.

@@ -21,6 +21,7 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32Timedelta
 
+from tieringd.endpoint.access import Access, Operation
 from tieringd.endpoint.endpoint_settings import ADVERTISED, NODE_ID, ApiKey, EndpointSettings
 from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopic, ServedTopics
 from tieringd.errors import TieringError
@@ -29,8 +30,6 @@ from tieringd.model.partition import TopicIdPartition
 
 NO_DELAY: Final = i32Timedelta.parse(timedelta(0))
 _UNKNOWN_EPOCH: Final = -1
-_READER_OPERATIONS: Final = 1 << 3 | 1 << 8 | 1 << 10
-"""READ, DESCRIBE and DESCRIBE_CONFIGS, as Kafka numbers its ACL operations."""
 _CLUSTER_OPERATIONS: Final = 1 << 8 | 1 << 10
 _NOT_ASKED: Final = -(2**31)
 _BROKERS: Final = 1
@@ -60,7 +59,7 @@ class ClusterAnswers:
         self._partitions = partitions
         self._settings = settings
 
-    async def api_versions(self, version: int, _request: Any) -> Any:
+    async def api_versions(self, version: int, _request: Any, _access: Access) -> Any:
         """Return the offered APIs and versions."""
         module: Any = response_module(ApiKey.API_VERSIONS, version)
         return made(
@@ -73,23 +72,29 @@ class ClusterAnswers:
             ),
         )
 
-    async def metadata(self, version: int, request: Any) -> Any:
+    async def metadata(self, version: int, request: Any, access: Access) -> Any:
         """Return this node, and the requested topics."""
         await self._topics.ensure_fresh()
         module: Any = response_module(ApiKey.METADATA, version)
-        operations = _NOT_ASKED
-        if getattr(request, "include_topic_authorized_operations", False):
-            operations = _READER_OPERATIONS
+        is_asked = getattr(request, "include_topic_authorized_operations", False)
+
+        def described(one: ServedTopic) -> Any:
+            return self._described(module, one, access.operations(one.name) if is_asked else _NOT_ASKED)
+
         # Version 0 asks for all topics with an empty list, later versions with null.
         if request.topics is None or (version == 0 and not request.topics):
-            found = [self._described(module, one, operations) for one in self._topics.all()]
+            found = [described(one) for one in self._seen(access)]
         else:
             asked = [(getattr(one, "topic_id", None), one.name) for one in request.topics]
             served = [self._asked_for(*one) for one in asked]
-            await self._read([one for one in served if one is not None])
+            denied = [_is_denied(access, name, one) for (_, name), one in zip(asked, served, strict=True)]
+            allowed = (one for one, is_denied in zip(served, denied, strict=True) if not is_denied)
+            await self._read(one for one in allowed if one is not None)
             found = [
-                _unknown(module, *asked_for) if one is None else self._described(module, one, operations)
-                for asked_for, one in zip(asked, served, strict=True)
+                _unknown(module, *asked_for, is_denied=is_denied)
+                if one is None or is_denied
+                else described(one)
+                for asked_for, one, is_denied in zip(asked, served, denied, strict=True)
             ]
         cluster_operations = getattr(request, "include_cluster_authorized_operations", False)
         return made(
@@ -103,7 +108,7 @@ class ClusterAnswers:
             error_code=ErrorCode.none,
         )
 
-    async def describe_cluster(self, version: int, request: Any) -> Any:
+    async def describe_cluster(self, version: int, request: Any, _access: Access) -> Any:
         """Return this node."""
         module: Any = response_module(ApiKey.DESCRIBE_CLUSTER, version)
         is_meant = getattr(request, "endpoint_type", _BROKERS) == _BROKERS
@@ -125,11 +130,11 @@ class ClusterAnswers:
             cluster_authorized_operations=_CLUSTER_OPERATIONS if asked else _NOT_ASKED,
         )
 
-    async def describe_topic_partitions(self, version: int, request: Any) -> Any:
+    async def describe_topic_partitions(self, version: int, request: Any, access: Access) -> Any:
         """Return partitions from the cursor on, up to the request's limit."""
         await self._topics.ensure_fresh()
         module: Any = response_module(ApiKey.DESCRIBE_TOPIC_PARTITIONS, version)
-        names = sorted({one.name for one in request.topics} or {one.name for one in self._topics.all()})
+        names = sorted({one.name for one in request.topics} or {one.name for one in self._seen(access)})
         begin = ("", 0)
         if request.cursor is not None:
             begin = (request.cursor.topic_name, request.cursor.partition_index)
@@ -141,19 +146,26 @@ class ClusterAnswers:
             if left <= 0:
                 following = module.Cursor(topic_name=name, partition_index=first)
                 break
+            if not access.may(Operation.DESCRIBE, name):
+                found.append(_unknown_partitions(module, name, ErrorCode.topic_authorization_failed))
+                continue
             if topic is None:
-                found.append(_unknown_partitions(module, name))
+                found.append(_unknown_partitions(module, name, ErrorCode.unknown_topic_or_partition))
                 continue
             numbers = range(first, min(topic.partition_count, first + left))
             left -= len(numbers)
             await self._read([topic], numbers)
-            found.append(self._partitions_of(module, topic, numbers))
+            found.append(self._partitions_of(module, topic, numbers, access.operations(name)))
             if numbers.stop < topic.partition_count:
                 following = module.Cursor(topic_name=name, partition_index=numbers.stop)
                 break
         return module.DescribeTopicPartitionsResponse(
             throttle_time=NO_DELAY, topics=tuple(found), next_cursor=following
         )
+
+    def _seen(self, access: Access) -> list[ServedTopic]:
+        """Return the topics that a client may know of."""
+        return [one for one in self._topics.all() if access.may(Operation.DESCRIBE, one.name)]
 
     def _address(self) -> dict[str, Any]:
         return {"host": self._settings.advertised_host, "port": self._settings.advertised_port}
@@ -201,13 +213,13 @@ class ClusterAnswers:
             topic_authorized_operations=operations,
         )
 
-    def _partitions_of(self, module: Any, topic: ServedTopic, numbers: range) -> Any:
+    def _partitions_of(self, module: Any, topic: ServedTopic, numbers: range, operations: int) -> Any:
         return module.DescribeTopicPartitionsResponseTopic(
             error_code=ErrorCode.none,
             name=topic.name,
             topic_id=topic.topic_id,
             is_internal=False,
-            topic_authorized_operations=_READER_OPERATIONS,
+            topic_authorized_operations=operations,
             partitions=tuple(
                 module.DescribeTopicPartitionsResponsePartition(
                     error_code=ErrorCode.none,
@@ -231,11 +243,18 @@ def _replicas() -> dict[str, Any]:
     }
 
 
-def _unknown(module: Any, topic_id: UUID | None, name: str | None) -> Any:
+def _is_denied(access: Access, name: str | None, served: ServedTopic | None) -> bool:
+    """Say whether a topic may not be described. A name is judged whether there is such a topic or not."""
+    known = served.name if name is None and served is not None else name
+    return known is not None and not access.may(Operation.DESCRIBE, known)
+
+
+def _unknown(module: Any, topic_id: UUID | None, name: str | None, *, is_denied: bool) -> Any:
     by_id = name is None
+    error = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
     return made(
         module.MetadataResponseTopic,
-        error_code=ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition,
+        error_code=ErrorCode.topic_authorization_failed if is_denied else error,
         name=name,
         topic_id=topic_id if by_id else None,
         is_internal=False,
@@ -244,9 +263,9 @@ def _unknown(module: Any, topic_id: UUID | None, name: str | None) -> Any:
     )
 
 
-def _unknown_partitions(module: Any, name: str) -> Any:
+def _unknown_partitions(module: Any, name: str, error: ErrorCode) -> Any:
     return module.DescribeTopicPartitionsResponseTopic(
-        error_code=ErrorCode.unknown_topic_or_partition,
+        error_code=error,
         name=name,
         topic_id=None,
         is_internal=False,
@@ -265,20 +284,24 @@ class DescriptionAnswers:
         self._partitions = partitions
         self._settings = settings
 
-    async def configs(self, version: int, request: Any) -> Any:
+    async def configs(self, version: int, request: Any, access: Access) -> Any:
         """Return the settings of topics. This node has no settings to show."""
         await self._topics.ensure_fresh()
         module: Any = response_module(ApiKey.DESCRIBE_CONFIGS, version)
         return made(
             module.DescribeConfigsResponse,
             throttle_time=NO_DELAY,
-            results=tuple(self._resource(module, one) for one in request.resources),
+            results=tuple(self._resource(module, one, access) for one in request.resources),
         )
 
-    async def log_dirs(self, version: int, request: Any) -> Any:
-        """Return the bucket as the only log directory."""
-        await self._topics.ensure_fresh()
+    async def log_dirs(self, version: int, request: Any, access: Access) -> Any:
+        """Return the bucket as the only log directory, to clients that may see everything."""
         module: Any = response_module(ApiKey.DESCRIBE_LOG_DIRS, version)
+        if not access.is_whole:
+            # Kafka's ACLs ask for a permission of the cluster, and rules are about topics.
+            denied = ErrorCode.cluster_authorization_failed
+            return made(module.DescribeLogDirsResponse, throttle_time=NO_DELAY, error_code=denied, results=())
+        await self._topics.ensure_fresh()
         wanted: list[tuple[ServedTopic, Sequence[int]]] = []
         if request.topics is None:
             wanted = [(one, range(one.partition_count)) for one in self._topics.all()]
@@ -335,13 +358,18 @@ class DescriptionAnswers:
                         tasks.create_task(measure(partition))
         return sizes
 
-    def _resource(self, module: Any, asked: Any) -> Any:
+    def _resource(self, module: Any, asked: Any, access: Access) -> Any:
         error, message = ErrorCode.none, None
         settings: tuple[_Setting, ...] = ()
         topic = self._topics.by_name(asked.resource_name) if asked.resource_type == _TOPIC else None
-        if topic is not None:
+        is_topic = asked.resource_type == _TOPIC
+        if is_topic and not access.may(Operation.DESCRIBE_CONFIGS, asked.resource_name):
+            error = ErrorCode.topic_authorization_failed
+        elif asked.resource_type == _BROKER and not access.is_whole:
+            error = ErrorCode.cluster_authorization_failed
+        elif topic is not None:
             settings = _settings_of(topic)
-        elif asked.resource_type == _TOPIC:
+        elif is_topic:
             error, message = ErrorCode.unknown_topic_or_partition, "The archive has no such topic"
         elif asked.resource_type != _BROKER or asked.resource_name not in {"", str(NODE_ID)}:
             error, message = ErrorCode.invalid_request, "The archive has only topic configurations"

@@ -11,21 +11,32 @@ that have arrived, never with the announced size.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Callable
 from typing import Final
 
 import structlog
 
-from tieringd.endpoint.endpoint_settings import OTHER_REQUEST_BYTES_MAX, REQUEST_BYTES_MAX
+from tieringd.endpoint.endpoint_settings import (
+    BEFORE_LOGIN_BYTES_MAX,
+    OTHER_REQUEST_BYTES_MAX,
+    REQUEST_BYTES_MAX,
+)
 from tieringd.endpoint.request_handlers import RequestHandlers
+from tieringd.endpoint.sasl_login import BEFORE_LOGIN, SaslLogin
+from tieringd.endpoint.users_file import UserDirectory
 from tieringd.errors import LocalFileError, ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import SIZE_BYTES
+from tieringd.formats.kafka_wire.fetch import throttled
 from tieringd.formats.kafka_wire.pieces import size_of
-from tieringd.formats.kafka_wire.request_header import HEAD, RequestHead
+from tieringd.formats.kafka_wire.request_header import HEAD, RequestHead, client_id_of
 from tieringd.formats.kafka_wire.request_header import InspectedApi as Kafka
-from tieringd.gateway.connection import AwaitedOfClient, ConnectionContext, host_of
+from tieringd.gateway.connection import AwaitedOfClient, ConnectionContext
+from tieringd.gateway.seen_login import certified_principal
+from tieringd.gateway.sockets import host_of
 from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, wire_of
+from tieringd.metrics.readers import READER, Reader, Source
 
 log = structlog.get_logger(__name__)
 
@@ -50,9 +61,9 @@ class RequestBuffer:
         self._bytes += data
         self._budget.add(len(data))
 
-    def next(self) -> tuple[RequestHead, bytes] | None:
+    def next(self, *, is_before_login: bool = False) -> tuple[RequestHead, bytes] | None:
         """
-        Take the first request out, if it is whole.
+        Take the first request out, if it is whole. Before a login, requests are small.
 
         Raises:
             ProtocolViolation: Its announced size is not that of a request.
@@ -62,6 +73,8 @@ class RequestBuffer:
         head = RequestHead.read(memoryview(bytes(self._bytes[: HEAD.size])))
         of_its_kind = REQUEST_BYTES_MAX.get(head.api_key, OTHER_REQUEST_BYTES_MAX)
         limit = min(self._max_request_bytes, of_its_kind, self._budget.limit)
+        if is_before_login:
+            limit = min(limit, BEFORE_LOGIN_BYTES_MAX)
         if not _MIN_REQUEST_BYTES <= head.size <= limit:
             raise ProtocolViolation(
                 f"a client sent a request of {head.size} bytes to API {head.api_key}",
@@ -91,6 +104,8 @@ class EndpointConnection:
         on_closed: Callable[[EndpointConnection], None],
         *,
         api: RequestHandlers,
+        users: UserDirectory,
+        offers_plain: bool,
     ) -> None:
         self._shared = shared
         self._on_closed = on_closed
@@ -104,6 +119,8 @@ class EndpointConnection:
         self._is_granted = False
         """Whether one more read is allowed although the budget is spent."""
         self._host = host_of(sock)
+        self._users = users
+        self._login = SaslLogin(users, certified=certified_principal(sock), offers_plain=offers_plain)
         self._wire = wire_of(sock)(
             sock,
             self._loop,
@@ -122,6 +139,8 @@ class EndpointConnection:
     @property
     def awaited(self) -> AwaitedOfClient | None:
         """Return what the client has to do now, and how much of it was done; None if nothing."""
+        if not self._login.is_done:
+            return AwaitedOfClient("login", 0)
         if not self._wire.is_drained:
             return AwaitedOfClient("response", self._wire.later_bytes)
         if self._task is not None or not self._wire.is_reading:
@@ -176,7 +195,7 @@ class EndpointConnection:
             self.abort()
             return
         try:
-            request = self._requests.next()
+            request = self._requests.next(is_before_login=not self._login.is_done)
         except ProtocolViolation as error:
             self._break(str(error))
             return
@@ -196,13 +215,38 @@ class EndpointConnection:
         self._go_on()
 
     async def _answer(self, head: RequestHead, frame: bytes) -> None:
-        answer = await self._api.answer(head, memoryview(frame))
+        if not self._login.is_done and head.api_key not in BEFORE_LOGIN:
+            raise ProtocolViolation("a client that has not logged in sent a request that needs a login")
+        reader, begun_at = None, self._loop.time()
+        if head.api_key == Kafka.FETCH:
+            reader = Reader.of(self._login.principal, client_id_of(memoryview(frame)))
+            READER.set(reader)
+        answer = await self._api.answer(
+            head, memoryview(frame), self._users.access_of(self._login.principal), self._login
+        )
         self._shared.counters.archived_answers += 1
-        size_bytes = size_of(answer.pieces) if head.api_key == Kafka.FETCH else 0
-        self._wire.send_pieces(answer.pieces, answer.release)
-        seconds = self._shared.rates.spend(self._host, size_bytes, now=self._loop.time())
+        pieces, seconds = answer.pieces, 0.0
+        if reader is not None:
+            size_bytes = size_of(pieces)
+            self._shared.counters.archived_bytes += size_bytes
+            self._shared.readers.archived(
+                reader,
+                Source.STORE if answer.waited_for else Source.CACHE,
+                size_bytes,
+                seconds=self._loop.time() - begun_at,
+                waited_for=answer.waited_for,
+            )
+            seconds = self._shared.rates.spend(
+                self._host, size_bytes, now=self._loop.time(), principal=reader.principal
+            )
+            if seconds:
+                self._shared.counters.delayed_answers += 1
+                self._shared.readers.throttled(reader, seconds)
+                # As a broker does: the client is told how long it is not read.
+                pieces = throttled(pieces, head.version, math.ceil(seconds * 1000))
+        self._is_finishing = self._is_finishing or self._login.has_failed
+        self._wire.send_pieces(pieces, answer.release)
         if seconds:
-            self._shared.counters.delayed_answers += 1
             await asyncio.sleep(seconds)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:

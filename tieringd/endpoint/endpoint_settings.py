@@ -28,11 +28,13 @@ class ApiKey(IntEnum):
     OFFSET_FETCH = 9
     FIND_COORDINATOR = 10
     JOIN_GROUP = 11
+    SASL_HANDSHAKE = 17
     API_VERSIONS = 18
     INIT_PRODUCER_ID = 22
     OFFSET_FOR_LEADER_EPOCH = 23
     DESCRIBE_CONFIGS = 32
     DESCRIBE_LOG_DIRS = 35
+    SASL_AUTHENTICATE = 36
     DESCRIBE_CLUSTER = 60
     DESCRIBE_TOPIC_PARTITIONS = 75
 
@@ -47,6 +49,9 @@ ADVERTISED: Final[dict[int, range]] = {
     ApiKey.DESCRIBE_LOG_DIRS: KNOWN_VERSIONS[GatewayApi.DESCRIBE_LOG_DIRS],
     ApiKey.DESCRIBE_CLUSTER: range(3),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: range(1),
+    # Version 0 of the handshake is refused. Clients look for it nevertheless, to learn that there is SASL.
+    ApiKey.SASL_HANDSHAKE: range(2),
+    ApiKey.SASL_AUTHENTICATE: range(3),
     # The endpoint answers these with refusals (`refusals`).
     ApiKey.PRODUCE: KNOWN_VERSIONS[GatewayApi.PRODUCE],
     ApiKey.INIT_PRODUCER_ID: range(7),
@@ -68,6 +73,8 @@ REQUEST_BYTES_MAX: Final[dict[int, int]] = {
 }
 """The largest request of a kind. Requests of all other kinds have at most `OTHER_REQUEST_BYTES_MAX`."""
 OTHER_REQUEST_BYTES_MAX: Final = _MIB
+BEFORE_LOGIN_BYTES_MAX: Final = 64 << 10
+"""The largest request of a client that has not logged in."""
 
 
 @dataclass(frozen=True, slots=True)

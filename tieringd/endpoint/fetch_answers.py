@@ -23,6 +23,7 @@ from uuid import UUID
 import structlog
 from kio.schema.errors import ErrorCode
 
+from tieringd.endpoint.access import Access, Operation
 from tieringd.endpoint.endpoint_settings import EndpointSettings
 from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopics
 from tieringd.errors import ObjectNotFound, TieringError
@@ -38,6 +39,7 @@ from tieringd.formats.kafka_wire.fetch import (
 from tieringd.formats.kafka_wire.request_header import RequestHead
 from tieringd.gateway.archive_answers import TRY_AGAIN, PartitionKey
 from tieringd.gateway.wire import MemoryBudget
+from tieringd.metrics.readers import Source
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.chunk_layout import part_holding
@@ -112,6 +114,7 @@ class PartitionReads:
         return reads
 
     async def _run(self, read: PartitionRead, *, with_records: bool) -> None:
+        read.note_waits()
         try:
             manifest = await self._partitions.reaching(read.partition, read.offset)
             source = await self._source(read, manifest, is_fresh=False)
@@ -177,6 +180,7 @@ class _Reading:
     size_bytes: int = 0
     in_memory_bytes: int = 0
     has_error: bool = False
+    waited_for: list[str] = field(default_factory=list)
 
     def release(self) -> None:
         """Release all held batches."""
@@ -198,11 +202,13 @@ class FetchAnswers:
         budget: MemoryBudget,
         history: History,
         bytes_max: Callable[[], float] = lambda: math.inf,
+        on_topic: Callable[[str, Source, int], None],
     ) -> None:
         """
         Keep the arguments.
 
-        A response has at most *bytes_max* bytes of records; only a first batch may be larger.
+        A response has at most *bytes_max* bytes of records; only a first batch may be larger. *on_topic* gets
+        the topic, the source and the bytes of the records of each partition in a response.
         """
         self._topics = topics
         self._partitions = partitions
@@ -210,10 +216,13 @@ class FetchAnswers:
         self._settings = settings
         self._budget = budget
         self._bytes_max = bytes_max
+        self._on_topic = on_topic
 
-    async def fetch(self, head: RequestHead, frame: memoryview) -> tuple[RebuiltResponse, Callable[[], None]]:
+    async def fetch(
+        self, head: RequestHead, frame: memoryview, access: Access
+    ) -> tuple[RebuiltResponse, Callable[[], None], tuple[str, ...]]:
         """
-        Return the whole response, and the function to call after sending or on failure.
+        Return the whole response, the function to call after sending or on failure, and awaited chunks.
 
         Raises:
             ProtocolViolation: It is not a Fetch request of its version.
@@ -221,26 +230,29 @@ class FetchAnswers:
         if session_of(frame, head):
             # The session is one of a broker that had this address before.
             code = ErrorCode.fetch_session_id_not_found.value
-            return composed(head.correlation_id, head.version, {}, error_code=code), release_nothing
+            return composed(head.correlation_id, head.version, {}, error_code=code), release_nothing, ()
         asked = await in_thread_if_large(len(frame), asked_of, frame, head)
-        reading = await self._read_or_wait(asked)
+        reading = await self._read_or_wait(asked, access)
         topics: dict[str | UUID, dict[int, PartitionData]] = {}
         for (topic, number), answer in reading.answers.items():
             topics.setdefault(topic, {})[number] = answer
-        return composed(head.correlation_id, head.version, topics), reading.release
+        response = composed(head.correlation_id, head.version, topics)
+        return response, reading.release, tuple(reading.waited_for)
 
-    async def _read_or_wait(self, asked: AskedFetch) -> _Reading:
+    async def _read_or_wait(self, asked: AskedFetch, access: Access) -> _Reading:
         """Return the records when there are enough, or when the client has waited long enough."""
         loop = asyncio.get_running_loop()
         wait_seconds = min(max(asked.max_wait_ms, 0) / 1000, self._settings.longest_wait_seconds)
         deadline = loop.time() + wait_seconds
         enough = min(asked.min_bytes, self._bytes_max())
-        served = [found for topic, number in asked.partitions if (found := self._partition(topic, number))]
+        served = [
+            found for topic, number in asked.partitions if (found := self._partition(topic, number, access))
+        ]
         with self._partitions.watching(served) as changed:
             while True:
                 # Cleared before the read, so that no change is missed.
                 changed.clear()
-                reading = await self._read(asked, served)
+                reading = await self._read(asked, served, access)
                 left_seconds = 0 if self._partitions.is_ending else deadline - loop.time()
                 if reading.has_error or reading.size_bytes >= enough or left_seconds <= 0:
                     return reading
@@ -249,11 +261,16 @@ class FetchAnswers:
                     async with asyncio.timeout(min(left_seconds, self._settings.sync_interval_seconds)):
                         await changed.wait()
 
-    def _partition(self, topic: str | UUID, number: int) -> TopicIdPartition | None:
+    def _partition(self, topic: str | UUID, number: int, access: Access) -> TopicIdPartition | None:
+        """Return a partition; None if there is none, or the client may not read it."""
         found = self._topics.find(topic)
-        return None if found is None else found.partition(number)
+        if found is None or not access.may(Operation.READ, found.name):
+            return None
+        return found.partition(number)
 
-    async def _read(self, asked: AskedFetch, partitions: Sequence[TopicIdPartition]) -> _Reading:
+    async def _read(
+        self, asked: AskedFetch, partitions: Sequence[TopicIdPartition], access: Access
+    ) -> _Reading:
         loop = asyncio.get_running_loop()
         begun_at = loop.time()
         deadline = begun_at + self._settings.answer_timeout_seconds
@@ -267,9 +284,9 @@ class FetchAnswers:
             async for begin in in_steps(range(0, len(items), PARTITIONS_AT_ONCE)):
                 known: list[tuple[PartitionKey, AskedPartition, TopicIdPartition]] = []
                 for key, wanted in items[begin : begin + PARTITIONS_AT_ONCE]:
-                    served = self._partition(*key)
+                    served = self._partition(*key, access)
                     if served is None:
-                        reading.answers[key] = _failed(reading, self._unknown(key))
+                        reading.answers[key] = _failed(reading, self._unknown(key, access))
                     else:
                         known.append((key, wanted, served))
                 is_late = bool(reading.size_bytes) and loop.time() > due_at
@@ -301,8 +318,12 @@ class FetchAnswers:
         reading.answers = {key: reading.answers[key] for key in asked.partitions}
         return reading
 
-    def _unknown(self, key: PartitionKey) -> ErrorCode:
-        if isinstance(key[0], UUID) and self._topics.find(key[0]) is None:
+    def _unknown(self, key: PartitionKey, access: Access) -> ErrorCode:
+        found = self._topics.find(key[0])
+        name = key[0] if found is None else found.name
+        if isinstance(name, str) and not access.may(Operation.READ, name):
+            return ErrorCode.topic_authorization_failed
+        if found is None and isinstance(key[0], UUID):
             return ErrorCode.unknown_topic_id
         return ErrorCode.unknown_topic_or_partition
 
@@ -332,6 +353,10 @@ class FetchAnswers:
             )
         except TieringError as error:
             return _not_now(reading, read, error)
+        reading.waited_for += read.waited_for
+        if batches.size_bytes:
+            source = Source.STORE if read.waited_for else Source.CACHE
+            self._on_topic(read.partition.topic, source, batches.size_bytes)
         if self._has_room(reading, batches):
             reading.held.append(batches)
             reading.size_bytes += batches.size_bytes

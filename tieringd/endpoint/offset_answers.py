@@ -16,6 +16,7 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from tieringd.archive.record_reader import RecordReader
+from tieringd.endpoint.access import Access, Operation
 from tieringd.endpoint.cluster_answers import NO_DELAY
 from tieringd.endpoint.endpoint_settings import ApiKey, EndpointSettings
 from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopics
@@ -61,20 +62,26 @@ class OffsetAnswers:
         self._settings = settings
         self._history = history
 
-    async def list_offsets(self, version: int, request: Any) -> Any:
+    async def list_offsets(self, version: int, request: Any, access: Access) -> Any:
         """Return an offset for each partition's timestamp."""
         module: Any = response_module(ApiKey.LIST_OFFSETS, version)
         asked_for = [
-            (topic.name, one.partition_index) for topic in request.topics for one in topic.partitions
+            (topic.name, one.partition_index)
+            for topic in request.topics
+            if access.may(Operation.DESCRIBE, topic.name)
+            for one in topic.partitions
         ]
         deadline = await self._ensure_fresh(asked_for)
         topics = []
         for topic in request.topics:
+            is_allowed = access.may(Operation.DESCRIBE, topic.name)
             answers = []
             async for asked in in_steps(topic.partitions):
-                error, found = await self._listed(
-                    topic.name, asked.partition_index, int(asked.timestamp), deadline=deadline
-                )
+                error, found = ErrorCode.topic_authorization_failed, _NOTHING
+                if is_allowed:
+                    error, found = await self._listed(
+                        topic.name, asked.partition_index, int(asked.timestamp), deadline=deadline
+                    )
                 answers.append(
                     made(
                         module.ListOffsetsPartitionResponse,
@@ -88,18 +95,26 @@ class OffsetAnswers:
             topics.append(module.ListOffsetsTopicResponse(name=topic.name, partitions=tuple(answers)))
         return made(module.ListOffsetsResponse, throttle_time=NO_DELAY, topics=tuple(topics))
 
-    async def offset_for_leader_epoch(self, version: int, request: Any) -> Any:
+    async def offset_for_leader_epoch(self, version: int, request: Any, access: Access) -> Any:
         """Return where each leader epoch ends."""
         module: Any = response_module(ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
-        asked_for = [(topic.topic, one.partition) for topic in request.topics for one in topic.partitions]
+        asked_for = [
+            (topic.topic, one.partition)
+            for topic in request.topics
+            if access.may(Operation.DESCRIBE, topic.topic)
+            for one in topic.partitions
+        ]
         deadline = await self._ensure_fresh(asked_for)
         topics = []
         for topic in request.topics:
+            is_allowed = access.may(Operation.DESCRIBE, topic.topic)
             answers = []
             async for asked in in_steps(topic.partitions):
-                error, (leader_epoch, end_offset) = await self._epoch_end(
-                    topic.topic, asked.partition, asked.leader_epoch, deadline=deadline
-                )
+                error, (leader_epoch, end_offset) = ErrorCode.topic_authorization_failed, (-1, -1)
+                if is_allowed:
+                    error, (leader_epoch, end_offset) = await self._epoch_end(
+                        topic.topic, asked.partition, asked.leader_epoch, deadline=deadline
+                    )
                 answers.append(
                     module.EpochEndOffset(
                         partition=asked.partition,

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from tieringd.endpoint.access import Access
 from tieringd.endpoint.cluster_answers import NO_DELAY
 from tieringd.endpoint.endpoint_settings import NODE_ID, ApiKey, EndpointSettings
 from tieringd.errors import ProtocolViolation
@@ -29,7 +30,7 @@ class Refusals:
     def __init__(self, settings: EndpointSettings) -> None:
         self._settings = settings
 
-    async def produce(self, version: int, request: Any) -> Any:
+    async def produce(self, version: int, request: Any, _access: Access) -> Any:
         """
         Refuse every partition.
 
@@ -62,7 +63,7 @@ class Refusals:
         )
         return made(module.ProduceResponse, responses=topics, throttle_time=NO_DELAY)
 
-    async def init_producer_id(self, version: int, request: Any) -> Any:
+    async def init_producer_id(self, version: int, request: Any, _access: Access) -> Any:
         """
         Return a meaningless producer id, so that the write itself is refused, with the reason.
 
@@ -81,7 +82,7 @@ class Refusals:
             ongoing_txn_producer_epoch=-1,
         )
 
-    async def find_coordinator(self, version: int, request: Any) -> Any:
+    async def find_coordinator(self, version: int, request: Any, _access: Access) -> Any:
         """Name this node as the coordinator of groups, whose requests it refuses. Transactions have none."""
         module: Any = response_module(ApiKey.FIND_COORDINATOR, version)
         found: dict[str, Any] = {
@@ -106,7 +107,7 @@ class Refusals:
             module.FindCoordinatorResponse, throttle_time=NO_DELAY, coordinators=coordinators, **found
         )
 
-    async def join_group(self, version: int, _request: Any) -> Any:
+    async def join_group(self, version: int, _request: Any, _access: Access) -> Any:
         """Refuse every member."""
         module: Any = response_module(ApiKey.JOIN_GROUP, version)
         return made(
@@ -122,7 +123,7 @@ class Refusals:
             members=(),
         )
 
-    async def offset_commit(self, version: int, request: Any) -> Any:
+    async def offset_commit(self, version: int, request: Any, _access: Access) -> Any:
         """Refuse every offset."""
         module: Any = response_module(ApiKey.OFFSET_COMMIT, version)
         topics = tuple(
@@ -142,7 +143,7 @@ class Refusals:
         )
         return made(module.OffsetCommitResponse, throttle_time=NO_DELAY, topics=topics)
 
-    async def offset_fetch(self, version: int, request: Any) -> Any:
+    async def offset_fetch(self, version: int, request: Any, _access: Access) -> Any:
         """Return no offset, and an error."""
         module: Any = response_module(ApiKey.OFFSET_FETCH, version)
         error = ErrorCode.group_authorization_failed

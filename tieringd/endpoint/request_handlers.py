@@ -11,11 +11,13 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tieringd.endpoint.access import Access
 from tieringd.endpoint.cluster_answers import ClusterAnswers, DescriptionAnswers
 from tieringd.endpoint.endpoint_settings import ADVERTISED, ApiKey
 from tieringd.endpoint.fetch_answers import FetchAnswers
 from tieringd.endpoint.offset_answers import OffsetAnswers
 from tieringd.endpoint.refusals import Refusals
+from tieringd.endpoint.sasl_login import SaslLogin
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire import request_header
 from tieringd.formats.kafka_wire.messages import decode_request, encode_response
@@ -36,6 +38,8 @@ class EndpointResponse:
 
     pieces: tuple[Piece, ...]
     release: Callable[[], None] = release_nothing
+    waited_for: tuple[str, ...] = ()
+    """For a Fetch: the chunks that were awaited from the object store."""
 
 
 class RequestHandlers:
@@ -51,7 +55,7 @@ class RequestHandlers:
         refusals: Refusals,
     ) -> None:
         self._fetch = fetch
-        self._handlers: Final[dict[int, Callable[[int, Any], Coroutine[Any, Any, Any]]]] = {
+        self._handlers: Final[dict[int, Callable[[int, Any, Access], Coroutine[Any, Any, Any]]]] = {
             ApiKey.METADATA: cluster.metadata,
             ApiKey.API_VERSIONS: cluster.api_versions,
             ApiKey.DESCRIBE_CLUSTER: cluster.describe_cluster,
@@ -68,9 +72,11 @@ class RequestHandlers:
             ApiKey.OFFSET_FETCH: refusals.offset_fetch,
         }
 
-    async def answer(self, head: RequestHead, frame: memoryview) -> EndpointResponse:
+    async def answer(
+        self, head: RequestHead, frame: memoryview, access: Access, login: SaslLogin
+    ) -> EndpointResponse:
         """
-        Answer one whole request.
+        Answer one whole request of a client that may do what *access* allows.
 
         Raises:
             ProtocolViolation: The request cannot be read, or the endpoint does not offer its API and version.
@@ -82,11 +88,14 @@ class RequestHandlers:
                 f"a client requested version {head.version} of API {head.api_key}, which an archive without "
                 "a broker does not support"
             )
+        if head.api_key in {ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}:
+            step = login.handshake if head.api_key == ApiKey.SASL_HANDSHAKE else login.authenticate
+            return EndpointResponse((encode_response(head.correlation_id, await step(head, frame)),))
         if head.api_key == ApiKey.FETCH:
-            response, release = await self._fetch.fetch(head, frame)
-            return EndpointResponse(response.pieces, release)
+            response, release, waited_for = await self._fetch.fetch(head, frame, access)
+            return EndpointResponse(response.pieces, release, waited_for)
         request = await in_thread_if_large(len(frame), decode_request, frame, head)
-        message = await self._handlers[head.api_key](head.version, request)
+        message = await self._handlers[head.api_key](head.version, request, access)
         if len(frame) > SMALL_BYTES or head.api_key in _LARGE_RESPONSES:
             encoded = await in_thread(encode_response, head.correlation_id, message)
         else:

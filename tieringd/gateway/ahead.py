@@ -30,6 +30,7 @@ from tieringd.gateway.archive_answers import ArchiveAnswers
 from tieringd.gateway.combined_answers import fetched_ahead, longest_wait_seconds
 from tieringd.gateway.frames import ClientResponse, PendingRequest
 from tieringd.gateway.responses import ArchivableResponse
+from tieringd.metrics.readers import READER, Reader
 from tieringd.storage.threads import SMALL_BYTES
 
 PERMIT_SECONDS: Final = 1.0
@@ -93,6 +94,7 @@ class FetchAhead:
         on_broken: Callable[[str], None],
         on_failed: Callable[[BaseException], None],
         permit_seconds: float = PERMIT_SECONDS,
+        reader: Callable[[], Reader | None] = lambda: None,
     ) -> None:
         self._loop = loop
         self._permit_seconds = permit_seconds
@@ -102,6 +104,7 @@ class FetchAhead:
         self._on_known = on_known
         self._on_broken = on_broken
         self._on_failed = on_failed
+        self._reader = reader
         self._expected: _Expected | None = None
         self._is_followed = False
         self._asked: _Expected | None = None
@@ -263,6 +266,7 @@ class FetchAhead:
             self._due.set_result(None)
 
     async def _prepare(self, expected: _Expected, due: asyncio.Future[None]) -> None:
+        READER.set(self._reader())
         found = await fetched_ahead(
             expected.asked,
             expected.head,

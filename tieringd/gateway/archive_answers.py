@@ -83,6 +83,8 @@ class ArchivedFetch:
     """Only partitions that the archive is expected to serve again."""
     has_unread: bool = False
     """Whether a partition was not read in time."""
+    waited_for: tuple[str, ...] = ()
+    """The chunks that were awaited from the object store."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,6 +215,7 @@ class ArchiveReads:
     ) -> None:
         async with places:
             read.has_begun = True
+            read.note_waits()
             await self._read(read, key, offset)
         read.is_over = True
 

@@ -166,6 +166,7 @@ async def _fetch(question: ArchivableResponse, archive: ArchiveAnswers, bytes_ma
         archived.release,
         archived=True,
         has_unread=archived.has_unread,
+        waited_for=archived.waited_for,
         next_fetches=_next_fetches(archived, asked),
     )
 
@@ -217,6 +218,7 @@ async def fetched_ahead(
         archived.release,
         archived=True,
         has_unread=archived.has_unread,
+        waited_for=archived.waited_for,
         next_fetches=next_fetches,
     )
 

@@ -11,35 +11,32 @@ bytes have been passed on, and both sides are closed.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import ssl
+import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from ipaddress import ip_address
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import structlog
-from aiohappyeyeballs import start_connection
 
 from tieringd.errors import LocalFileError, ProtocolViolation, RetryableError
+from tieringd.formats.kafka_wire.fetch import throttled
 from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.gateway.ahead import PERMIT_SECONDS, FetchAhead
 from tieringd.gateway.archive_answers import ArchiveAnswers
 from tieringd.gateway.combined_answers import answer
 from tieringd.gateway.deletion_epochs import DeletionEpochs
 from tieringd.gateway.frames import ClientResponse, PendingRequest, PendingRequests
+from tieringd.gateway.read_rates import ReadRates
+from tieringd.gateway.reader_records import ReaderRecords
 from tieringd.gateway.requests import RequestFrames
 from tieringd.gateway.responses import SPLICED_BYTES, ArchivableResponse, ResponseFrames
-from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, PipePool, ReadRates, Wire, wire_of
-
-_LOCAL_SEND_BYTES: Final = 128 << 10
-"""
-The send buffer to a client on this machine, which the kernel doubles. The kernel copies sent bytes.
-
-With a larger buffer the bytes have left the processor's cache before the client reads them. For clients
-on other machines the kernel sizes the buffer itself.
-"""
-
+from tieringd.gateway.seen_login import SeenLogin, certified_principal
+from tieringd.gateway.sockets import connected, host_of
+from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, PipePool, Wire, wire_of
+from tieringd.metrics.readers import ANONYMOUS, READER, Reader
 
 SLOW_BYTES_PER_SECOND: Final = 1024
 
@@ -92,99 +89,14 @@ class GatewaySettings:
 
     Slower than `SLOW_BYTES_PER_SECOND` is slow.
     """
+    slow_fetch_seconds: float = 5.0
+    """Archived Fetches that take longer are logged, with what they waited for."""
+    principal_bytes_per_second: int | None = None
+    """Rate of archived records to one principal; None is unlimited."""
+    principal_dollars_per_day: float | None = None
+    """What requests to the object store for one principal may cost in a day; None is unlimited."""
     reuse_port: bool = False
     """True lets several processes listen on the port. The kernel spreads clients over them."""
-
-
-def prepare(sock: socket.socket) -> None:
-    """Set the options that every connection of the gateway needs."""
-    sock.setblocking(False)
-    # Send small messages at once, and detect a peer whose machine is gone.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if ip_address(sock.getpeername()[0]).is_loopback:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BYTES)
-
-
-def host_of(sock: socket.socket) -> str:
-    """Return the address of a client's host, or an empty string if the client is gone."""
-    try:
-        return str(sock.getpeername()[0])
-    except OSError:
-        return ""
-
-
-async def connected(settings: GatewaySettings) -> socket.socket:
-    """
-    Return a connection to the broker, encrypted if the settings ask for it.
-
-    Raises:
-        OSError: The broker accepts no connection, or its certificate is not trusted.
-        TimeoutError: The broker did not answer in time.
-    """
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(settings.connect_timeout_seconds):
-        addresses = await loop.getaddrinfo(
-            settings.broker_host, settings.broker_port, type=socket.SOCK_STREAM
-        )
-        sock = await start_connection(addresses)
-        try:
-            prepare(sock)
-            if settings.broker_tls is None:
-                return sock
-            name = settings.broker_server_name or settings.broker_host
-            return await _shaken(
-                settings.broker_tls.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
-            )
-        except BaseException:
-            sock.close()
-            raise
-
-
-async def accepted(sock: socket.socket, settings: GatewaySettings) -> socket.socket:
-    """
-    Return a client's connection after its TLS handshake.
-
-    Raises:
-        OSError: The client speaks no accepted TLS version or cipher, or is gone.
-        TimeoutError: The client was silent for too long.
-    """
-    assert settings.client_tls is not None, "a plain connection needs no handshake"
-    async with asyncio.timeout(settings.connect_timeout_seconds):
-        try:
-            return await _shaken(
-                settings.client_tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-            )
-        except BaseException:
-            sock.close()
-            raise
-
-
-async def _shaken(sock: ssl.SSLSocket) -> ssl.SSLSocket:
-    loop = asyncio.get_running_loop()
-    try:
-        while True:
-            try:
-                sock.do_handshake()
-            except ssl.SSLWantReadError:
-                await _ready(sock, loop.add_reader, loop.remove_reader)
-            except ssl.SSLWantWriteError:
-                await _ready(sock, loop.add_writer, loop.remove_writer)
-            else:
-                return sock
-    except BaseException:
-        sock.close()
-        raise
-
-
-async def _ready(sock: socket.socket, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
-    ready = asyncio.Event()
-    descriptor = sock.fileno()
-    add(descriptor, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        remove(descriptor)
 
 
 _WAKE_BYTES: Final = 256 << 10
@@ -239,6 +151,7 @@ class ConnectionContext:
     scratch: memoryview
     """Every connection receives into it, and is done with it before it returns to the loop."""
     budget: MemoryBudget
+    readers: ReaderRecords
     rates: ReadRates = field(default_factory=ReadRates)
     pipes: PipePool = field(default_factory=PipePool)
     counters: GatewayCounters = field(default_factory=GatewayCounters)
@@ -267,6 +180,9 @@ class Connection:
         self._host = host_of(sock)
         self._rest: asyncio.TimerHandle | None = None
         """The timer until which the client is not read."""
+        self._login = SeenLogin(certified_principal(sock) or ANONYMOUS)
+        self._reader: Reader | None = None
+        """Whose the last answer of the archive was."""
         pending = PendingRequests(shared.budget)
         self._pending = pending
         settings = shared.settings
@@ -279,6 +195,7 @@ class Connection:
             on_broken=self._break,
             on_failed=self._fail,
             permit_seconds=settings.permit_seconds,
+            reader=lambda: self._reader,
         )
         self._deletions = DeletionEpochs(
             self._loop,
@@ -297,6 +214,7 @@ class Connection:
             may_produce=shared.archive.may_produce,
             max_request_bytes=settings.max_request_bytes,
             held_bytes=settings.max_held_bytes,
+            login=self._login,
         )
         self._responses = ResponseFrames(
             shared.scratch,
@@ -309,6 +227,8 @@ class Connection:
             send=self._send_archived,
             take_ahead=self._ahead.is_answered,
             on_late=self._count_late,
+            on_passed=self._count_passed,
+            on_login=self._login.see_answer,
             held_bytes=settings.max_held_bytes,
         )
 
@@ -537,14 +457,19 @@ class Connection:
         self._early.clear()
         self._give_kept()
 
-    def _rest_after(self, sent: ClientResponse) -> None:
-        """Pause reading from the client until its rates allow more archived records."""
-        seconds = self._shared.rates.spend(self._host, size_of(sent.pieces), now=self._loop.time())
+    def _rest_after(self, size_bytes: int, reader: Reader | None) -> float:
+        """Pause reading from the client until its rates allow more archived records; return the seconds."""
+        seconds = self._shared.rates.spend(
+            self._host, size_bytes, now=self._loop.time(), principal=self._login.principal
+        )
         if seconds and not self._is_closed:
             self._shared.counters.delayed_answers += 1
+            if reader is not None:
+                self._shared.readers.throttled(reader, seconds)
             if self._rest is not None:
                 self._rest.cancel()
             self._rest = self._loop.call_later(seconds, self._rested)
+        return seconds
 
     def _answer_bytes(self) -> float:
         return self._shared.rates.answer_bytes(now=self._loop.time())
@@ -557,6 +482,12 @@ class Connection:
         if not self._is_closed:
             self._kept_bytes += size
             self._shared.budget.add(size)
+
+    def _count_passed(self, pending: PendingRequest, size_bytes: int) -> None:
+        reader = pending.reader
+        if reader is not None and not pending.is_ahead:
+            seconds = time.monotonic() - pending.begun_at
+            self._shared.readers.passed(reader, size_bytes, seconds=seconds)
 
     def _count_late(self) -> None:
         self._shared.counters.late_partitions += 1
@@ -571,6 +502,7 @@ class Connection:
 
     async def _answer(self, question: ArchivableResponse) -> None:
         shared = self._shared
+        READER.set(question.pending.reader)
         try:
             found = await answer(
                 question,
@@ -589,8 +521,18 @@ class Connection:
         self._shared.counters.archived_answers += found.archived
         self._shared.counters.prepared_answers += pending.prepared is not None
         self._shared.counters.unread_answers += found.has_unread
+        size_bytes, reader = size_of(found.pieces), pending.reader
+        if reader is not None:
+            self._reader = reader
+            self._shared.readers.fetched(
+                reader, found, size_bytes, seconds=time.monotonic() - pending.begun_at
+            )
         if found.archived:
-            self._shared.counters.archived_bytes += size_of(found.pieces)
-            self._rest_after(found)
+            self._shared.counters.archived_bytes += size_bytes
+            seconds = self._rest_after(size_bytes, reader)
+            if seconds and reader is not None:
+                # As a broker does: the client is told how long it is not read.
+                pieces = throttled(found.pieces, pending.head.version, math.ceil(seconds * 1000))
+                found = replace(found, pieces=pieces)
         self._ahead.expect(pending, found)
         self._client.send_pieces(found.pieces, found.release)

@@ -24,6 +24,7 @@ from tieringd.formats.kafka_wire.pieces import Piece
 from tieringd.formats.kafka_wire.request_header import RequestHead
 from tieringd.gateway.archive_answers import NextFetch, PartitionKey
 from tieringd.gateway.wire import MemoryBudget
+from tieringd.metrics.readers import Reader
 
 SCRATCH_BYTES: Final = 256 << 10
 ALWAYS_HELD_BYTES: Final = 64 << 10
@@ -221,6 +222,8 @@ class ClientResponse:
     """For a Fetch: whether a partition has no records because the archive was not read in time."""
     next_fetches: Mapping[PartitionKey, NextFetch] = field(default_factory=dict)
     """For a Fetch: where each partition continues, if the archive is expected to serve all of them again."""
+    waited_for: tuple[str, ...] = ()
+    """For a Fetch: the chunks that were awaited from the object store."""
 
     def addressed_to(self, correlation_id: int) -> ClientResponse:
         """Return this answer for another request that asks the same."""
@@ -250,6 +253,10 @@ class PendingRequest:
     """
     is_ahead: bool = False
     """Whether the gateway itself asks, and no client. The response is not forwarded."""
+    reader: Reader | None = None
+    """For a Fetch: whose it is."""
+    begun_at: float = 0.0
+    """For a Fetch: when it arrived, on the clock of `time.monotonic`."""
 
     @property
     def is_own(self) -> bool:

@@ -43,6 +43,7 @@ from tieringd.gateway.archive_answers import (
 )
 from tieringd.gateway.archive_reads import ArchiveRead, ArchiveReads
 from tieringd.gateway.readable_partitions import UNKNOWN, LogStarts, ReadablePartition, ReadablePartitions
+from tieringd.metrics.readers import Source
 from tieringd.model.manifest_parts import RecordDeletion
 from tieringd.policies.epoch_history import end_offset_for
 from tieringd.reading.history import History
@@ -70,6 +71,10 @@ def _ignore(seconds: float) -> None:
     """Take a duration, and do nothing with it."""
 
 
+def _ignore_topic(topic: str, source: Source, size_bytes: int) -> None:
+    """Take the records of a partition, and do nothing with them."""
+
+
 class RemoteAnswers:
     """The archive's side of a gateway; see `ArchiveAnswers`."""
 
@@ -84,11 +89,13 @@ class RemoteAnswers:
         may_produce: Callable[[], bool],
         now: Callable[[], float],
         on_answer: Callable[[float], None] = _ignore,
+        on_topic: Callable[[str, Source, int], None] = _ignore_topic,
     ) -> None:
         """
         Keep the arguments. *may_produce* says whether the disks have room for clients' writes.
 
-        *on_answer* gets the seconds of each Fetch that the archive answered.
+        *on_answer* gets the seconds of each Fetch that the archive answered. *on_topic* gets the topic, the
+        source and the bytes of each partition's archived records.
 
         *now* is a monotonic clock in seconds. Without *bucket* the archive is not shown as a log directory.
         """
@@ -100,6 +107,7 @@ class RemoteAnswers:
         self._may_produce = may_produce
         self._now = now
         self._on_answer = on_answer
+        self._on_topic = on_topic
 
     def may_produce(self) -> bool:
         """See `ArchiveAnswers`."""
@@ -133,7 +141,13 @@ class RemoteAnswers:
             if taken:
                 self._on_answer(self._now() - began)
             has_unread = any(not read.is_over for read in reads.values())
-            return ArchivedFetch(answers, lambda: _release(taken), next_fetches, has_unread=has_unread)
+            return ArchivedFetch(
+                answers,
+                lambda: _release(taken),
+                next_fetches,
+                has_unread=has_unread,
+                waited_for=tuple(name for read in reads.values() for name in read.waited_for),
+            )
         except BaseException:
             _release(taken)
             raise
@@ -183,6 +197,9 @@ class RemoteAnswers:
                 )
                 continue
             taken.append(batches)
+            if batches.size_bytes:
+                source = Source.STORE if read.waited_for else Source.CACHE
+                self._on_topic(read.found.manifest.partition.topic, source, batches.size_bytes)
             left_bytes = max(0, left_bytes - batches.size_bytes)
             needs_a_batch = needs_a_batch and not batches.size_bytes
             # The broker found the offset out of range, so its own log begins after it.

@@ -11,6 +11,7 @@ A client whose write is refused gets the error that Redpanda gives on a full dis
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -26,11 +27,18 @@ from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, IncompleteMessage
 from tieringd.formats.kafka_wire.fetch import asked_of, limit_bytes, remove_session, with_offsets
 from tieringd.formats.kafka_wire.messages import encode_response, response_module
 from tieringd.formats.kafka_wire.produce import ProduceRequestWalk, acks_of
-from tieringd.formats.kafka_wire.request_header import HEAD, REQUEST_BYTES_MAX, InspectedApi, RequestHead
+from tieringd.formats.kafka_wire.request_header import (
+    HEAD,
+    REQUEST_BYTES_MAX,
+    InspectedApi,
+    RequestHead,
+    client_id_of,
+)
 from tieringd.gateway.ahead import FetchAhead
 from tieringd.gateway.archive_answers import PartitionKey
 from tieringd.gateway.deletion_epochs import DeletionEpochs
 from tieringd.gateway.frames import Frames, PendingRequest, PendingRequests
+from tieringd.gateway.seen_login import SeenLogin
 from tieringd.gateway.wire import MemoryBudget
 
 REFUSED: Final = ErrorCode.broker_not_available
@@ -87,6 +95,7 @@ class RequestFrames(Frames):
         may_produce: Callable[[], bool],
         max_request_bytes: int,
         held_bytes: int,
+        login: SeenLogin,
     ) -> None:
         super().__init__(scratch, budget, forward, held_bytes=held_bytes)
         self._pending = pending
@@ -96,6 +105,9 @@ class RequestFrames(Frames):
         self._max_request_bytes = max_request_bytes
         self._refused: ProduceRequestWalk | None = None
         self._is_authenticating = False
+        self._login = login
+        self._fetch_at: float | None = None
+        """When the Fetch arrived that is held back."""
         self._has_begun = False
 
     @property
@@ -158,7 +170,19 @@ class RequestFrames(Frames):
                 "support",
                 hint="Use a client from 2018 or newer, or the broker's own listener",
             )
+        if head.api_key in _AUTHENTICATION:
+            return self._begin_login(head, view)
         return self._begin_passing(head, view, PendingRequest(head))
+
+    def _begin_login(self, head: RequestHead, view: memoryview) -> int:
+        size = SIZE_BYTES + head.size
+        if len(view) < size:
+            return len(view) if self._hold(view, size) else self._begin_unheld(view)
+        if head.api_key == InspectedApi.SASL_HANDSHAKE:
+            self._login.see_handshake(view[:size])
+            return self._begin_passing(head, view, PendingRequest(head))
+        self._login.see_token(view[:size], head)
+        return self._begin_passing(head, view, PendingRequest(head, b""))
 
     def _begin_passing(self, head: RequestHead, view: memoryview, pending: PendingRequest | None) -> int:
         if pending is not None:
@@ -180,14 +204,17 @@ class RequestFrames(Frames):
     def _begin_fetch(self, head: RequestHead, frame: memoryview) -> int:
         if not remove_session(frame, head):
             return self._begin_passing(head, frame, PendingRequest(head))
+        begun_at, self._fetch_at = self._fetch_at or time.monotonic(), None
         prepared = self._ahead.claim(frame, head)
         if self._ahead.is_awaited:
             self._is_stopped = True
+            self._fetch_at = begun_at
             return 0
+        reader = self._login.reader(client_id_of(frame))
+        pending = PendingRequest(head, bytes(frame), reader=reader, begun_at=begun_at, prepared=prepared)
         if prepared is not None:
-            self._pending.push(PendingRequest(head, bytes(frame), prepared=prepared))
+            self._pending.push(pending)
             return len(frame)
-        pending = PendingRequest(head, bytes(frame))
         if self._pending.may_be_archived:
             limit_bytes(frame, head, LIMITED_FETCH_BYTES)
             hidden = self._hide_all_but_starving(frame, head)
@@ -218,6 +245,9 @@ class RequestFrames(Frames):
 
     def _begin_unheld(self, view: memoryview) -> int:
         head = RequestHead.read(view)
+        if head.api_key in _AUTHENTICATION:
+            # The user's name stays unknown.
+            return self._begin_passing(head, view, PendingRequest(head))
         if head.api_key == InspectedApi.DESCRIBE_LOG_DIRS:
             # The response then lacks the archive's sizes, on which no client acts.
             return self._begin_passing(head, view, PendingRequest(head))

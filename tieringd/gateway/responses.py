@@ -63,7 +63,9 @@ class ResponseFrames(Frames):
     *log_start* returns where the whole log of a partition begins, given the broker's log start. *ask*
     gets a question; no bytes are taken until `answered`. *send* gets a prepared answer when its turn
     comes. *take_ahead* gets the broker's response to a request that no client has sent yet. *on_late* is
-    called for each archived partition whose answer has to wait for a later Fetch.
+    called for each archived partition whose answer has to wait for a later Fetch. *on_passed* gets each
+    Fetch whose response was the broker's own, and the size of that response. *on_login* gets the responses to
+    SaslAuthenticate and their versions.
     """
 
     def __init__(
@@ -79,6 +81,8 @@ class ResponseFrames(Frames):
         send: Callable[[PendingRequest, ClientResponse], None],
         take_ahead: Callable[[ArchivableResponse | None], None],
         on_late: Callable[[], None],
+        on_passed: Callable[[PendingRequest, int], None],
+        on_login: Callable[[memoryview, int], None],
         held_bytes: int,
     ) -> None:
         super().__init__(scratch, budget, forward, held_bytes=held_bytes)
@@ -89,6 +93,10 @@ class ResponseFrames(Frames):
         self._send = send
         self._take_ahead = take_ahead
         self._on_late = on_late
+        self._on_passed = on_passed
+        self._on_login = on_login
+        self._frame_bytes = 0
+        """Size of the current response if it is the broker's own."""
         self._walk: FetchResponseWalk | ProduceResponseWalk | None = None
         self._sees_large_records = False
 
@@ -135,6 +143,7 @@ class ResponseFrames(Frames):
         Raises:
             ProtocolViolation: The bytes that follow are not a response.
         """
+        self._frame_bytes = 0
         self._is_over()
         self.resume()
 
@@ -148,6 +157,9 @@ class ResponseFrames(Frames):
                 self._forward(memoryview(first.own_answer or b""))
 
     def _is_over(self) -> None:
+        pending = self._pending.first
+        if pending is not None and pending.reader is not None and self._frame_bytes:
+            self._on_passed(pending, self._frame_bytes)
         self._pending.pop()
         self.send_own_answers()
 
@@ -172,7 +184,7 @@ class ResponseFrames(Frames):
             raise ProtocolViolation(
                 f"the broker sent a response of {size} bytes to request {correlation_id}, but {asked}"
             )
-        frame_bytes = SIZE_BYTES + size
+        frame_bytes = self._frame_bytes = SIZE_BYTES + size
         if pending.request is None:
             head = pending.head
             if head.api_key == InspectedApi.PRODUCE and head.is_known and head.version >= FIRST_LOG_START:
@@ -203,6 +215,10 @@ class ResponseFrames(Frames):
             return self._drop_ahead(view)
         if head.api_key == InspectedApi.FETCH:
             return self._begin_walking(FetchResponseWalk(head.version, size), view)
+        if head.api_key == InspectedApi.SASL_AUTHENTICATE:
+            # No login is seen, so the user's name stays unknown.
+            self._passing = SIZE_BYTES + size
+            return self._pass_response(view)
         if head.api_key == InspectedApi.DESCRIBE_LOG_DIRS:
             # The response then lacks the archive's sizes, on which no client acts.
             self._passing = SIZE_BYTES + size
@@ -273,6 +289,8 @@ class ResponseFrames(Frames):
             return len(frame)
         if head.api_key == InspectedApi.API_VERSIONS:
             request_header.cap_versions(frame, head.version)
+        elif head.api_key == InspectedApi.SASL_AUTHENTICATE:
+            self._on_login(frame, head.version)
         elif head.api_key == InspectedApi.FETCH:
             question = self._fetch_question(frame, pending)
         else:

@@ -26,11 +26,13 @@ from tieringd.gateway.connection import (
     ConnectionContext,
     GatewayCounters,
     GatewaySettings,
-    accepted,
-    prepare,
 )
 from tieringd.gateway.frames import SCRATCH_BYTES
-from tieringd.gateway.wire import MemoryBudget, ReadRates
+from tieringd.gateway.read_rates import ReadRates
+from tieringd.gateway.reader_records import ReaderRecords
+from tieringd.gateway.sockets import accepted, prepare
+from tieringd.gateway.wire import MemoryBudget
+from tieringd.metrics.readers import ReaderCounts
 from tieringd.metrics.restarts import restarted
 from tieringd.storage.at_once import cancelled
 
@@ -101,8 +103,13 @@ class GatewayServer:
             [socket.socket, ConnectionContext, Callable[[Any], None]], ClientConnection
         ] = Connection,
         on_failure: Callable[[str], None] = lambda _: None,
+        readers: ReaderCounts | None = None,
     ) -> None:
-        """Keep the arguments. *on_failure* gets the name of a task that failed by a defect, for a metric."""
+        """
+        Keep the arguments. *on_failure* gets the name of a task that failed by a defect, for a metric.
+
+        *readers* counts the fetches, and tells what requests to the object store cost.
+        """
         self._settings = settings
         self._on_failure = on_failure
         self._connect = connect
@@ -111,11 +118,16 @@ class GatewayServer:
             archive or NoArchive(),
             memoryview(bytearray(SCRATCH_BYTES)),
             MemoryBudget(settings.buffered_bytes),
+            ReaderRecords(readers, slow_seconds=settings.slow_fetch_seconds),
             ReadRates(
                 bytes_per_second=settings.archive_bytes_per_second,
                 client_bytes_per_second=settings.client_archive_bytes_per_second,
+                principal_bytes_per_second=settings.principal_bytes_per_second,
+                principal_dollars_per_day=settings.principal_dollars_per_day,
             ),
         )
+        if readers is not None:
+            readers.on_cost = self._charge
         self._connections: set[ClientConnection] = set()
         self._hosts: Counter[str] = Counter()
         """The number of connections of each host, those that still shake hands included."""
@@ -125,6 +137,9 @@ class GatewayServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving: tuple[asyncio.Task[None], ...] = ()
         self._is_empty = asyncio.Event()
+
+    def _charge(self, principal: str, dollars: float) -> None:
+        self._shared.rates.charge(principal, dollars, now=asyncio.get_running_loop().time())
 
     @property
     def port(self) -> int:

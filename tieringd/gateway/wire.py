@@ -8,12 +8,6 @@ one buffer could not serve all connections. This module does not interpret the b
 `PipePool` gives out the pipes through which records go from the broker's socket to the client's without
 a copy. The number of pipes is limited. When all pipes are taken, records are received and sent like
 other bytes. `MemoryBudget` bounds the bytes that all connections of a gateway hold in memory.
-
-`ReadRates` bounds how fast archived records go out: to all clients together, and to each client. A
-broker's fetch quotas do not count bytes of the archive, so the gateway has rates of its own. They work
-like the broker's: an answer is sent whole, and the gateway does not read from the client until the
-answer's bytes have been earned. The size of one answer is bounded too, so the pause is short. A client
-is identified by its host, because a gateway knows a client's host without asking.
 """
 
 from __future__ import annotations
@@ -38,13 +32,6 @@ from tieringd.formats.kafka_wire.pieces import FileRegion, Piece, piece_bytes
 PIPE_BYTES: Final = 1 << 20
 _MAX_PIPES: Final = 32
 _FLAGS: Final = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
-
-AHEAD_SECONDS: Final = 1.0
-"""Seconds' worth of the rate that one answer may use, and that a client may overspend without a pause."""
-WAIT_SECONDS_MAX: Final = 10.0
-"""Longest pause. Clients give up an unanswered request after 30 seconds by default."""
-_DEBT_SECONDS_MAX: Final = AHEAD_SECONDS + WAIT_SECONDS_MAX
-_HOSTS_KEPT: Final = 1024
 
 _WAITING_SECONDS: Final = 0.02
 """How often it is looked whether connections that wait for memory may go on."""
@@ -211,58 +198,6 @@ class MemoryBudget:
     def give(self, size: int) -> None:
         """Give *size* bytes back."""
         self.used -= size
-
-
-class ReadRates:
-    """Rates in bytes a second, None without a limit. Not bound to a loop: the caller passes the time."""
-
-    def __init__(
-        self, *, bytes_per_second: int | None = None, client_bytes_per_second: int | None = None
-    ) -> None:
-        self._all = _Account(bytes_per_second)
-        self._client_rate = client_bytes_per_second
-        self._clients: dict[str, _Account] = {}
-        rates = [one for one in (bytes_per_second, client_bytes_per_second) if one is not None]
-        self._answer_bytes_max: float = min(rates, default=math.inf) * AHEAD_SECONDS
-
-    def answer_bytes(self, *, now: float) -> float:
-        """
-        Return how many bytes of archived records an answer should have. A first batch may exceed it.
-
-        It shrinks with the common debt: pauses are capped, so many clients that each wait the longest
-        pause would together still exceed the rate.
-        """
-        debt_seconds = max(0.0, self._all.earned_at - now)
-        if not debt_seconds:
-            return self._answer_bytes_max
-        return self._answer_bytes_max * max(0.0, 1 - debt_seconds / _DEBT_SECONDS_MAX)
-
-    def spend(self, host: str, size_bytes: int, *, now: float) -> float:
-        """Count bytes sent to *host*. Return for how many seconds nothing more should be sent to it."""
-        wait = self._all.spend(size_bytes, now=now)
-        if self._client_rate is not None and size_bytes:
-            account = self._clients.setdefault(host, _Account(self._client_rate))
-            wait = max(wait, account.spend(size_bytes, now=now))
-            if len(self._clients) > _HOSTS_KEPT:
-                self._clients = {one: each for one, each in self._clients.items() if each.earned_at > now}
-        return min(wait, WAIT_SECONDS_MAX)
-
-
-class _Account:
-    """The time at which all spent bytes will have been earned."""
-
-    def __init__(self, bytes_per_second: int | None) -> None:
-        self._bytes_per_second = bytes_per_second
-        self.earned_at = -math.inf
-
-    def spend(self, size_bytes: int, *, now: float) -> float:
-        if self._bytes_per_second is None:
-            return 0.0
-        earned_at = max(self.earned_at, now) + size_bytes / self._bytes_per_second
-        # Debt beyond the longest pause is forgotten. Otherwise the remaining clients would wait for the
-        # debt of clients that left.
-        self.earned_at = min(earned_at, now + _DEBT_SECONDS_MAX)
-        return max(0.0, self.earned_at - now - AHEAD_SECONDS)
 
 
 @dataclass(slots=True)

@@ -41,6 +41,7 @@ from tieringd.metrics.health import (
     ReadinessSource,
 )
 from tieringd.metrics.partitions import LargestTopics, PartitionTable, RedpandaTopicCounters
+from tieringd.metrics.readers import ReaderCounts
 from tieringd.metrics.totals import DaemonTotals, RedpandaTotals, StoreCost
 from tieringd.model.partition import TopicPartition
 from tieringd.policies.prices import Prices
@@ -366,6 +367,7 @@ class Metrics:
             "When a round last ended with no obstacle to readiness, in Unix time; 0: never yet",
         )
         self.durations = Durations(self.default_page)
+        self.readers = ReaderCounts(self.default_page, self.by_topic)
         self._register_sums()
 
     def watch_faults(self, source: FaultsSource) -> None:
@@ -375,6 +377,7 @@ class Metrics:
     def watch_cost(self, prices: Prices) -> None:
         """Report from now on what the object store costs, by *prices*."""
         self.default_page.register(StoreCost(self, prices))
+        self.readers.prices = prices
 
     def watch_readiness(self, source: ReadinessSource) -> None:
         """Report from now on whether the daemon is ready, and why not."""
@@ -416,6 +419,8 @@ class Metrics:
             self.operator_decisions,
             self.upload_failures,
             self.trim_failures,
+            self.readers.topic_bytes,
+            self.readers.topic_fetches,
             self.merged.failures,
             self.reuploaded.failures,
         ):
@@ -426,6 +431,7 @@ class Metrics:
         self.store_requests.labels(operation, outcome).inc()
         self.store_seconds.labels(operation).observe(seconds)
         self.store_bytes.labels(operation).inc(size_bytes)
+        self.readers.count_store_request(operation)
 
     def _register_sums(self) -> None:
         """Add what is computed from the other metrics at each scrape."""

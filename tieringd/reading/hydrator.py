@@ -19,6 +19,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
@@ -121,6 +122,13 @@ class _Arrival:
     is_refused: bool = False
     """Whether neither the cache nor the memory takes it."""
 
+
+WAITED_FOR_STORE: ContextVar[list[str] | None] = ContextVar("WAITED_FOR_STORE", default=None)
+"""
+A list of the reader's own, to which the name of each chunk is added that it awaited from the store.
+
+It is empty in the end if the cache had all that was read.
+"""
 
 _Place: TypeAlias = tuple[str, int]
 """The file name and size in bytes of a chunk."""
@@ -298,6 +306,8 @@ class Hydrator:
             is_prefetch = flight in self._prefetches
             arrival = await self._flights.arrived(flight)
             is_hit = is_hit and arrival.is_hit
+            if not arrival.is_hit and (waited := WAITED_FOR_STORE.get()) is not None:
+                waited.append(wanted.name)
             if arrival.is_refused and not is_prefetch:
                 return None
             if arrival.data is not None:

@@ -12,7 +12,7 @@ import asyncio
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tieringd.archive.archive_reader import floor_position
 from tieringd.archive.spillover_manifests import SpilloverManifests
@@ -23,7 +23,7 @@ from tieringd.formats.restored_batches import put_first_epoch
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import AbortedTransaction, SegmentIndex
 from tieringd.policies.chunk_layout import Chunk
-from tieringd.reading.hydrator import HydratedChunk, Hydrator
+from tieringd.reading.hydrator import WAITED_FOR_STORE, HydratedChunk, Hydrator
 from tieringd.storage.at_once import cancelled
 from tieringd.storage.base import FileSlice
 
@@ -172,6 +172,12 @@ class HeldRead:
     held: HeldBatches | EmptyBatch | None = None
     is_history: bool = False
     """Whether they are of an older archive, perhaps of another cluster."""
+    waited_for: list[str] = field(default_factory=list)
+    """The chunks that were awaited from the object store."""
+
+    def note_waits(self) -> None:
+        """Note in `waited_for` what the running task awaits from now on."""
+        WAITED_FOR_STORE.set(self.waited_for)
 
     def take(self, *, size_bytes_max: int, needs_a_batch: bool) -> ArchivedBatches:
         """

@@ -11,6 +11,7 @@ from tests.support.archive_endpoints import endpoint_config
 from tieringd.daemon.archive_endpoint import ArchiveEndpoint
 from tieringd.daemon.gateway_service import Gateway, ReadCache
 from tieringd.endpoint.served_manifests import ServedTopics
+from tieringd.endpoint.users_file import UserDirectory
 from tieringd.errors import ConfigError
 from tieringd.gateway.connection import GatewaySettings
 from tieringd.gateway.server import GatewayServer
@@ -57,6 +58,6 @@ async def test_archive_endpoint_ends_with_its_listener(tmp_path):
         TopicRegistry(archive.store, archive.manifests), from_cluster=None, interval_seconds=60
     )
     await server.start()
-    endpoint = ArchiveEndpoint(cache, server, topics)
+    endpoint = ArchiveEndpoint(cache, server, topics, UserDirectory(None))
     await fails_with_its_listener(server, endpoint.run(asyncio.Event()))
     await cache.hydrator.close()

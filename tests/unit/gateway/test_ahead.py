@@ -36,6 +36,7 @@ from tieringd.gateway.deletion_epochs import DeletionEpochs
 from tieringd.gateway.frames import SCRATCH_BYTES, ClientResponse, PendingRequest, PendingRequests
 from tieringd.gateway.requests import RequestFrames
 from tieringd.gateway.responses import ArchivableResponse
+from tieringd.gateway.seen_login import SeenLogin
 from tieringd.gateway.wire import MemoryBudget
 
 STEP = 10
@@ -235,6 +236,7 @@ async def test_held_back_request_does_not_keep_the_loop_busy(archive):
         may_produce=lambda: True,
         max_request_bytes=MIB,
         held_bytes=MIB,
+        login=SeenLogin(),
     )
     frame = bytes(request_frame(fetch_at(STEP)))
     head = RequestHead.read(memoryview(frame))

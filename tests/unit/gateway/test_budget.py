@@ -38,6 +38,7 @@ from tieringd.gateway.archive_answers import EpochEnd, ListedOffset, NoArchive
 from tieringd.gateway.deletion_epochs import DeletionEpochs
 from tieringd.gateway.frames import MAX_REQUESTS, SCRATCH_BYTES, PendingRequests
 from tieringd.gateway.requests import RequestFrames
+from tieringd.gateway.seen_login import SeenLogin
 from tieringd.gateway.wire import MemoryBudget
 
 NO_TIME = milliseconds(0)
@@ -368,6 +369,7 @@ async def test_connection_that_ends_amid_a_turn_leaves_nothing_counted():
         may_produce=lambda: True,
         max_request_bytes=MIB,
         held_bytes=MIB,
+        login=SeenLogin(),
     )
     requests.room()[: len(frame) + 5] = frame + frame[:5]
     requests.received(len(frame) + 5)

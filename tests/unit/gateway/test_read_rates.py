@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.fakes.gateway_peers import TopicArchive, fetch, fetched, partition_of, plain_request, running
 from tests.support.archive_endpoints import until
 from tests.support.raw_kafka import connected
-from tieringd.gateway.wire import AHEAD_SECONDS, WAIT_SECONDS_MAX, ReadRates
+from tieringd.gateway.read_rates import AHEAD_SECONDS, WAIT_SECONDS_MAX, ReadRates
 
 ARCHIVED = {"old": {0: {"error_code": 1}}}
 
@@ -88,7 +88,7 @@ def test_clients_that_have_earned_everything_are_forgotten():
     rates = ReadRates(client_bytes_per_second=100)
     for number in range(5000):
         rates.spend(f"host-{number}", 10, now=float(number))
-    assert len(rates._clients) < 2000
+    assert len(rates._clients._accounts) < 2000
 
 
 async def test_client_that_was_sent_too_much_is_not_read_from(broker):

@@ -24,6 +24,7 @@ from tests.support.raw_kafka import connected
 from tests.support.tls_relay import presenting, trusting
 from tieringd.endpoint.endpoint_connection import EndpointConnection
 from tieringd.endpoint.request_handlers import EndpointResponse
+from tieringd.endpoint.users_file import UserDirectory
 from tieringd.formats.kafka_wire.fetch import PartitionData
 from tieringd.formats.kafka_wire.pieces import FileRegion
 from tieringd.gateway.archive_answers import ArchivedFetch
@@ -119,14 +120,16 @@ async def test_unreadable_file_ends_a_connection_of_the_archive_endpoint(path):
     class FileApi:
         """Answers everything with the file."""
 
-        async def answer(self, head, frame):
+        async def answer(self, head, frame, access, login):
             descriptor = os.open(path, os.O_RDONLY)
             part = FileRegion(descriptor, 0, PROMISED, lambda: told.append(head.correlation_id))
             return EndpointResponse((part,), lambda: os.close(descriptor))
 
     server = GatewayServer(
         GatewaySettings("127.0.0.1", 0),
-        connect=lambda *arguments: EndpointConnection(*arguments, api=FileApi()),
+        connect=lambda *arguments: EndpointConnection(
+            *arguments, api=FileApi(), users=UserDirectory(None), offers_plain=False
+        ),
     )
     await server.start()
     with listening() as lines:

@@ -24,7 +24,7 @@ from uuid import UUID
 
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, Cursor, PartitionsWalk, uvarint
-from tieringd.formats.kafka_wire.pieces import Piece, size_of
+from tieringd.formats.kafka_wire.pieces import FileRegion, Piece, size_of
 from tieringd.formats.kafka_wire.request_header import (
     MAX_PARTITIONS,
     InspectedApi,
@@ -70,6 +70,8 @@ _ERROR_AND_SESSION: Final = struct.Struct(">hi")
 _ADDRESSED_BYTES: Final = 8
 """Size and correlation id, which begin every response."""
 _SMALL_BYTES: Final = 4096
+_THROTTLE_ROOM_BYTES: Final = 64
+"""The throttle time of a response is in its first bytes."""
 _NOT_THROTTLED: Final = bytes(4)
 _NO_REPLICA: Final = struct.pack(">i", -1)
 _NO_TAGS: Final = b"\x00"
@@ -417,6 +419,21 @@ def readdressed(pieces: tuple[Piece, ...], correlation_id: int) -> tuple[Piece, 
     first, *rest = pieces
     assert isinstance(first, bytes), "a response begins with its size"
     return (first[:SIZE_BYTES] + _SIZE.pack(correlation_id) + first[_ADDRESSED_BYTES:], *rest)
+
+
+def throttled(pieces: tuple[Piece, ...], version: int, throttle_ms: int) -> tuple[Piece, ...]:
+    """Return a whole response with a throttle time of at least *throttle_ms*, in milliseconds."""
+    head, rest = bytearray(), list(pieces)
+    # The header may have tagged fields of the broker's. Few are ever sent, and they are in the first bytes.
+    while rest and len(head) < _THROTTLE_ROOM_BYTES and not isinstance(rest[0], FileRegion):
+        head += rest.pop(0)  # type: ignore[arg-type]
+    cursor = Cursor(memoryview(head), _ADDRESSED_BYTES)
+    if is_flexible(InspectedApi.FETCH, version):
+        cursor.skip_tags()
+    at = cursor.at
+    (before,) = _SIZE.unpack_from(head, at)
+    _SIZE.pack_into(head, at, max(before, throttle_ms))
+    return (bytes(head), *rest)
 
 
 def composed(

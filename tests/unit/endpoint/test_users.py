@@ -1,0 +1,429 @@
+"""Users of an archive endpoint: who gets in, by which means, and what each may see and read."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ssl
+from contextlib import asynccontextmanager
+
+import confluent_kafka
+import pytest
+from kio.schema.errors import ErrorCode
+from structlog.testing import capture_logs
+
+from tests.fakes.gateway_peers import closed
+from tests.fakes.log_writer import LogWriter
+from tests.support.archive_endpoints import (
+    archive_topic,
+    endpoint_config,
+    fetched,
+    listed,
+    metadata,
+    running_endpoint,
+    topic_uuid,
+)
+from tests.support.certificate import write_certificate
+from tests.support.gateway_clients import read_aiokafka, read_librdkafka
+from tests.support.kafka_messages import fields_of, request_module
+from tests.support.kafka_users import Login, password_of
+from tests.support.raw_kafka import connected
+from tests.support.tls_relay import trusting
+from tieringd.endpoint.access import Access, Operation, TopicRule
+from tieringd.endpoint.users_file import ScramCredential, Users
+from tieringd.errors import ConfigError
+
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+DENIED = ErrorCode.topic_authorization_failed
+CERTIFIED = "User:CN=a server of a test or benchmark"
+READ, DESCRIBE = Operation.READ, Operation.DESCRIBE
+RULES = (
+    TopicRule("User:reader", frozenset({READ}), "orders"),
+    TopicRule("User:reader", frozenset({DESCRIBE}), "pub", is_prefix=True),
+    TopicRule(CERTIFIED, frozenset({READ}), "*"),
+)
+
+
+@pytest.fixture
+def users_file(tmp_path):
+    """Give a file with two users, of which one has rules."""
+    path = tmp_path / "users.yaml"
+    users = Users(rules=RULES)
+    for name in ("reader", "stranger"):
+        users = users.with_user(name, password_of(name))
+    users.write(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    return write_certificate(tmp_path_factory.mktemp("certificate") / "certificate.pem")
+
+
+@asynccontextmanager
+async def guarded(archive, tmp_path, users_file, **settings):
+    """Run an endpoint with users, in plain text."""
+    settings = {"users_file": str(users_file)} | settings
+    async with running_endpoint(archive, tmp_path / "state", **settings) as endpoint:
+        yield endpoint
+
+
+def with_tls(certificate, **settings):
+    return {"tls_cert_file": str(certificate), "tls_key_file": str(certificate), **settings}
+
+
+async def authenticate(client, mechanism, token):
+    """Send a handshake and a token, and return the answer to the token."""
+    handshake = request_module(17, 1).SaslHandshakeRequest(mechanism=mechanism)
+    assert (await client.ask(handshake)).error_code == ErrorCode.none
+    return await client.ask(request_module(36, 2).SaslAuthenticateRequest(auth_bytes=token))
+
+
+async def log_in(client, user):
+    """Log in by PLAIN."""
+    found = await authenticate(client, "PLAIN", f"\0{user}\0{password_of(user)}".encode())
+    assert found.error_code == ErrorCode.none
+
+
+PLAIN = {"sasl_plain": "true", "sasl_plain_without_tls": "true"}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_real_clients_log_in_with_every_mechanism(
+    archive, writer, tmp_path, *, users_file, certificate, mechanism
+):
+    """And read the whole topic; a wrong password, and a user without rules, read nothing."""
+    writer.closed_segment()
+    await archive_topic(writer, archive)
+    settings = with_tls(certificate, sasl_plain="true")
+    login = Login("reader", mechanism, certificate)
+    async with guarded(archive, tmp_path, users_file, **settings) as endpoint:
+        bootstrap = f"127.0.0.1:{endpoint.server.port}"
+        assert len(await read_aiokafka(bootstrap, "orders", 3, **login.aiokafka())) == 3
+        read = await asyncio.to_thread(read_librdkafka, bootstrap, "orders", 3, **login.librdkafka())
+        assert len(read) == 3
+        wrong = Login("reader", mechanism, certificate, password="wrong")
+        with pytest.raises(confluent_kafka.KafkaException):
+            await asyncio.to_thread(errors_of_librdkafka, bootstrap, "orders", wrong.librdkafka())
+        stranger = Login("stranger", mechanism, certificate)
+        codes = await asyncio.to_thread(errors_of_librdkafka, bootstrap, "orders", stranger.librdkafka())
+        assert codes == {confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED}
+
+
+def errors_of_librdkafka(bootstrap, topic, settings):
+    """Return the errors that a consumer of librdkafka gets for a topic's metadata."""
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "none", **settings})
+    try:
+        return {consumer.list_topics(topic, timeout=5).topics[topic].error.code()}
+    finally:
+        consumer.close()
+
+
+async def test_nothing_is_answered_before_a_login_but_what_leads_to_it(archive, writer, tmp_path, users_file):
+    """A client that asks anything else is cut off, and so is one that asks with much."""
+    writer.closed_segment()
+    await archive_topic(writer, archive)
+    async with guarded(archive, tmp_path, users_file) as endpoint:
+        async with connected(endpoint.server.port) as client:
+            client.send(request_module(3, 12).MetadataRequest(**metadata_fields()))
+            assert await closed(client) == b""
+        async with connected(endpoint.server.port) as client:
+            client.writer.write((1 << 17).to_bytes(4) + bytes([0, 36, 0, 2]) + bytes(100))
+            assert await closed(client) == b""
+
+
+def metadata_fields():
+    return fields_of(
+        request_module(3, 12).MetadataRequest,
+        topics=None,
+        allow_auto_topic_creation=False,
+        include_topic_authorized_operations=False,
+    )
+
+
+async def test_client_that_does_not_log_in_is_cut_off(archive, tmp_path, users_file):
+    """Also between the two steps of a login."""
+    settings = {"slow_client_timeout_ms": "1s"}
+    async with guarded(archive, tmp_path, users_file, **settings) as endpoint:
+        async with connected(endpoint.server.port) as client:
+            answer = await authenticate(client, "SCRAM-SHA-256", b"n,,n=reader,r=abc")
+            assert answer.error_code == ErrorCode.none
+            assert await closed(client) == b""
+        assert endpoint.server.counters.slow_connections == 1
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        b"",
+        b"\0reader\0wrong",
+        b"\0nobody\0wrong",
+        b"other\0reader\0" + password_of("reader").encode(),
+        b"\0\0",
+        b"\xff\0\xff\0",
+        b"x" * 20_000,
+    ],
+)
+async def test_wrong_token_is_refused_and_the_connection_is_closed(archive, tmp_path, users_file, token):
+    """All are told the same, and no token is logged."""
+    with capture_logs() as lines:
+        async with (
+            guarded(archive, tmp_path, users_file, **PLAIN) as endpoint,
+            connected(endpoint.server.port) as client,
+        ):
+            answer = await authenticate(client, "PLAIN", token)
+            assert answer.error_code == ErrorCode.sasl_authentication_failed
+            assert answer.error_message == "Authentication failed"
+            assert await closed(client) == b""
+    assert "wrong" not in str(lines)
+
+
+@pytest.mark.parametrize(
+    "final",
+    [
+        "c=biws,r={nonce},p=" + "A" * 43 + "=",
+        "c=biws,r=other,p=" + "A" * 43 + "=",
+        "c=biws,r={nonce},p=AA==",
+        "c=biws,r={nonce}",
+        "p=!",
+    ],
+)
+@pytest.mark.parametrize("user", ["reader", "nobody"])
+async def test_wrong_proof_is_refused(archive, tmp_path, users_file, user, final):
+    """The first step of an unknown user is as that of a known one, with the same salt in each try."""
+    salts = []
+    async with guarded(archive, tmp_path, users_file) as endpoint:
+        for _ in range(2):
+            async with connected(endpoint.server.port) as client:
+                answer = await authenticate(client, "SCRAM-SHA-256", f"n,,n={user},r=abc".encode())
+                assert answer.error_code == ErrorCode.none
+                nonce, salt, _ = answer.auth_bytes.decode().split(",")
+                salts.append(salt)
+                token = final.format(nonce=nonce[2:]).encode()
+                message = request_module(36, 2).SaslAuthenticateRequest(auth_bytes=token)
+                assert (await client.ask(message)).error_code == ErrorCode.sasl_authentication_failed
+                assert await closed(client) == b""
+    assert len(set(salts)) == 1
+
+
+async def test_plain_is_offered_only_where_it_is_configured(archive, tmp_path, users_file):
+    """The answer names what is offered."""
+    async with (
+        guarded(archive, tmp_path, users_file) as endpoint,
+        connected(endpoint.server.port) as client,
+    ):
+        answer = await client.ask(request_module(17, 1).SaslHandshakeRequest(mechanism="PLAIN"))
+        assert answer.error_code == ErrorCode.unsupported_sasl_mechanism
+        assert tuple(answer.mechanisms) == MECHANISMS[1:]
+        assert await closed(client) == b""
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"sasl_plain": "true"}, "gateway.users_file"),
+        ({"sasl_plain": "true", "users_file": "/u"}, "gateway.sasl_plain_without_tls"),
+        ({"tls_client_ca_file": "/c"}, "gateway.tls_cert_file"),
+    ],
+)
+def test_configuration_that_would_give_passwords_away_is_refused(tmp_path, settings, said):
+    """Or that would ask for what no client can present."""
+    with pytest.raises(ConfigError) as error:
+        endpoint_config(tmp_path, **settings)
+    assert any(said in one for one in error.value.problems)
+
+
+async def test_address_of_other_hosts_may_be_listened_on_with_users(archive, tmp_path, users_file):
+    """They are asked who they are."""
+    settings = {"host": "0.0.0.0", "advertised": "'archive.example.com:9095'"}
+    async with guarded(archive, tmp_path, users_file, **settings):
+        pass
+
+
+async def archived_topics(archive, tmp_path):
+    """Archive three topics of three records each, and return their writers."""
+    writers = {
+        name: LogWriter(tmp_path, name, 0, topic_id=f"{number}".ljust(22, "A"))
+        for number, name in enumerate(("orders", "public", "secret"), start=1)
+    }
+    for writer in writers.values():
+        writer.closed_segment()
+        await archive_topic(writer, archive)
+    return writers
+
+
+async def epoch_error(client, topic):
+    module = request_module(23, 4)
+    partition = module.OffsetForLeaderPartition(partition=0, leader_epoch=0)
+    asked = module.OffsetForLeaderTopic(topic=topic, partitions=(partition,))
+    found = await client.ask(module.OffsetForLeaderEpochRequest(topics=(asked,), replica_id=-1))
+    return found.topics[0].partitions[0].error_code
+
+
+async def config_error(client, kind, name):
+    module = request_module(32, 4)
+    asked = module.DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=None)
+    found = await client.ask(module.DescribeConfigsRequest(resources=(asked,)))
+    return found.results[0].error_code
+
+
+@pytest.mark.parametrize(
+    ("user", "readable", "seen"),
+    [("reader", {"orders"}, {"orders", "public"}), ("stranger", set(), set())],
+)
+async def test_topics_that_a_user_may_not_see_are_as_if_there_were_none(
+    archive, tmp_path, users_file, *, user, readable, seen
+):
+    """In every request that is about topics; a name is refused whether there is such a topic or not."""
+    writers = await archived_topics(archive, tmp_path)
+    async with (
+        guarded(archive, tmp_path, users_file, **PLAIN) as endpoint,
+        connected(endpoint.server.port) as client,
+    ):
+        await log_in(client, user)
+        every = await metadata(client, everything=True)
+        assert {one.name for one in every.topics} == seen
+        for name in (*writers, "missing"):
+            sees, reads = name in seen, name in readable
+            (found,) = (await metadata(client, name)).topics
+            assert (found.error_code == DENIED) is not sees
+            assert bool(found.partitions) is sees
+            assert (await fetched(client, name, 0)).error_code == (ErrorCode.none if reads else DENIED)
+            (offset,) = await listed(client, name, -2)
+            assert (offset.error_code, offset.offset) == ((ErrorCode.none, 0) if sees else (DENIED, -1))
+            assert await epoch_error(client, name) == (ErrorCode.none if sees else DENIED)
+            assert await config_error(client, 2, name) == DENIED
+            if name == "missing":
+                continue
+            # Ids are no secret, and what they stand for is.
+            identified = topic_uuid(writers[name])
+            (found,) = (await metadata(client, identified)).topics
+            assert (found.error_code, found.name) == ((ErrorCode.none, name) if sees else (DENIED, None))
+            found = await fetched(client, identified, 0, version=17)
+            assert found.error_code == (ErrorCode.none if reads else DENIED)
+            assert bool(found.records) is reads
+        assert await config_error(client, 4, "0") == ErrorCode.cluster_authorization_failed
+        log_dirs = await client.ask(request_module(35, 4).DescribeLogDirsRequest(topics=None))
+        assert log_dirs.error_code == ErrorCode.cluster_authorization_failed
+        module = request_module(75, 0)
+        described = await client.ask(
+            module.DescribeTopicPartitionsRequest(topics=(), response_partition_limit=100, cursor=None)
+        )
+        assert {one.name for one in described.topics} == seen
+
+
+async def test_change_of_the_file_holds_without_a_restart(archive, tmp_path, users_file):
+    """Rules for the next request; a user whose password was changed has to log in again."""
+    await archived_topics(archive, tmp_path)
+    async with (
+        guarded(archive, tmp_path, users_file, **PLAIN) as endpoint,
+        connected(endpoint.server.port) as client,
+    ):
+        await log_in(client, "stranger")
+        assert (await fetched(client, "orders", 0)).error_code == DENIED
+        users = Users.read(users_file)
+        rule = TopicRule("User:*", frozenset({READ}), "orders")
+        Users(users.credentials, (*users.rules, rule)).write(users_file)
+        endpoint.users.renew()
+        assert (await fetched(client, "orders", 0)).error_code == ErrorCode.none
+        users_file.write_text("users: 7")
+        endpoint.users.renew()
+        assert (await fetched(client, "orders", 0)).error_code == ErrorCode.none
+        users.with_user("stranger", "another").write(users_file)
+        endpoint.users.renew()
+        client.send(request_module(3, 12).MetadataRequest(**metadata_fields()))
+        assert await closed(client) == b""
+
+
+async def test_client_certificate_is_asked_for_and_names_the_principal(
+    archive, tmp_path, users_file, certificate
+):
+    """It takes the place of a password; who has none does not get in."""
+    await archived_topics(archive, tmp_path)
+    settings = with_tls(certificate, tls_client_ca_file=str(certificate))
+    async with guarded(archive, tmp_path, users_file, **settings) as endpoint:
+        known = trusting(certificate)
+        known.load_cert_chain(certificate)
+        async with connected(endpoint.server.port, tls=known) as client:
+            assert (await fetched(client, "secret", 0)).records
+        with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+            async with connected(endpoint.server.port, tls=trusting(certificate)) as client:
+                await fetched(client, "secret", 0)
+
+
+def test_file_that_others_may_read_is_refused(users_file):
+    """Passwords can be tried on it."""
+    assert users_file.stat().st_mode & 0o777 == 0o600
+    users_file.chmod(0o640)
+    with pytest.raises(ConfigError, match="others than its owner"):
+        Users.read(users_file)
+
+
+def test_file_is_read_as_it_was_written(users_file):
+    """With users and rules, and without any password."""
+    users = Users.read(users_file)
+    assert users.rules == RULES
+    assert users.credentials["reader"]["SCRAM-SHA-512"].has_password(password_of("reader"))
+    assert not users.credentials["reader"]["SCRAM-SHA-256"].has_password(password_of("stranger"))
+    assert password_of("reader") not in users_file.read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[",
+        "7",
+        "other: {}",
+        "users: {a: {}}",
+        "users: {a: {MD5: {}}}",
+        "users: {a: {SCRAM-SHA-256: {iterations: 100, salt: QUE=, stored_key: QUE=, server_key: QUE=}}}",
+        "users: {a: {SCRAM-SHA-256: {iterations: 9000000, salt: QUE=, stored_key: QUE=, server_key: QUE=}}}",
+        "users: {a: {SCRAM-SHA-256: {iterations: 5000, salt: '!', stored_key: QUE=, server_key: QUE=}}}",
+        "users: {a: {SCRAM-SHA-256: {iterations: 5000, salt: QUE=, stored_key: QUE=, server_key: QUE=}}}",
+        "rules: [{principal: alice, operations: [READ], topic: a}]",
+        "rules: [{principal: 'User:a', operations: [WRITE], topic: a}]",
+        "rules: [{principal: 'User:a', operations: [], topic: a}]",
+        "rules: [{principal: 'User:a', operations: [READ]}]",
+        "rules: [{principal: 'User:a', operations: [READ], topic: a, prefix: a}]",
+    ],
+)
+def test_faulty_file_is_an_error_that_quotes_no_credential(text):
+    """It changes nothing of a running endpoint."""
+    with pytest.raises(ConfigError) as error:
+        Users.parsed(text, source="file")
+    assert "QUE" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "operation", "topic", "allowed"),
+    [
+        (TopicRule("User:a", frozenset({READ}), "t"), DESCRIBE, "t", True),
+        (TopicRule("User:a", frozenset({DESCRIBE}), "t"), READ, "t", False),
+        (TopicRule("User:a", frozenset({READ}), "t"), Operation.DESCRIBE_CONFIGS, "t", False),
+        (TopicRule("User:a", frozenset({READ}), "t"), READ, "tt", False),
+        (TopicRule("User:a", frozenset({READ}), "t", is_prefix=True), READ, "tt", True),
+        (TopicRule("User:a", frozenset({READ}), "*"), READ, "any", True),
+        (TopicRule("User:a", frozenset({READ}), "*", is_prefix=True), READ, "any", False),
+        (TopicRule("User:b", frozenset({READ}), "t"), READ, "t", False),
+        (TopicRule("User:*", frozenset({READ}), "t"), READ, "t", True),
+    ],
+)
+def test_rules_allow_as_the_acls_of_kafka_do(rule, operation, topic, allowed):
+    """READ includes DESCRIBE, and * is every topic only where it is literal."""
+    assert Access.of("User:a", (rule,)).may(operation, topic) is allowed
+
+
+def test_credential_is_the_one_of_the_standard():
+    """The example of RFC 7677."""
+    credential = ScramCredential.of_password(
+        "SCRAM-SHA-256", "pencil", salt=b"[m\x99h\x9d\x125\x8e\xec\xa0K\x14\x126\xfa\x81", iterations=4096
+    )
+    message = (
+        b"n=user,r=rOprNGfwEbeRWgbNEkqO,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,"
+        b"s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096,c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
+    )
+    # The proof and the server's signature in the example.
+    proof = base64.b64decode("dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=")
+    assert credential.has_proof(proof, message)
+    signature = base64.b64encode(credential.signature(message))
+    assert signature == b"6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="

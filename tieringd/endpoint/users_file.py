@@ -1,0 +1,310 @@
+"""
+The file with an archive endpoint's users and topic rules.
+
+    users:
+      alice:
+        SCRAM-SHA-256: {iterations: 8192, salt: ..., stored_key: ..., server_key: ...}
+    rules:
+      - {principal: "User:alice", operations: [READ], topic: orders}
+      - {principal: "User:*", operations: [DESCRIBE], prefix: public.}
+
+No password is in it, only what SCRAM verifies one with (RFC 5802). With the file one can still try passwords,
+so only its owner may read it. It is looked at every few seconds. A file that cannot be used changes nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, Final
+
+import structlog
+import yaml
+
+from tieringd.endpoint.access import EVERYTHING, Access, Operation, TopicRule
+from tieringd.errors import ConfigError
+
+log = structlog.get_logger(__name__)
+
+MECHANISMS: Final[Mapping[str, str]] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+"""The hash function of each mechanism of SCRAM."""
+ITERATIONS_MIN: Final = 4096
+ITERATIONS_MAX: Final = 65_536
+"""More would let clients keep a processor busy by logging in."""
+DEFAULT_ITERATIONS: Final = 8192
+_SALT_BYTES: Final = 24
+_FILE_BYTES_MAX: Final = 16 << 20
+_PRINCIPAL: Final = "User:"
+_NAME_MAX: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ScramCredential:
+    """What verifies a password."""
+
+    mechanism: str
+    iterations: int
+    salt: bytes
+    stored_key: bytes = field(repr=False)
+    server_key: bytes = field(repr=False)
+
+    @classmethod
+    def of_password(
+        cls, mechanism: str, password: str, *, salt: bytes | None = None, iterations: int = DEFAULT_ITERATIONS
+    ) -> ScramCredential:
+        """Return the credential of *password*. It takes milliseconds."""
+        salt, digest = salt or secrets.token_bytes(_SALT_BYTES), MECHANISMS[mechanism]
+        salted = hashlib.pbkdf2_hmac(digest, password.encode(), salt, iterations)
+        client_key = hmac.digest(salted, b"Client Key", digest)
+        return cls(
+            mechanism,
+            iterations,
+            salt,
+            hashlib.new(digest, client_key).digest(),
+            hmac.digest(salted, b"Server Key", digest),
+        )
+
+    def has_password(self, password: str) -> bool:
+        """Say whether *password* is the credential's, in a time that tells nothing. It takes milliseconds."""
+        given = self.of_password(self.mechanism, password, salt=self.salt, iterations=self.iterations)
+        return hmac.compare_digest(given.stored_key, self.stored_key)
+
+    def has_proof(self, proof: bytes, message: bytes) -> bool:
+        """Say whether *proof* is a client's signature of *message*, in a time that tells nothing."""
+        digest = MECHANISMS[self.mechanism]
+        signature = hmac.digest(self.stored_key, message, digest)
+        if len(proof) != len(signature):
+            return False
+        client_key = bytes(one ^ other for one, other in zip(proof, signature, strict=True))
+        return hmac.compare_digest(hashlib.new(digest, client_key).digest(), self.stored_key)
+
+    def signature(self, message: bytes) -> bytes:
+        """Return the server's signature of *message*."""
+        return hmac.digest(self.server_key, message, MECHANISMS[self.mechanism])
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """The content of a users file."""
+
+    credentials: Mapping[str, Mapping[str, ScramCredential]] = field(default_factory=dict)
+    """By user and mechanism."""
+    rules: tuple[TopicRule, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Users:
+        """
+        Read a file.
+
+        Raises:
+            ConfigError: It cannot be read, others than its owner can read it, or it is not a users file.
+        """
+        return cls.parsed(_text(path), source=str(path))
+
+    @classmethod
+    def parsed(cls, text: str, *, source: str) -> Users:
+        """
+        Parse the *text* of a file.
+
+        Raises:
+            ConfigError: It is not a users file. The error quotes no credential.
+        """
+        try:
+            document = yaml.safe_load(text) or {}
+        except (yaml.YAMLError, ValueError, RecursionError):
+            # The library's message quotes the text, which has credentials.
+            raise ConfigError(f"{source}: it is not YAML") from None
+        if not isinstance(document, dict) or not document.keys() <= {"users", "rules"}:
+            raise ConfigError(f"{source}: it may have the sections users and rules, and nothing else")
+        users, rules = document.get("users") or {}, document.get("rules") or []
+        if not isinstance(users, dict) or not isinstance(rules, list):
+            raise ConfigError(f"{source}: users must be a section, and rules must be a list")
+        return cls(
+            {str(name): _credentials(source, str(name), one) for name, one in users.items()},
+            tuple(_rule(f"{source}: rule {number}", one) for number, one in enumerate(rules, start=1)),
+        )
+
+    def with_user(self, name: str, password: str) -> Users:
+        """Return these users with a new one, or with a new password of one that is there."""
+        added = {one: ScramCredential.of_password(one, password) for one in MECHANISMS}
+        return Users({**self.credentials, name: added}, self.rules)
+
+    def without_user(self, name: str) -> Users:
+        """Return these users without one. The rules stay."""
+        return Users({one: each for one, each in self.credentials.items() if one != name}, self.rules)
+
+    def write(self, path: Path) -> None:
+        """
+        Write a file that only its owner can read, whole or not at all.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        # A temporary file of this kind has mode 600 from its first moment.
+        with NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            try:
+                yaml.safe_dump(self._document(), file, sort_keys=False)
+                file.flush()
+                os.fsync(file.fileno())
+                Path(file.name).replace(path)
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+
+    def _document(self) -> dict[str, Any]:
+        return {
+            "users": {
+                name: {
+                    one.mechanism: {
+                        "iterations": one.iterations,
+                        "salt": base64.b64encode(one.salt).decode(),
+                        "stored_key": base64.b64encode(one.stored_key).decode(),
+                        "server_key": base64.b64encode(one.server_key).decode(),
+                    }
+                    for one in by_mechanism.values()
+                }
+                for name, by_mechanism in self.credentials.items()
+            },
+            "rules": [
+                {
+                    "principal": one.principal,
+                    "operations": sorted(operation.name for operation in one.operations),
+                    "prefix" if one.is_prefix else "topic": one.name,
+                }
+                for one in self.rules
+            ],
+        }
+
+
+class UserDirectory:
+    """The users and rules that are in force now."""
+
+    def __init__(self, path: Path | None) -> None:
+        """
+        Read the file; without one, everyone may read everything.
+
+        Raises:
+            ConfigError: The file cannot be used.
+        """
+        self._path = path
+        self._version = _version(path)
+        self._users = Users() if path is None else Users.read(path)
+        self._decoy = secrets.token_bytes(32)
+
+    @property
+    def has_users(self) -> bool:
+        """Say whether clients have to log in."""
+        return self._path is not None
+
+    def access_of(self, principal: str) -> Access:
+        """Return what a client that has logged in may do now."""
+        return Access.of(principal, self._users.rules) if self.has_users else EVERYTHING
+
+    def credential(self, user: str, mechanism: str) -> ScramCredential | None:
+        """Return a user's credential for a mechanism of SCRAM."""
+        return self._users.credentials.get(user, {}).get(mechanism)
+
+    def decoy(self, user: str, mechanism: str) -> ScramCredential:
+        """
+        Return a credential that no password fits, for a user that does not exist.
+
+        It is the same for each try, so that a client cannot tell which users there are.
+        """
+        digest = MECHANISMS[mechanism]
+        made = hmac.digest(self._decoy, user.encode(), digest)
+        return ScramCredential(mechanism, DEFAULT_ITERATIONS, made[:_SALT_BYTES], made, made)
+
+    def renew(self) -> None:
+        """Read the file again if it has changed. A faulty one is logged once per change. Blocks."""
+        version = _version(self._path)
+        if self._path is None or version is None or version == self._version:
+            return
+        self._version = version
+        try:
+            self._users = Users.read(self._path)
+        except ConfigError as error:
+            log.error(  # noqa: TRY400 its text is enough
+                "a changed users file cannot be used; the users and rules before it stay", error=str(error)
+            )
+        else:
+            log.info(
+                "users file read again", users=len(self._users.credentials), rules=len(self._users.rules)
+            )
+
+
+def _version(path: Path | None) -> tuple[int, int, int, int] | None:
+    try:
+        found = None if path is None else path.stat()
+    except OSError:
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_ino, found.st_size, found.st_mode)
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            found = os.fstat(file.fileno())
+            if stat.S_IMODE(found.st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
+                raise ConfigError(
+                    f"{path}: others than its owner may read or change it",
+                    hint=f"Run chmod 600 {path}, and make the user of tieringd its owner",
+                )
+            if found.st_size > _FILE_BYTES_MAX:
+                raise ConfigError(f"{path}: it is larger than {_FILE_BYTES_MAX} bytes")
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(
+            f"gateway.users_file {path} cannot be read: {reason}",
+            hint="Make it with `tieringd endpoint user add NAME --file F`",
+        ) from None
+
+
+def _credentials(source: str, name: str, document: Any) -> Mapping[str, ScramCredential]:
+    what = f"{source}: user {name[:_NAME_MAX]!r}"
+    if not isinstance(document, dict) or not document or not document.keys() <= MECHANISMS.keys():
+        raise ConfigError(f"{what} must have a credential for {' or '.join(MECHANISMS)}")
+    return {mechanism: _credential(what, mechanism, one) for mechanism, one in document.items()}
+
+
+def _credential(what: str, mechanism: str, document: Any) -> ScramCredential:
+    names = ("salt", "stored_key", "server_key")
+    if not isinstance(document, dict) or document.keys() != {"iterations", *names}:
+        raise ConfigError(f"{what}: {mechanism} must have iterations, {', '.join(names)}")
+    iterations = document["iterations"]
+    if type(iterations) is not int or not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
+        raise ConfigError(f"{what}: iterations must be from {ITERATIONS_MIN} to {ITERATIONS_MAX}")
+    try:
+        salt, stored, server = (base64.b64decode(str(document[name]), validate=True) for name in names)
+    except (binascii.Error, ValueError):
+        raise ConfigError(f"{what}: {mechanism} has a value that is not base64") from None
+    size = hashlib.new(MECHANISMS[mechanism]).digest_size
+    if not salt or len(stored) != size or len(server) != size:
+        raise ConfigError(f"{what}: {mechanism} needs a salt, and keys of {size} bytes")
+    return ScramCredential(mechanism, iterations, salt, stored, server)
+
+
+def _rule(what: str, document: Any) -> TopicRule:
+    fields = {"principal", "operations"}
+    is_prefix = isinstance(document, dict) and "prefix" in document
+    place = "prefix" if is_prefix else "topic"
+    if not isinstance(document, dict) or document.keys() != fields | {place}:
+        raise ConfigError(f"{what} must have principal, operations, and one of topic and prefix")
+    principal, operations, name = document["principal"], document["operations"], document[place]
+    if not isinstance(principal, str) or not principal.startswith(_PRINCIPAL) or principal == _PRINCIPAL:
+        raise ConfigError(f"{what}: principal must be User:NAME, or User:* for everyone")
+    known = {one.name: one for one in Operation}
+    if not isinstance(operations, list) or not operations or not all(one in known for one in operations):
+        raise ConfigError(f"{what}: operations must be a list of {', '.join(known)}")
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{what}: {place} must be the name of a topic, or its begin")
+    return TopicRule(principal, frozenset(known[one] for one in operations), name, is_prefix)

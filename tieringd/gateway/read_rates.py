@@ -1,0 +1,115 @@
+"""
+How fast archived records go out: to all clients together, to each client, and to each principal.
+
+A broker's fetch quotas do not count bytes of the archive, so the gateway has rates of its own. They work like
+the broker's: an answer is sent whole, with the time for which the client is to wait, and the gateway does not
+read from the client until the answer's bytes have been earned. The size of one answer is bounded too, so the
+pause is short. A client is identified by its host, because a gateway knows a client's host without asking.
+A principal may have a budget of dollars for a day as well: requests to the object store are charged to it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+AHEAD_SECONDS: Final = 1.0
+"""Seconds' worth of the rate that one answer may use, and that a client may overspend without a pause."""
+WAIT_SECONDS_MAX: Final = 10.0
+"""Longest pause. Clients give up an unanswered request after 30 seconds by default."""
+_DAY_SECONDS: Final = 86_400.0
+_DEBT_SECONDS_MAX: Final = AHEAD_SECONDS + WAIT_SECONDS_MAX
+_HOSTS_KEPT: Final = 1024
+
+
+class ReadRates:
+    """Rates in bytes a second, None without a limit. Not bound to a loop: the caller passes the time."""
+
+    def __init__(
+        self,
+        *,
+        bytes_per_second: int | None = None,
+        client_bytes_per_second: int | None = None,
+        principal_bytes_per_second: int | None = None,
+        principal_dollars_per_day: float | None = None,
+    ) -> None:
+        self._all = _Account(bytes_per_second)
+        self._clients = _Accounts(client_bytes_per_second)
+        self._principals = _Accounts(principal_bytes_per_second)
+        daily = None if principal_dollars_per_day is None else principal_dollars_per_day / _DAY_SECONDS
+        # The budget of a whole day may be spent at once.
+        self._dollars = _Accounts(daily, ahead_seconds=_DAY_SECONDS)
+        limits = (bytes_per_second, client_bytes_per_second, principal_bytes_per_second)
+        rates = [one for one in limits if one is not None]
+        self._answer_bytes_max: float = min(rates, default=math.inf) * AHEAD_SECONDS
+
+    def answer_bytes(self, *, now: float) -> float:
+        """
+        Return how many bytes of archived records an answer should have. A first batch may exceed it.
+
+        It shrinks with the common debt: pauses are capped, so many clients that each wait the longest
+        pause would together still exceed the rate.
+        """
+        debt_seconds = max(0.0, self._all.earned_at - now)
+        if not debt_seconds:
+            return self._answer_bytes_max
+        return self._answer_bytes_max * max(0.0, 1 - debt_seconds / _DEBT_SECONDS_MAX)
+
+    def spend(self, host: str, size_bytes: int, *, now: float, principal: str = "") -> float:
+        """
+        Count archived bytes sent to *principal* at *host*.
+
+        Return for how many seconds nothing more should be sent to that client.
+        """
+        wait = self._all.spend(size_bytes, now=now)
+        if size_bytes:
+            wait = max(
+                wait,
+                self._clients.spend(host, size_bytes, now=now),
+                self._principals.spend(principal, size_bytes, now=now),
+                self._dollars.spend(principal, 0, now=now),
+            )
+        return min(wait, WAIT_SECONDS_MAX)
+
+    def charge(self, principal: str, dollars: float, *, now: float) -> None:
+        """Count what requests to the object store cost that *principal* has caused."""
+        self._dollars.spend(principal, dollars, now=now)
+
+
+class _Accounts:
+    """An account for each name; None without a limit."""
+
+    def __init__(self, per_second: float | None, *, ahead_seconds: float = AHEAD_SECONDS) -> None:
+        self._per_second = per_second
+        self._ahead_seconds = ahead_seconds
+        self._accounts: dict[str, _Account] = {}
+
+    def spend(self, name: str, amount: float, *, now: float) -> float:
+        if self._per_second is None:
+            return 0.0
+        account = self._accounts.get(name)
+        if account is None:
+            account = self._accounts[name] = _Account(self._per_second, ahead_seconds=self._ahead_seconds)
+            if len(self._accounts) > _HOSTS_KEPT:
+                self._accounts = {
+                    one: each for one, each in self._accounts.items() if each.earned_at > now or one == name
+                }
+        return account.spend(amount, now=now)
+
+
+class _Account:
+    """The time at which all that was spent will have been earned."""
+
+    def __init__(self, per_second: float | None, *, ahead_seconds: float = AHEAD_SECONDS) -> None:
+        self._per_second = per_second
+        self._ahead_seconds = ahead_seconds
+        self.earned_at = -math.inf
+
+    def spend(self, amount: float, *, now: float) -> float:
+        if self._per_second is None:
+            return 0.0
+        earned_at = max(self.earned_at, now) + amount / self._per_second
+        # Debt beyond the longest pause is forgotten. Otherwise the remaining clients would wait for the
+        # debt of clients that left.
+        self.earned_at = min(earned_at, now + self._ahead_seconds + WAIT_SECONDS_MAX)
+        return max(0.0, self.earned_at - now - self._ahead_seconds)
