@@ -22,6 +22,7 @@ import structlog
 
 from tieringd.broker.base import Broker
 from tieringd.errors import BrokerDenied, BrokerUnavailable
+from tieringd.metrics import Metrics
 from tieringd.model.partition import TopicPartition
 from tieringd.policies.trim_target import ShareGroupHold
 
@@ -44,8 +45,11 @@ class ShareGroups:
     It belongs to the event loop.
     """
 
-    def __init__(self, broker: Broker, *, steady_ms: Callable[[], int], hold_ms: int) -> None:
+    def __init__(
+        self, broker: Broker, *, metrics: Metrics, steady_ms: Callable[[], int], hold_ms: int
+    ) -> None:
         """Keep *hold_ms*: how long after its upload a segment is held at most; 0 holds nothing."""
+        self._unknown = metrics.health.share_groups_unknown
         self._broker = broker
         self._steady_ms = steady_ms
         self.hold_ms = hold_ms
@@ -89,11 +93,13 @@ class ShareGroups:
             if self._fault != str(error):
                 log.warning("offsets of share groups are not known", error=str(error))
             self._fault = str(error)
+            self._unknown.set(1)
         else:
             now = self._now()
             if self._fault:
                 log.info("offsets of share groups are known again", groups=len(starts))
             self._fault = ""
+            self._unknown.set(0)
             kept = {
                 name: group
                 for name, group in self._groups.items()

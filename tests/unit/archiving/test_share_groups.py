@@ -13,8 +13,8 @@ HOLD_MS = 1_000_000
 
 
 @pytest.fixture
-def groups(broker, clock):
-    return ShareGroups(broker, steady_ms=clock, hold_ms=HOLD_MS)
+def groups(broker, clock, metrics):
+    return ShareGroups(broker, metrics=metrics, steady_ms=clock, hold_ms=HOLD_MS)
 
 
 @pytest.fixture
@@ -54,15 +54,20 @@ async def test_brokers_are_asked_once_in_a_while(held, broker, writer, clock):
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("it is away"), BrokerDenied("it is secret")])
-async def test_everything_is_held_while_the_offsets_are_not_known(held, broker, clock, error):
-    """Said once, and once when it has ended."""
+async def test_everything_is_held_while_the_offsets_are_not_known(held, broker, clock, metrics, error):
+    """Said once, and once when it has ended. A gauge shows it meanwhile."""
+
+    def is_shown() -> bool:
+        return metrics.registry.get_sample_value("tieringd_share_group_offsets_unknown") == 1
+
     with capture_logs() as lines:
         for _ in range(2):
             broker.fail_next("share_group_starts", error)
             hold = await held()
-            assert (hold.offset, hold.because.endswith(str(error))) == (0, True)
+            assert (hold.offset, hold.because.endswith(str(error)), is_shown()) == (0, True, True)
             clock.now_ms += int(FRESH_SECONDS * 1000)
         assert await held() is None
+    assert not is_shown()
     assert [one["event"] for one in lines] == [
         "offsets of share groups are not known",
         "offsets of share groups are known again",
