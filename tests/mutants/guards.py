@@ -377,8 +377,8 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "pins-by-a-fresh-scan",
         f"{_ARCHIVING}/pinner.py",
-        "        if clock() > facts.good_until:",
-        "        if False:",
+        "        if clock() > facts.good_until:\n            return",
+        "        if False:\n            return",
         "A process that was stopped releases no pin by an old scan",
         worlds=GUST,
         theme="stopped before the pins",
