@@ -11,6 +11,7 @@ the archive's.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from base64 import urlsafe_b64decode
 from collections import Counter
@@ -27,7 +28,8 @@ from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import SEGMENTS
 from tests.support.daemon import Daemon, kafka_config, running_daemon, write_config
 from tests.support.gateways import LISTENER, BrokerBehind
-from tests.support.kafka_users import add_rules, broker_properties, log_in, rule
+from tests.support.kafka_messages import fetch_request
+from tests.support.kafka_users import add_rules, broker_properties, log_in, remove_rules, rule
 from tests.support.raw_kafka import connected
 from tests.support.request_matrix import (
     TOGETHER,
@@ -45,6 +47,8 @@ from tests.support.request_matrix import (
     versions_of,
 )
 from tieringd.broker.log_dir import read_topic_id
+from tieringd.formats.record_batch import parse_header
+from tieringd.gateway.ahead import PERMIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +56,8 @@ if TYPE_CHECKING:
 TRIMMED, WHOLE, UNTIERED, UNKNOWN = "orders-trimmed", "orders-whole", "plain", "unknown"
 _PREFIX = "orders-"
 _VALUES = [bytes([number]) * 100_000 for number in range(35)]
+_LAST = len(_VALUES) - 1
+"""The last offset before what the matrix writes, which is on the broker."""
 _READ, _WRITE, _DESCRIBE, _ALL = (
     AclOperation.READ,
     AclOperation.WRITE,
@@ -172,8 +178,8 @@ async def _everything(behind):
     ids = {
         name: uuid.UUID(bytes=urlsafe_b64decode(read_topic_id(path) + "==")) for name, path in paths.items()
     }
-    topics = [Topic(name, ids[name], len(_VALUES) - 1) for name in names]
-    topics.append(Topic(UNKNOWN, uuid.UUID(int=0xA5), len(_VALUES) - 1))
+    topics = [Topic(name, ids[name], _LAST) for name in names]
+    topics.append(Topic(UNKNOWN, uuid.UUID(int=0xA5), _LAST))
     asked = []
     for api in Api:
         both = set(offers[0][api]) & set(offers[1][api])
@@ -211,6 +217,41 @@ async def test_every_answer_is_the_brokers(matrix, principal):
     assert all(fetched) if principal in READERS else not any(fetched), fetched
     listed = _counts_of(Api.LIST_OFFSETS, matrix, archived)
     assert all(listed) if principal in KNOWERS else not any(listed), listed
+
+
+async def test_reader_whose_rule_is_removed_reads_no_further(matrix):
+    """On its open connection too, whatever was prepared for its next Fetch."""
+    cluster = matrix.behind.cluster
+    async with AsyncExitStack() as stack:
+        direct, through = [await stack.enter_async_context(connected(port)) for port in matrix.ports]
+        for client in (direct, through):
+            await log_in(client, "reader-of-one")
+        next_offset = 0
+        for _ in range(6):
+            # Once a client reads on, its next Fetch is prepared.
+            code, next_offset = await _fetched(through, next_offset)
+            assert code == ErrorCode.none
+        await asyncio.to_thread(remove_rules, cluster.bootstrap, RULES["reader-of-one"])
+        async with asyncio.timeout(30):
+            # Controller and broker take a moment to remove the rule.
+            while (await _fetched(direct, _LAST))[0] != ErrorCode.topic_authorization_failed:
+                pass
+        # The broker's last permission holds for this long.
+        await asyncio.sleep(PERMIT_SECONDS)
+        for offset in (next_offset, 0, next_offset + 1, _LAST):
+            assert await _fetched(through, offset) == (ErrorCode.topic_authorization_failed, offset)
+
+
+async def _fetched(client, offset):
+    """Fetch the batch at an offset. Return the error and the next offset, the first again after the last."""
+    partitions = {0: {"fetch_offset": offset, "partition_max_bytes": 1}}
+    answer = await client.ask(fetch_request(12, {TRIMMED: partitions}))
+    (partition,) = answer.responses[0].partitions
+    if partition.error_code != ErrorCode.none:
+        assert not partition.records
+        return partition.error_code, offset
+    last = parse_header(partition.records).last_offset
+    return partition.error_code, last + 1 if last < _LAST else 0
 
 
 def _counts_of(api: Api, matrix: Matrix, archived: Counter[tuple[Api, int]]) -> list[int]:

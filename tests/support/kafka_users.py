@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from aiokafka.abc import AbstractTokenProvider
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -115,6 +116,25 @@ def add_rules(bootstrap: str, rules: Sequence[AclBinding]) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for future in admin.create_acls(list(rules)).values():
         future.result(_WAIT_SECONDS)
+
+
+def remove_rules(bootstrap: str, rules: Sequence[AclBinding]) -> None:
+    """Remove rules from the broker's."""
+    filters = [
+        AclBindingFilter(
+            each.restype,
+            each.name,
+            each.resource_pattern_type,
+            each.principal,
+            each.host,
+            each.operation,
+            each.permission_type,
+        )
+        for each in rules
+    ]
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for future in admin.delete_acls(filters).values():
+        assert future.result(_WAIT_SECONDS), "the broker has no such rule"
 
 
 async def log_in(client: RawKafka, user: str) -> None:
