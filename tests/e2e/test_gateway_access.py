@@ -29,13 +29,14 @@ from tests.support.certificate import write_certificate
 from tests.support.daemon import Daemon, kafka_config, run_command, running_daemon, write_config
 from tests.support.gateway_clients import read_aiokafka, read_librdkafka
 from tests.support.gateways import LISTENER, BrokerBehind
-from tests.support.kafka_messages import fetch_request, request_module
+from tests.support.kafka_messages import fetch_request
 from tests.support.kafka_users import (
     MECHANISMS,
     Login,
     add_scram_users,
     allow,
     broker_properties,
+    log_in,
     password_of,
 )
 from tests.support.raw_kafka import connected
@@ -207,11 +208,7 @@ async def test_fetch_without_authentication_ends_the_connection(guarded):
 async def logged_in(guarded, user):
     """Open a connection and authenticate on it, by hand."""
     async with connected(guarded.behind.port, tls=trusting(guarded.certificate)) as client:
-        handshake = request_module(17, 1).SaslHandshakeRequest(mechanism="PLAIN")
-        assert (await client.ask(handshake)).error_code == ErrorCode.none
-        secret = f"\0{user}\0{password_of(user)}".encode()
-        authentication = request_module(36, 2).SaslAuthenticateRequest(auth_bytes=secret)
-        assert (await client.ask(authentication)).error_code == ErrorCode.none
+        await log_in(client, user)
         yield client
 
 

@@ -17,11 +17,14 @@ class LogLines:
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.entries: list[dict[str, Any]] = []
+        """The same events with their fields."""
         self._waiting: dict[str, asyncio.Event] = {}
 
     def __call__(self, _logger: Any, _method: str, entry: MutableMapping[str, Any]) -> Any:
         """Record one event, as a structlog processor, and drop it from the output."""
         self.events.append(entry["event"])
+        self.entries.append(dict(entry))
         if (waiting := self._waiting.get(entry["event"])) is not None:
             waiting.set()
         raise structlog.DropEvent
@@ -34,6 +37,7 @@ class LogLines:
     def forget(self) -> None:
         """Forget all events so far."""
         self.events.clear()
+        self.entries.clear()
         self._waiting.clear()
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from aiokafka.abc import AbstractTokenProvider
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -24,12 +25,16 @@ from confluent_kafka.admin import (
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
+from kio.schema.errors import ErrorCode
 
+from tests.support.kafka_messages import request_module
 from tests.support.tls_relay import trusting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+    from tests.support.raw_kafka import RawKafka
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 _SCRAM = {
@@ -41,10 +46,15 @@ _TOKEN_SECONDS = 600
 _WAIT_SECONDS = 30
 
 
-def broker_properties(listener: str, users: Iterable[str], certificate: Path) -> dict[str, str]:
-    """Return the properties of a broker whose *listener* is SASL_SSL. An operator uses the plain listener."""
+def broker_properties(listener: str, users: Iterable[str], certificate: Path | None = None) -> dict[str, str]:
+    """
+    Return the properties of a broker whose *listener* is SASL_SSL, or SASL_PLAINTEXT without a certificate.
+
+    An operator uses the plain listener.
+    """
     name = f"listener.name.{listener.lower()}"
     passwords = " ".join(f'user_{user}="{password_of(user)}"' for user in users)
+    tls = {f"{name}.ssl.keystore.type": "PEM", f"{name}.ssl.keystore.location": str(certificate)}
     return {
         "sasl.enabled.mechanisms": ",".join(MECHANISMS),
         f"{name}.plain.sasl.jaas.config": f"{_SECURITY}.plain.PlainLoginModule required {passwords};",
@@ -56,8 +66,7 @@ def broker_properties(listener: str, users: Iterable[str], certificate: Path) ->
         ),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
-        f"{name}.ssl.keystore.type": "PEM",
-        f"{name}.ssl.keystore.location": str(certificate),
+        **(tls if certificate is not None else {}),
     }
 
 
@@ -78,21 +87,63 @@ def add_scram_users(bootstrap: str, users: Iterable[str]) -> None:
 
 def allow(bootstrap: str, user: str, *operations: AclOperation, topic: str) -> None:
     """Allow *user* these operations on *topic*."""
-    rules = [
-        AclBinding(
-            ResourceType.TOPIC,
-            topic,
-            ResourcePatternType.LITERAL,
-            f"User:{user}",
-            "*",
-            operation,
-            AclPermissionType.ALLOW,
+    add_rules(bootstrap, [rule(user, operation, topic) for operation in operations])
+
+
+def rule(
+    user: str,
+    operation: AclOperation,
+    name: str,
+    *,
+    of: ResourceType = ResourceType.TOPIC,
+    is_prefix: bool = False,
+    is_denied: bool = False,
+) -> AclBinding:
+    """Return a rule for *user* about a topic, or another resource; `*` names every one."""
+    return AclBinding(
+        of,
+        name,
+        ResourcePatternType.PREFIXED if is_prefix else ResourcePatternType.LITERAL,
+        f"User:{user}",
+        "*",
+        operation,
+        AclPermissionType.DENY if is_denied else AclPermissionType.ALLOW,
+    )
+
+
+def add_rules(bootstrap: str, rules: Sequence[AclBinding]) -> None:
+    """Add rules to the broker's."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for future in admin.create_acls(list(rules)).values():
+        future.result(_WAIT_SECONDS)
+
+
+def remove_rules(bootstrap: str, rules: Sequence[AclBinding]) -> None:
+    """Remove rules from the broker's."""
+    filters = [
+        AclBindingFilter(
+            each.restype,
+            each.name,
+            each.resource_pattern_type,
+            each.principal,
+            each.host,
+            each.operation,
+            each.permission_type,
         )
-        for operation in operations
+        for each in rules
     ]
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    for future in admin.create_acls(rules).values():
-        future.result(_WAIT_SECONDS)
+    for future in admin.delete_acls(filters).values():
+        assert future.result(_WAIT_SECONDS), "the broker has no such rule"
+
+
+async def log_in(client: RawKafka, user: str) -> None:
+    """Authenticate on a connection by hand, with PLAIN."""
+    handshake = request_module(17, 1).SaslHandshakeRequest(mechanism="PLAIN")
+    assert (await client.ask(handshake)).error_code == ErrorCode.none
+    secret = f"\0{user}\0{password_of(user)}".encode()
+    authentication = request_module(36, 2).SaslAuthenticateRequest(auth_bytes=secret)
+    assert (await client.ask(authentication)).error_code == ErrorCode.none
 
 
 @dataclass(frozen=True)

@@ -418,6 +418,12 @@ class GatewayConfig(BaseModel):
     """How many clients may be connected at once."""
     max_connections_per_host: Annotated[int, Number(1, 1_000_000)] | None = None
     """How many of these may come from one address; null: half of them."""
+    proxy_protocol: Annotated[bool, Flag()] = False
+    """
+    Whether a load balancer tells the address of each client by the PROXY protocol, version 2. Every
+    connection then begins with its header; one without it is closed. Let only the balancer reach the port:
+    any other client could claim any address.
+    """
     connections_max_idle_ms: Annotated[int, duration(_SECOND_MS, _DAY_MS)] = 660 * _SECOND_MS
     """Connections on which nothing moves are closed after this time; brokers close theirs after 600 s."""
     slow_client_timeout_ms: Annotated[int, duration(_SECOND_MS, _DAY_MS)] = 60 * _SECOND_MS

@@ -144,10 +144,14 @@ async def archive_endpoint_of(
     cache = ReadCache(config, archive, metrics)
 
     def connect(
-        sock: socket.socket, shared: ConnectionContext, on_closed: Callable[[EndpointConnection], None]
+        sock: socket.socket,
+        host: str,
+        shared: ConnectionContext,
+        on_closed: Callable[[EndpointConnection], None],
     ) -> EndpointConnection:
         return EndpointConnection(
             sock,
+            host,
             shared,
             on_closed,
             api=api,
@@ -239,6 +243,7 @@ def _listener_settings(config: Config, tls: GatewayTls) -> GatewaySettings:
     return GatewaySettings(
         host=listening_host(config),
         port=gateway.port,
+        proxy_protocol=gateway.proxy_protocol,
         client_tls=tls.clients,
         max_connections=gateway.max_connections,
         max_connections_per_host=gateway.max_connections_per_host,

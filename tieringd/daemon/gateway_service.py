@@ -189,6 +189,7 @@ def gateway_settings(config: Config, tls: GatewayTls) -> GatewaySettings:
         port=gateway.port,
         broker_host=host.strip("[]"),
         broker_port=int(port),
+        proxy_protocol=gateway.proxy_protocol,
         client_tls=tls.clients,
         broker_tls=tls.broker,
         max_connections=gateway.max_connections,

@@ -34,7 +34,6 @@ from tieringd.formats.kafka_wire.request_header import HEAD, RequestHead, client
 from tieringd.formats.kafka_wire.request_header import InspectedApi as Kafka
 from tieringd.gateway.connection import AwaitedOfClient, ConnectionContext
 from tieringd.gateway.seen_login import certified_principal
-from tieringd.gateway.sockets import host_of
 from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, wire_of
 from tieringd.metrics.readers import READER, Reader, Source
 
@@ -100,6 +99,7 @@ class EndpointConnection:
     def __init__(
         self,
         sock: socket.socket,
+        host: str,
         shared: ConnectionContext,
         on_closed: Callable[[EndpointConnection], None],
         *,
@@ -118,7 +118,7 @@ class EndpointConnection:
         self._received_bytes = 0
         self._is_granted = False
         """Whether one more read is allowed although the budget is spent."""
-        self._host = host_of(sock)
+        self._host = host
         self._users = users
         self._login = SaslLogin(users, certified=certified_principal(sock), offers_plain=offers_plain)
         self._wire = wire_of(sock)(
@@ -260,7 +260,9 @@ class EndpointConnection:
         if error is not None:
             # The boundary between connections: the others go on.
             self._shared.counters.failed_connections += 1
-            log.error("a client's connection is closed because of a defect", exc_info=error)
+            log.error(
+                "a client's connection is closed because of a defect", client=self._host, exc_info=error
+            )
             self.abort()
         self._go_on()
 
@@ -271,5 +273,5 @@ class EndpointConnection:
     def _break(self, reason: str) -> None:
         if not self._is_closed:
             self._shared.counters.broken_connections += 1
-            log.info("a client's connection is closed", reason=reason)
+            log.info("a client's connection is closed", client=self._host, reason=reason)
             self.abort()

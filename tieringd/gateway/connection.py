@@ -34,7 +34,7 @@ from tieringd.gateway.reader_records import ReaderRecords
 from tieringd.gateway.requests import RequestFrames
 from tieringd.gateway.responses import SPLICED_BYTES, ArchivableResponse, ResponseFrames
 from tieringd.gateway.seen_login import SeenLogin, certified_principal
-from tieringd.gateway.sockets import connected, host_of
+from tieringd.gateway.sockets import connected
 from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, PipePool, Wire, wire_of
 from tieringd.metrics.readers import ANONYMOUS, READER, Reader
 
@@ -51,6 +51,8 @@ class GatewaySettings:
     broker_host: str = ""
     broker_port: int = 0
     """The broker's listener whose advertised address is this gateway. None with an archive-only endpoint."""
+    proxy_protocol: bool = False
+    """Whether every connection begins with a PROXY header, which tells the client's address."""
     client_tls: ssl.SSLContext | None = None
     """TLS towards clients; None is plain."""
     broker_tls: ssl.SSLContext | None = None
@@ -158,10 +160,18 @@ class ConnectionContext:
 
 
 class Connection:
-    """A client's connection, from its first request to its end. *on_closed* is called once."""
+    """
+    A client's connection, from its first request to its end. *on_closed* is called once.
+
+    *host* is the address of the client, which differs from the socket's behind a load balancer.
+    """
 
     def __init__(
-        self, sock: socket.socket, shared: ConnectionContext, on_closed: Callable[[Connection], None]
+        self,
+        sock: socket.socket,
+        host: str,
+        shared: ConnectionContext,
+        on_closed: Callable[[Connection], None],
     ) -> None:
         self._shared = shared
         self._on_closed = on_closed
@@ -177,7 +187,7 @@ class Connection:
         self._received_bytes = 0
         self._is_granted = False
         """Whether one more read is allowed although the budget is spent."""
-        self._host = host_of(sock)
+        self._host = host
         self._rest: asyncio.TimerHandle | None = None
         """The timer until which the client is not read."""
         self._login = SeenLogin(certified_principal(sock) or ANONYMOUS)
@@ -343,13 +353,13 @@ class Connection:
 
     def _break(self, reason: str) -> None:
         self._shared.counters.broken_connections += 1
-        log.info("a gateway connection is closed", reason=reason)
+        log.info("a gateway connection is closed", client=self._host, reason=reason)
         self.abort()
 
     def _fail(self, error: BaseException) -> None:
         """Close the connection because of a defect of the program."""
         self._shared.counters.failed_connections += 1
-        log.error("a gateway connection is closed because of a defect", exc_info=error)
+        log.error("a gateway connection is closed because of a defect", client=self._host, exc_info=error)
         self.abort()
 
     def _on_unreadable(self, error: LocalFileError) -> None:

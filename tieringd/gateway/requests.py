@@ -38,6 +38,7 @@ from tieringd.gateway.ahead import FetchAhead
 from tieringd.gateway.archive_answers import PartitionKey
 from tieringd.gateway.deletion_epochs import DeletionEpochs
 from tieringd.gateway.frames import Frames, PendingRequest, PendingRequests
+from tieringd.gateway.proxy_header import SIGNATURE
 from tieringd.gateway.seen_login import SeenLogin
 from tieringd.gateway.wire import MemoryBudget
 
@@ -150,6 +151,11 @@ class RequestFrames(Frames):
 
     def _begin(self, view: memoryview) -> int:
         head = RequestHead.read(view)
+        if bytes(view[: len(SIGNATURE)]) == SIGNATURE:
+            raise ProtocolViolation(
+                "a connection begins with a header of the PROXY protocol, which is not expected",
+                hint="Set gateway.proxy_protocol to true if a load balancer sends it for every connection",
+            )
         limit = min(self._max_request_bytes, REQUEST_BYTES_MAX.get(head.api_key, self._max_request_bytes))
         if not _MIN_REQUEST_BYTES <= head.size <= limit:
             raise ProtocolViolation(

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from tieringd.errors import ConfigError
+from tieringd.errors import ConfigError, ProtocolViolation
 from tieringd.gateway.archive_answers import ArchiveAnswers, NoArchive
 from tieringd.gateway.connection import (
     SLOW_BYTES_PER_SECOND,
@@ -28,6 +28,7 @@ from tieringd.gateway.connection import (
     GatewaySettings,
 )
 from tieringd.gateway.frames import SCRATCH_BYTES
+from tieringd.gateway.proxy_header import proxied_host
 from tieringd.gateway.read_rates import ReadRates
 from tieringd.gateway.reader_records import ReaderRecords
 from tieringd.gateway.sockets import accepted, prepare
@@ -100,7 +101,7 @@ class GatewayServer:
         archive: ArchiveAnswers | None = None,
         *,
         connect: Callable[
-            [socket.socket, ConnectionContext, Callable[[Any], None]], ClientConnection
+            [socket.socket, str, ConnectionContext, Callable[[Any], None]], ClientConnection
         ] = Connection,
         on_failure: Callable[[str], None] = lambda _: None,
         readers: ReaderCounts | None = None,
@@ -247,28 +248,56 @@ class GatewayServer:
                 log.warning("the gateway cannot take a client", error=str(error))
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
-            if (
-                self.open_connections >= self._settings.max_connections
-                or self._hosts[address[0]] >= self._host_limit
-            ):
-                self.counters.refused_connections += 1
-                sock.close()
-                continue
-            self.counters.accepted_connections += 1
-            try:
-                self._take(sock, address[0])
-            except Exception:
-                # The boundary between clients: the listener goes on.
-                self.counters.failed_connections += 1
-                log.exception("the gateway cannot serve a client because of a defect")
-                sock.close()
+            host = address[0]
+            if self._settings.proxy_protocol and self.open_connections < self._settings.max_connections:
+                self._shaking += 1
+                self._spawn(self._introduce(sock, host))
+            else:
+                self._take(sock, host)
+
+    async def _introduce(self, sock: socket.socket, balancer: str) -> None:
+        """Take a client whose address its load balancer tells."""
+        try:
+            sock.setblocking(False)
+            seconds = self._settings.connect_timeout_seconds
+            host = await proxied_host(sock, timeout_seconds=seconds) or balancer
+        except EOFError:
+            sock.close()
+            return
+        except (OSError, ProtocolViolation, TimeoutError) as error:
+            self.counters.broken_connections += 1
+            reason = str(error) or type(error).__name__
+            log.info("a connection without a PROXY header is closed", balancer=balancer, reason=reason)
+            sock.close()
+            return
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            self._shaking -= 1
+        self._take(sock, host)
+
+    def _take(self, sock: socket.socket, host: str) -> None:
+        is_full = self.open_connections >= self._settings.max_connections
+        if is_full or self._hosts[host] >= self._host_limit:
+            self.counters.refused_connections += 1
+            sock.close()
+            return
+        self.counters.accepted_connections += 1
+        try:
+            self._greet(sock, host)
+        except Exception:
+            # The boundary between clients: the listener goes on.
+            self.counters.failed_connections += 1
+            log.exception("the gateway cannot serve a client because of a defect", client=host)
+            sock.close()
 
     @property
     def _host_limit(self) -> int:
         settings = self._settings
         return settings.max_connections_per_host or max(1, settings.max_connections // 2)
 
-    def _take(self, sock: socket.socket, host: str) -> None:
+    def _greet(self, sock: socket.socket, host: str) -> None:
         try:
             prepare(sock)
         except OSError as error:
@@ -292,7 +321,7 @@ class GatewayServer:
             encrypted = await accepted(sock, self._settings)
         except (OSError, TimeoutError) as error:
             self.counters.broken_connections += 1
-            log.info("a client's TLS handshake failed", error=str(error) or type(error).__name__)
+            log.info("a client's TLS handshake failed", client=host, error=str(error) or type(error).__name__)
             return
         finally:
             self._shaking -= 1
@@ -300,7 +329,7 @@ class GatewayServer:
         self._add(encrypted, host)
 
     def _add(self, sock: socket.socket, host: str) -> None:
-        connection = self._connect(sock, self._shared, self._on_closed)
+        connection = self._connect(sock, host, self._shared, self._on_closed)
         self._connections.add(connection)
         self._hosts[host] += 1
         self._host_of[connection] = host
@@ -340,7 +369,8 @@ class GatewayServer:
                     current[connection] = _Wait(awaited, wait.began_at, now())
                 else:
                     self.counters.slow_connections += 1
-                    log.info("a slow client's connection is closed", awaited=awaited.kind)
+                    host = self._host_of[connection]
+                    log.info("a slow client's connection is closed", client=host, awaited=awaited.kind)
                     connection.abort()
             waits = current
 

@@ -37,14 +37,6 @@ def prepare(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_SEND_BYTES)
 
 
-def host_of(sock: socket.socket) -> str:
-    """Return the address of a client's host, or an empty string if the client is gone."""
-    try:
-        return str(sock.getpeername()[0])
-    except OSError:
-        return ""
-
-
 async def connected(settings: GatewaySettings) -> socket.socket:
     """
     Return a connection to the broker, encrypted if the settings ask for it.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.fakes.archive import archive_in
@@ -13,12 +15,18 @@ from tests.support.archive_endpoints import (
     metadata,
     running_endpoint,
 )
+from tests.support.raw_kafka import connected
 from tieringd.config import parse_config
 from tieringd.daemon.archive_endpoint import archive_endpoint_of
+from tieringd.daemon.gateway_service import gateway_settings
+from tieringd.daemon.gateway_tls import GatewayTls
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import TopicKey
 from tieringd.metrics import Metrics
 from tieringd.storage.memory import MemoryStore
+
+PROXY_HEADER = bytes.fromhex("0D0A0D0A000D0A515549540A 21 11 000C CB007107 C6336401 D903 2384")
+"""203.0.113.7, port 55555, to 198.51.100.1, port 9092, in version 2."""
 
 
 @pytest.fixture
@@ -128,3 +136,32 @@ gateway: {{enabled: true, port: 0, host: 127.0.0.1}}
     config = parse_config(text, source="t", environ={}, needs_broker=False)
     async with archive_endpoint_of(config, archive, Metrics(), from_cluster=None) as endpoint:
         assert [one.name for one in endpoint.topics.all()] == ["orders"]
+
+
+async def test_client_behind_a_load_balancer_is_served_after_its_header(archive, tmp_path):
+    """And closed without one, where the configuration says that every connection has one."""
+    async with running_endpoint(archive, tmp_path, proxy_protocol="true") as endpoint:
+        async with connected(endpoint.server.port) as client:
+            client.writer.write(PROXY_HEADER)
+            assert len((await metadata(client, everything=True)).brokers) == 1
+        async with connected(endpoint.server.port) as client:
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await metadata(client, everything=True)
+        assert endpoint.server.counters.broken_connections == 1
+
+
+async def test_header_that_is_not_expected_ends_its_connection(archive, tmp_path):
+    """No request is taken from what follows it."""
+    async with asking(archive, tmp_path, max_request_bytes=1 << 30) as client:
+        client.writer.write(PROXY_HEADER)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await metadata(client, everything=True)
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_gateway_before_a_broker_takes_the_same_setting(tmp_path, is_set):
+    """The property reaches the listener."""
+    config = endpoint_config(
+        tmp_path, broker="'127.0.0.1:9092'", **({"proxy_protocol": "true"} if is_set else {})
+    )
+    assert gateway_settings(config, GatewayTls(config, has_broker=True)).proxy_protocol is is_set
