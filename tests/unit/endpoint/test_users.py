@@ -368,30 +368,61 @@ def test_file_is_read_as_it_was_written(users_file):
     assert password_of("reader") not in users_file.read_text()
 
 
+KEY = "QUE="
+OF_A = "users:\n  a: {SCRAM-SHA-256: {iterations: "
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "said"),
     [
-        "[",
-        "7",
-        "other: {}",
-        "users: {a: {}}",
-        "users: {a: {MD5: {}}}",
-        "users: {a: {SCRAM-SHA-256: {iterations: 100, salt: QUE=, stored_key: QUE=, server_key: QUE=}}}",
-        "users: {a: {SCRAM-SHA-256: {iterations: 9000000, salt: QUE=, stored_key: QUE=, server_key: QUE=}}}",
-        "users: {a: {SCRAM-SHA-256: {iterations: 5000, salt: '!', stored_key: QUE=, server_key: QUE=}}}",
-        "users: {a: {SCRAM-SHA-256: {iterations: 5000, salt: QUE=, stored_key: QUE=, server_key: QUE=}}}",
-        "rules: [{principal: alice, operations: [READ], topic: a}]",
-        "rules: [{principal: 'User:a', operations: [WRITE], topic: a}]",
-        "rules: [{principal: 'User:a', operations: [], topic: a}]",
-        "rules: [{principal: 'User:a', operations: [READ]}]",
-        "rules: [{principal: 'User:a', operations: [READ], topic: a, prefix: a}]",
+        ("", "file: it is empty"),
+        (" \n", "file: it is empty"),
+        ("7", "file:1: "),
+        ("rules: []\n[", "file:2: not valid YAML"),
+        ("rules: []\nother: {}", "file:2: the file may have the sections"),
+        ("rules: []\nusers: 7", "file:2: users must be"),
+        ("users: {}\nrules: {}", "file:2: rules must be"),
+        ("users:\n  a: {}", "file:2: user 'a' must have"),
+        ("users:\n  a: {MD5: {}}", "file:2: user 'a' must have"),
+        (
+            f"{OF_A}100, salt: {KEY}, stored_key: {KEY}, server_key: {KEY}}}}}",
+            "file:2: user 'a': SCRAM-SHA-256",
+        ),
+        (f"{OF_A}9000000, salt: {KEY}, stored_key: {KEY}, server_key: {KEY}}}}}", "iterations must be"),
+        (f"{OF_A}5000, salt: '!', stored_key: {KEY}, server_key: {KEY}}}}}", "not base64"),
+        (f"{OF_A}5000, salt: {KEY}, stored_key: {KEY}, server_key: {KEY}}}}}", "keys of 32 bytes"),
+        (f"{OF_A}5000, salt: {KEY}\n", "file:3: not valid YAML"),
+        ("users:\n  a: {}\n  a: {}", "file:3: users.a: is set twice"),
+        ("users:\n  a,b: {}", "file:2: the user's name 'a,b' must"),
+        ("users:\n  'a=b': {}", "file:2: the user's name 'a=b' must"),
+        ('users:\n  "a\\nb": {}', "file:2: the user's name 'a\\\\nb' must"),
+        ("users:\n  '': {}", "file:2: a user's name must have 1 to"),
+        (f"users:\n  {'a' * 121}: {{}}", "file:2: a user's name must have 1 to"),
+        ("rules:\n  - {principal: alice, operations: [READ], topic: a}", "file:2: principal must be"),
+        ("rules:\n  - {principal: 'User:a', operations: [WRITE], topic: a}", "file:2: operations must"),
+        ("rules:\n  - {principal: 'User:a', operations: [{}], topic: a}", "file:2: operations must"),
+        ("rules:\n  - {principal: 'User:a', operations: [], topic: a}", "file:2: operations must"),
+        ("rules:\n  - {principal: 'User:a', operations: [READ]}", "file:2: a rule must have"),
+        ("rules:\n  - {principal: 'User:a', operations: [READ], topic: a, prefix: a}", "file:2: a rule must"),
+        ("rules:\n  - {principal: 'User:a', operations: [READ], topic: 7}", "file:2: topic must be"),
     ],
 )
-def test_faulty_file_is_an_error_that_quotes_no_credential(text):
+def test_faulty_file_is_an_error_with_its_line_that_quotes_no_credential(text, said):
     """It changes nothing of a running endpoint."""
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=f"{said}") as error:
         Users.parsed(text, source="file")
     assert "QUE" not in str(error.value)
+
+
+def test_names_in_the_file_are_text_whatever_they_look_like(tmp_path):
+    """A user `no` or `123` is that user, also where the file was written by hand."""
+    users = Users(rules=(TopicRule("User:no", frozenset({READ}), "null"),))
+    for name in ("no", "123", "1.0", "ünï", "~"):
+        users = users.with_user(name, "p")
+    users.write(tmp_path / "users.yaml")
+    assert Users.read(tmp_path / "users.yaml") == users
+    text = (tmp_path / "users.yaml").read_text()
+    assert Users.parsed(text.replace("'no'", "no").replace("'123'", "123"), source="file") == users
 
 
 @pytest.mark.parametrize(
