@@ -244,7 +244,10 @@ class EndpointConnection:
                 self._shared.readers.throttled(reader, seconds)
                 # As a broker does: the client is told how long it is not read.
                 pieces = throttled(pieces, head.version, math.ceil(seconds * 1000))
-        self._is_finishing = self._is_finishing or self._login.has_failed
+        if self._login.has_failed:
+            self._is_finishing = True
+            if self._shared.client_log.admits(self._host):
+                log.info("a client could not log in", client=self._host, mechanism=self._login.mechanism)
         self._wire.send_pieces(pieces, answer.release)
         if seconds:
             await asyncio.sleep(seconds)
@@ -271,5 +274,6 @@ class EndpointConnection:
     def _break(self, reason: str) -> None:
         if not self._is_closed:
             self._shared.counters.broken_connections += 1
-            log.info("a client's connection is closed", reason=reason)
+            if self._shared.client_log.admits(self._host):
+                log.info("a client's connection is closed", client=self._host, reason=reason)
             self.abort()

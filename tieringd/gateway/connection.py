@@ -26,6 +26,7 @@ from tieringd.formats.kafka_wire.fetch import throttled
 from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.gateway.ahead import PERMIT_SECONDS, FetchAhead
 from tieringd.gateway.archive_answers import ArchiveAnswers
+from tieringd.gateway.client_log import ClientLog
 from tieringd.gateway.combined_answers import answer
 from tieringd.gateway.deletion_epochs import DeletionEpochs
 from tieringd.gateway.frames import ClientResponse, PendingRequest, PendingRequests
@@ -155,6 +156,7 @@ class ConnectionContext:
     rates: ReadRates = field(default_factory=ReadRates)
     pipes: PipePool = field(default_factory=PipePool)
     counters: GatewayCounters = field(default_factory=GatewayCounters)
+    client_log: ClientLog = field(default_factory=ClientLog)
 
 
 class Connection:
@@ -343,7 +345,8 @@ class Connection:
 
     def _break(self, reason: str) -> None:
         self._shared.counters.broken_connections += 1
-        log.info("a gateway connection is closed", reason=reason)
+        if self._shared.client_log.admits(self._host):
+            log.info("a gateway connection is closed", client=self._host, reason=reason)
         self.abort()
 
     def _fail(self, error: BaseException) -> None:

@@ -121,6 +121,17 @@ def test_request_of_librdkafka_for_all_topics_is_read():
     assert not request.allow_auto_topic_creation
 
 
+@pytest.mark.parametrize("name", [b"\xff" * 30_000, b"\xff" + b"secret" * 5_000])
+def test_error_about_a_message_does_not_repeat_it(name):
+    """It goes to the log, and clients choose the bytes."""
+    body = b"\x00\x03\x00\x00" + bytes(4) + b"\xff\xff" + b"\x00\x00\x00\x01" + len(name).to_bytes(2) + name
+    frame = memoryview(len(body).to_bytes(4) + body)
+    with pytest.raises(ProtocolViolation, match="of version 0 cannot be read") as error:
+        decode_request(frame, RequestHead.read(frame))
+    assert len(str(error.value)) < 400
+    assert "secret" not in str(error.value)
+
+
 def test_bytes_after_a_response_are_a_violation():
     """A broker sends none, so the message is another one."""
     response = response_module(17, 1).SaslHandshakeResponse(error_code=ErrorCode.none, mechanisms=())
