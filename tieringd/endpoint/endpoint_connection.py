@@ -33,6 +33,7 @@ from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.formats.kafka_wire.request_header import HEAD, RequestHead, client_id_of
 from tieringd.formats.kafka_wire.request_header import InspectedApi as Kafka
 from tieringd.gateway.connection import AwaitedOfClient, ConnectionContext
+from tieringd.gateway.read_rates import HOST
 from tieringd.gateway.seen_login import certified_principal
 from tieringd.gateway.sockets import host_of
 from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, wire_of
@@ -221,6 +222,7 @@ class EndpointConnection:
         if head.api_key == Kafka.FETCH:
             reader = Reader.of(self._login.principal, client_id_of(memoryview(frame)))
             READER.set(reader)
+            HOST.set(self._host)
         answer = await self._api.answer(
             head, memoryview(frame), self._users.access_of(self._login.principal), self._login
         )

@@ -475,7 +475,9 @@ class Connection:
         return seconds
 
     def _answer_bytes(self) -> float:
-        return self._shared.rates.answer_bytes(now=self._loop.time())
+        return self._shared.rates.answer_bytes(
+            now=self._loop.time(), host=self._host, principal=self._login.principal
+        )
 
     def _rested(self) -> None:
         self._rest = None

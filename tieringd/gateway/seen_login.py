@@ -44,7 +44,8 @@ class SeenLogin:
 
     def __init__(self, principal: str = ANONYMOUS) -> None:
         """Begin with the principal of the client's certificate, if it has one."""
-        self.principal = principal
+        self.principal = Reader.of(principal, None).principal
+        """The name that counts and budgets have, which is shorter for very long names."""
         self._mechanism = ""
         self._claimed: str | None = None
         """The user in the first message of SCRAM; the second one follows."""
@@ -90,4 +91,4 @@ class SeenLogin:
         except ProtocolViolation:
             accepted = False
         if accepted and user is not None:
-            self.principal, self._reader = f"User:{user}", None
+            self.principal, self._reader = Reader.of(f"User:{user}", None).principal, None
