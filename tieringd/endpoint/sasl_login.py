@@ -23,7 +23,6 @@ from tieringd.formats.kafka_wire.messages import made, response_module
 from tieringd.formats.kafka_wire.request_header import RequestHead
 from tieringd.formats.kafka_wire.sasl import PlainToken, ScramFinal, ScramFirst, mechanism_of, token_of
 from tieringd.metrics.readers import ANONYMOUS
-from tieringd.storage.threads import in_thread
 
 PLAIN: Final = "PLAIN"
 BEFORE_LOGIN: Final = frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
@@ -114,7 +113,7 @@ class SaslLogin:
         )
         known = self._users.credential(given.user, mechanism)
         credential = known or self._users.decoy(given.user, mechanism)
-        is_right = await in_thread(credential.has_password, given.password)
+        is_right = await self._users.has_password(credential, given.password)
         if known is None or not is_right or given.authorization_id not in {"", given.user}:
             return None
         self._succeed(given.user, known)

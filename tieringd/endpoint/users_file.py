@@ -15,6 +15,7 @@ It is the same subset of YAML as the configuration: no name is read as another t
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import fcntl
@@ -28,7 +29,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import structlog
 import yaml
@@ -36,6 +37,7 @@ import yaml
 from tieringd.config.yaml_source import Document, Place, read_document
 from tieringd.endpoint.access import EVERYTHING, Access, Operation, TopicRule
 from tieringd.errors import ConfigError
+from tieringd.storage.threads import in_thread
 
 log = structlog.get_logger(__name__)
 
@@ -46,8 +48,11 @@ ITERATIONS_MAX: Final = 65_536
 """More would let clients keep a processor busy by logging in."""
 DEFAULT_ITERATIONS: Final = 8192
 _SALT_BYTES: Final = 24
+_CHECKS_MAX: Final = 2
 _FILE_BYTES_MAX: Final = 16 << 20
 _PRINCIPAL: Final = "User:"
+_Version: TypeAlias = tuple[int, int, int, int]
+"""Differs whenever a file has changed: its time, inode, size and mode."""
 _NAME_MAX: Final = 120
 
 
@@ -211,8 +216,11 @@ class UserDirectory:
         """
         self._path = path
         self._version = _version(path)
-        self._users = Users() if path is None else Users.read(path)
         self._decoy = secrets.token_bytes(32)
+        self._refused: tuple[_Version | None, str] | None = None
+        """The change that could not be used at the last look, and why."""
+        self._checks = asyncio.Semaphore(_CHECKS_MAX)
+        self._take(Users() if path is None else Users.read(path))
 
     @property
     def has_users(self) -> bool:
@@ -231,31 +239,66 @@ class UserDirectory:
         """
         Return a credential that no password fits, for a user that does not exist.
 
-        It is the same for each try, so that a client cannot tell which users there are.
+        It is the same for each try, and its iterations and the size of its salt are those of a user that
+        exists, so that a client cannot tell which users there are.
         """
         digest = MECHANISMS[mechanism]
         made = hmac.digest(self._decoy, user.encode(), digest)
-        return ScramCredential(mechanism, DEFAULT_ITERATIONS, made[:_SALT_BYTES], made, made)
+        forms = self._forms.get(mechanism) or ((DEFAULT_ITERATIONS, _SALT_BYTES),)
+        iterations, salt_bytes = forms[int.from_bytes(made[-4:]) % len(forms)]
+        salt = hashlib.shake_256(made).digest(salt_bytes)
+        return ScramCredential(mechanism, iterations, salt, made, made)
+
+    async def has_password(self, credential: ScramCredential, password: str) -> bool:
+        """
+        Say whether *password* is the credential's. Few are verified at the same time.
+
+        Otherwise clients that try many passwords take all threads from those that read.
+        """
+        async with self._checks:
+            return await in_thread(credential.has_password, password)
+
+    def _take(self, users: Users) -> None:
+        self._users = users
+        self._forms = {
+            mechanism: tuple(
+                (one.iterations, len(one.salt))
+                for by_mechanism in users.credentials.values()
+                if (one := by_mechanism.get(mechanism)) is not None
+            )
+            for mechanism in MECHANISMS
+        }
 
     def renew(self) -> None:
-        """Read the file again if it has changed. A faulty one is logged once per change. Blocks."""
+        """
+        Read the file again if it has changed. A faulty one is logged once per change. Blocks.
+
+        One that cannot be read now, or is gone, is tried again each time.
+        """
         version = _version(self._path)
-        if self._path is None or version is None or version == self._version:
+        if self._path is None or (version is not None and version == self._version):
             return
-        self._version = version
         try:
-            self._users = Users.read(self._path)
+            text = _text(self._path)
+            self._version = version
+            self._take(Users.parsed(text, source=str(self._path)))
         except ConfigError as error:
-            log.error(  # noqa: TRY400 its text is enough
-                "a changed users file cannot be used; the users and rules before it stay", error=str(error)
-            )
+            if self._refused != (version, str(error)):
+                log.error(  # noqa: TRY400 its text is enough
+                    "a changed users file cannot be used; the users and rules before it stay",
+                    error=str(error),
+                )
+            self._refused = version, str(error)
+            if version is None:
+                self._version = None
         else:
+            self._refused = None
             log.info(
                 "users file read again", users=len(self._users.credentials), rules=len(self._users.rules)
             )
 
 
-def _version(path: Path | None) -> tuple[int, int, int, int] | None:
+def _version(path: Path | None) -> _Version | None:
     try:
         found = None if path is None else path.stat()
     except OSError:
