@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.daemon import command
-from tests.unit.cli.commands import invoked, tieringd
+from tests.unit.cli.commands import invoked
 from tieringd.endpoint import users_file
 from tieringd.endpoint.access import Operation, TopicRule
 from tieringd.endpoint.users_file import Users, lock_users
@@ -283,10 +283,3 @@ def test_terminal_is_asked_twice_and_shows_nothing(path):
         os.close(master)
     assert SECRET.encode() not in seen
     assert Users.read(path).has_password("alice", SECRET)
-
-
-def test_command_line_says_the_error_and_ends_with_two(path):
-    """As every command does for what another try does not help."""
-    done = tieringd("endpoint", "user", "remove", "bob", "--file", path)
-    assert done.exit_code == 2
-    assert done.errors.startswith("error: gateway.users_file")
