@@ -209,6 +209,19 @@ async def test_offsets_are_listed_as_of_one_log(trimmed, archive, version):
         assert CUT < late.offset <= 3999
 
 
+@pytest.mark.parametrize("version", [5, 10])
+@pytest.mark.parametrize("rest", [bytes(3), b"xyz"])
+async def test_bytes_after_a_request_are_ignored_as_the_broker_ignores_them(trimmed, archive, version, rest):
+    """For the broker alone, and for the gateway, which reads the request too. librdkafka sends some."""
+    own = int(trimmed.behind.cluster.bootstrap.rpartition(":")[2])
+    for port, earliest in ((own, CUT), (trimmed.behind.port, 0)):
+        async with connected(port) as client:
+            for _ in range(2):
+                answer = await client.ask(list_offsets(version, -2), rest=rest)
+                said = answer.topics[0].partitions[0]
+                assert (said.error_code, said.offset) == (ErrorCode.none, earliest)
+
+
 @pytest.mark.parametrize("version", range(1, 5))
 async def test_log_dirs_gain_a_row_for_the_bucket(trimmed, archive, version):
     """The broker's own rows stay, and only partitions that were asked for are told."""

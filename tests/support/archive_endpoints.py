@@ -52,12 +52,18 @@ def endpoint_config(state: Path, **gateway: Any) -> Config:
 
 @asynccontextmanager
 async def running_endpoint(
-    archive: Archive, state: Path, *, from_cluster: str | None = None, **gateway: Any
+    archive: Archive,
+    state: Path,
+    *,
+    from_cluster: str | None = None,
+    metrics: Metrics | None = None,
+    **gateway: Any,
 ) -> AsyncIterator[ArchiveEndpoint]:
     """Run an endpoint. At the end, check that no connection, buffer or descriptor is left open."""
     config = endpoint_config(state, **gateway)
     before = open_files()
-    async with archive_endpoint_of(config, archive, Metrics(), from_cluster=from_cluster) as endpoint:
+    metrics = metrics or Metrics()
+    async with archive_endpoint_of(config, archive, metrics, from_cluster=from_cluster) as endpoint:
         yield endpoint
     assert endpoint.server.open_connections == 0
     assert endpoint.server.buffered_bytes == 0

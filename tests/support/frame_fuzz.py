@@ -73,6 +73,48 @@ def _metadata(version: int) -> Any:
     return module.MetadataRequest(topics=(module.MetadataRequestTopic(name="old", **ids),), **fields)
 
 
+USER, PASSWORD = "reader", "password"
+_TOKENS = (
+    f"\0{USER}\0{PASSWORD}",
+    f"{USER}\0{USER}\0{PASSWORD}",
+    f"\0{USER}\0wrong",
+    "\0nobody\0wrong",
+    f"n,,n={USER},r=abcdef",
+    f"y,a={USER},n={USER},r=abcdef",
+    "p=tls-unique,,n=a=2Cb=3Dc,r=abcdef",
+    "c=biws,r=abcdef,p=QUJD",
+)
+
+
+def login_frames(random: Random) -> list[bytes]:
+    """
+    Return the requests of a login, of which half succeed as `USER`, and the others are mutated.
+
+    A token follows in these, or two, or none.
+    """
+    handshake, authenticate = request_module(17, 1), request_module(36, random.randrange(3))
+    if random.random() < 0.5:
+        token = authenticate.SaslAuthenticateRequest(auth_bytes=_TOKENS[0].encode())
+        return [
+            bytes(request_frame(one)) for one in (handshake.SaslHandshakeRequest(mechanism="PLAIN"), token)
+        ]
+    mechanism = random.choice(["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "x" * 999])
+    # Version 0 is refused at once.
+    messages: list[Any] = [
+        request_module(17, random.choice([1, 1, 1, 0])).SaslHandshakeRequest(mechanism=mechanism)
+    ]
+    for _ in range(random.randrange(3)):
+        token = random.choice(_TOKENS).encode()
+        messages.append(authenticate.SaslAuthenticateRequest(auth_bytes=token))
+    frames = [bytes(request_frame(message)) for message in messages]
+    return [mutated(random, one) if random.random() < 0.5 else one for one in frames]
+
+
+def is_of_login(frame: bytes) -> bool:
+    """Say whether a frame is one of SaslHandshake or SaslAuthenticate."""
+    return int.from_bytes(frame[4:6]) in {17, 36}
+
+
 def mutated(random: Random, frame: bytes) -> bytes:
     """Return *frame* with a few bytes changed after its API and version, or cut off; its size fits."""
     changed = bytearray(frame)
@@ -97,14 +139,23 @@ def mutated(random: Random, frame: bytes) -> bytes:
     return bytes(changed)
 
 
-def fuzzed(seed: int) -> Iterator[bytes]:
-    """Yield mutated frames: a fixed number, or for as many minutes as TIERINGD_FUZZ_MINUTES says."""
+def fuzzed(seed: int) -> Iterator[list[bytes]]:
+    """
+    Yield the frames of one connection after another, with logins before and between mutated requests.
+
+    There is a fixed number, or they go on for as many minutes as TIERINGD_FUZZ_MINUTES says.
+    """
     random, frames = Random(seed), seed_frames()
     minutes = float(os.environ.get("TIERINGD_FUZZ_MINUTES", "0"))
     ends_at, sent = time.monotonic() + 60 * minutes, 0
     while sent < _FRAMES or time.monotonic() < ends_at:
-        sent += 1
-        yield mutated(random, random.choice(frames))
+        session = login_frames(random) if random.random() < 0.5 else []
+        for _ in range(8):
+            session.append(mutated(random, random.choice(frames)))
+            if random.random() < 0.05:
+                session += login_frames(random)
+        sent += len(session)
+        yield session
 
 
 def resident_bytes() -> int:

@@ -48,6 +48,11 @@ def request_frame(message: Any, *, correlation_id: int = 7, client_id: str | Non
     return framed(encoded(header), encoded(message))
 
 
+def followed_by(rest: bytes, frame: bytes) -> bytearray:
+    """Return *frame* with *rest* at its end, and the size of both before it."""
+    return framed(frame[4:], rest)
+
+
 def response_frame(message: Any, *, correlation_id: int = 7) -> bytearray:
     """Return the bytes of a response on the wire."""
     return framed(encoded(message.__header_schema__(correlation_id=correlation_id)), encoded(message))

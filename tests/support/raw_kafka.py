@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from tests.support.connections import end
-from tests.support.kafka_messages import read_response, request_frame
+from tests.support.kafka_messages import followed_by, read_response, request_frame
 
 if TYPE_CHECKING:
     import ssl
@@ -22,15 +22,15 @@ class RawKafka:
         self.writer = writer
         self._next = 0
 
-    async def ask(self, message: Any) -> Any:
-        """Send a request and return the answer."""
-        self.send(message)
+    async def ask(self, message: Any, *, rest: bytes = b"") -> Any:
+        """Send a request, with *rest* after its fields, and return the answer."""
+        self.send(message, rest=rest)
         return await self.answer(message)
 
-    def send(self, message: Any) -> int:
+    def send(self, message: Any, *, rest: bytes = b"") -> int:
         """Send a request, and return its correlation id."""
         self._next += 1
-        self.writer.write(request_frame(message, correlation_id=self._next))
+        self.writer.write(followed_by(rest, request_frame(message, correlation_id=self._next)))
         return self._next
 
     async def answer(self, message: Any) -> Any:

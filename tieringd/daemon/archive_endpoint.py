@@ -38,8 +38,10 @@ from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopics
 from tieringd.endpoint.users_file import UserDirectory
 from tieringd.errors import ConfigError
 from tieringd.gateway.connection import ConnectionContext, GatewaySettings
+from tieringd.gateway.read_rates import HOST, ReadRates
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
+from tieringd.metrics.readers import READER
 from tieringd.metrics.restarts import restarted
 from tieringd.policies.prices import LIST_PRICES
 from tieringd.reading.partition_reader import PartitionReader
@@ -182,7 +184,7 @@ async def archive_endpoint_of(
                 budget=server.budget,
                 history=archive.history,
                 on_topic=metrics.readers.count_topic,
-                bytes_max=lambda: server.rates.answer_bytes(now=asyncio.get_running_loop().time()),
+                bytes_max=lambda: _answer_bytes(server.rates),
             ),
             description=DescriptionAnswers(topics, partitions, own),
             refusals=Refusals(own),
@@ -194,6 +196,12 @@ async def archive_endpoint_of(
         await topics.close()
         await partitions.close()
         await cache.hydrator.close()
+
+
+def _answer_bytes(rates: ReadRates) -> float:
+    """Return how many bytes the answer to the current Fetch should have."""
+    reader, now = READER.get(), asyncio.get_running_loop().time()
+    return rates.answer_bytes(now=now, host=HOST.get(), principal=reader.principal if reader else "")
 
 
 def listening_host(config: Config) -> str:

@@ -33,6 +33,7 @@ from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.formats.kafka_wire.request_header import HEAD, RequestHead, client_id_of
 from tieringd.formats.kafka_wire.request_header import InspectedApi as Kafka
 from tieringd.gateway.connection import AwaitedOfClient, ConnectionContext
+from tieringd.gateway.read_rates import HOST
 from tieringd.gateway.seen_login import certified_principal
 from tieringd.gateway.wire import NOTHING_NOW, MemoryBudget, wire_of
 from tieringd.metrics.readers import READER, Reader, Source
@@ -221,6 +222,7 @@ class EndpointConnection:
         if head.api_key == Kafka.FETCH:
             reader = Reader.of(self._login.principal, client_id_of(memoryview(frame)))
             READER.set(reader)
+            HOST.set(self._host)
         answer = await self._api.answer(
             head, memoryview(frame), self._users.access_of(self._login.principal), self._login
         )
@@ -244,7 +246,10 @@ class EndpointConnection:
                 self._shared.readers.throttled(reader, seconds)
                 # As a broker does: the client is told how long it is not read.
                 pieces = throttled(pieces, head.version, math.ceil(seconds * 1000))
-        self._is_finishing = self._is_finishing or self._login.has_failed
+        if self._login.has_failed:
+            self._is_finishing = True
+            if self._shared.client_log.admits(self._host):
+                log.info("a client could not log in", client=self._host, mechanism=self._login.mechanism)
         self._wire.send_pieces(pieces, answer.release)
         if seconds:
             await asyncio.sleep(seconds)
@@ -273,5 +278,6 @@ class EndpointConnection:
     def _break(self, reason: str) -> None:
         if not self._is_closed:
             self._shared.counters.broken_connections += 1
-            log.info("a client's connection is closed", client=self._host, reason=reason)
+            if self._shared.client_log.admits(self._host):
+                log.info("a client's connection is closed", client=self._host, reason=reason)
             self.abort()

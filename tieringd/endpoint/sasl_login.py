@@ -13,7 +13,6 @@ import secrets
 from datetime import timedelta
 from typing import Any, Final
 
-import structlog
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i64Timedelta
 
@@ -24,9 +23,6 @@ from tieringd.formats.kafka_wire.messages import made, response_module
 from tieringd.formats.kafka_wire.request_header import RequestHead
 from tieringd.formats.kafka_wire.sasl import PlainToken, ScramFinal, ScramFirst, mechanism_of, token_of
 from tieringd.metrics.readers import ANONYMOUS
-from tieringd.storage.threads import in_thread
-
-log = structlog.get_logger(__name__)
 
 PLAIN: Final = "PLAIN"
 BEFORE_LOGIN: Final = frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
@@ -44,7 +40,8 @@ class SaslLogin:
         """Keep the arguments. *certified* is the principal of a client's certificate."""
         self._users = users
         self._mechanisms = (*((PLAIN,) if offers_plain else ()), *MECHANISMS)
-        self._mechanism: str | None = None
+        self.mechanism: str | None = None
+        """The mechanism that the client has chosen."""
         self._scram: tuple[ScramFirst, ScramCredential, str, bool] | None = None
         """The client's first message, the credential, the server's message, and whether the user exists."""
         self._credential: tuple[str, ScramCredential] | None = None
@@ -76,12 +73,12 @@ class SaslLogin:
         if head.version == 0:
             # After this version, tokens come without Kafka's frames.
             error = ErrorCode.unsupported_version
-        elif not self._users.has_users or self._credential is not None or self._mechanism is not None:
+        elif not self._users.has_users or self._credential is not None or self.mechanism is not None:
             error = ErrorCode.illegal_sasl_state
         elif mechanism not in self._mechanisms:
             error = ErrorCode.unsupported_sasl_mechanism
         else:
-            self._mechanism = mechanism
+            self.mechanism = mechanism
         self.has_failed = error != ErrorCode.none
         return made(module.SaslHandshakeResponse, error_code=error, mechanisms=self._mechanisms)
 
@@ -89,17 +86,16 @@ class SaslLogin:
         """Answer SaslAuthenticate: a token of the mechanism."""
         module: Any = response_module(ApiKey.SASL_AUTHENTICATE, head.version)
         error, answer = ErrorCode.none, b""
-        if self._mechanism is None or self._credential is not None:
+        if self.mechanism is None or self._credential is not None:
             error = ErrorCode.illegal_sasl_state
         else:
             try:
                 token = token_of(frame, head)
-                found = await self._plain(token) if self._mechanism == PLAIN else self._scram_step(token)
+                found = await self._plain(token) if self.mechanism == PLAIN else self._scram_step(token)
             except ProtocolViolation:
                 found = None
             if found is None:
                 error = ErrorCode.sasl_authentication_failed
-                log.info("a client could not log in", mechanism=self._mechanism)
             answer = found or b""
         self.has_failed = error != ErrorCode.none
         return made(
@@ -117,20 +113,20 @@ class SaslLogin:
         )
         known = self._users.credential(given.user, mechanism)
         credential = known or self._users.decoy(given.user, mechanism)
-        is_right = await in_thread(credential.has_password, given.password)
+        is_right = await self._users.has_password(credential, given.password)
         if known is None or not is_right or given.authorization_id not in {"", given.user}:
             return None
         self._succeed(given.user, known)
         return b""
 
     def _scram_step(self, token: bytes) -> bytes | None:
-        assert self._mechanism is not None, "a handshake comes first"
+        assert self.mechanism is not None, "a handshake comes first"
         if self._scram is None:
             first = ScramFirst.read(token)
             if len(first.nonce) > _NONCE_MAX or first.authorization_id not in {"", first.user}:
                 return None
-            known = self._users.credential(first.user, self._mechanism)
-            credential = known or self._users.decoy(first.user, self._mechanism)
+            known = self._users.credential(first.user, self.mechanism)
+            credential = known or self._users.decoy(first.user, self.mechanism)
             nonce = first.nonce + secrets.token_urlsafe(_NONCE_BYTES)
             salt = base64.b64encode(credential.salt).decode()
             said = f"r={nonce},s={salt},i={credential.iterations}"

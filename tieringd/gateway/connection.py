@@ -26,6 +26,7 @@ from tieringd.formats.kafka_wire.fetch import throttled
 from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.gateway.ahead import PERMIT_SECONDS, FetchAhead
 from tieringd.gateway.archive_answers import ArchiveAnswers
+from tieringd.gateway.client_log import ClientLog
 from tieringd.gateway.combined_answers import answer
 from tieringd.gateway.deletion_epochs import DeletionEpochs
 from tieringd.gateway.frames import ClientResponse, PendingRequest, PendingRequests
@@ -157,6 +158,7 @@ class ConnectionContext:
     rates: ReadRates = field(default_factory=ReadRates)
     pipes: PipePool = field(default_factory=PipePool)
     counters: GatewayCounters = field(default_factory=GatewayCounters)
+    client_log: ClientLog = field(default_factory=ClientLog)
 
 
 class Connection:
@@ -353,7 +355,8 @@ class Connection:
 
     def _break(self, reason: str) -> None:
         self._shared.counters.broken_connections += 1
-        log.info("a gateway connection is closed", client=self._host, reason=reason)
+        if self._shared.client_log.admits(self._host):
+            log.info("a gateway connection is closed", client=self._host, reason=reason)
         self.abort()
 
     def _fail(self, error: BaseException) -> None:
@@ -482,7 +485,9 @@ class Connection:
         return seconds
 
     def _answer_bytes(self) -> float:
-        return self._shared.rates.answer_bytes(now=self._loop.time())
+        return self._shared.rates.answer_bytes(
+            now=self._loop.time(), host=self._host, principal=self._login.principal
+        )
 
     def _rested(self) -> None:
         self._rest = None

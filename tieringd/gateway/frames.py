@@ -257,6 +257,8 @@ class PendingRequest:
     """For a Fetch: whose it is."""
     begun_at: float = 0.0
     """For a Fetch: when it arrived, on the clock of `time.monotonic`."""
+    user: str | None = None
+    """For SaslAuthenticate: who has logged in if the broker accepts it."""
 
     @property
     def is_own(self) -> bool:
@@ -266,7 +268,7 @@ class PendingRequest:
     @property
     def kept_bytes(self) -> int:
         """Return how many bytes of messages it keeps."""
-        return len(self.request or b"") + len(self.own_answer or b"")
+        return len(self.request or b"") + len(self.own_answer or b"") + len(self.user or "")
 
 
 class PendingRequests:

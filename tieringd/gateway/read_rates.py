@@ -11,6 +11,7 @@ A principal may have a budget of dollars for a day as well: requests to the obje
 from __future__ import annotations
 
 import math
+from contextvars import ContextVar
 from typing import Final
 
 AHEAD_SECONDS: Final = 1.0
@@ -20,6 +21,10 @@ WAIT_SECONDS_MAX: Final = 10.0
 _DAY_SECONDS: Final = 86_400.0
 _DEBT_SECONDS_MAX: Final = AHEAD_SECONDS + WAIT_SECONDS_MAX
 _HOSTS_KEPT: Final = 1024
+_LEAST_BYTES: Final = 1.0
+"""With none a Fetch at the log's end would have enough at once, and its client would ask without pause."""
+HOST: Final[ContextVar[str]] = ContextVar("HOST", default="")
+"""The host of the client whose Fetch is being answered by an archive endpoint."""
 
 
 class ReadRates:
@@ -43,17 +48,25 @@ class ReadRates:
         rates = [one for one in limits if one is not None]
         self._answer_bytes_max: float = min(rates, default=math.inf) * AHEAD_SECONDS
 
-    def answer_bytes(self, *, now: float) -> float:
+    def answer_bytes(self, *, now: float, host: str = "", principal: str = "") -> float:
         """
         Return how many bytes of archived records an answer should have. A first batch may exceed it.
 
-        It shrinks with the common debt: pauses are capped, so many clients that each wait the longest
-        pause would together still exceed the rate.
+        It shrinks with the debts: pauses are capped, so many connections that each wait the longest pause
+        would together still exceed a rate, also those of one host or one principal. Past a budget of dollars
+        only a first batch is left.
         """
-        debt_seconds = max(0.0, self._all.earned_at - now)
-        if not debt_seconds:
+        if self._dollars.overspent_seconds(principal, now=now):
+            return _LEAST_BYTES
+        if not math.isfinite(self._answer_bytes_max):
             return self._answer_bytes_max
-        return self._answer_bytes_max * max(0.0, 1 - debt_seconds / _DEBT_SECONDS_MAX)
+        common_seconds = max(0.0, self._all.earned_at - now)
+        own_seconds = max(
+            self._clients.overspent_seconds(host, now=now),
+            self._principals.overspent_seconds(principal, now=now),
+        )
+        debt = max(common_seconds / _DEBT_SECONDS_MAX, own_seconds / WAIT_SECONDS_MAX)
+        return max(_LEAST_BYTES, self._answer_bytes_max * (1 - debt))
 
     def spend(self, host: str, size_bytes: int, *, now: float, principal: str = "") -> float:
         """
@@ -95,6 +108,10 @@ class _Accounts:
                     one: each for one, each in self._accounts.items() if each.earned_at > now or one == name
                 }
         return account.spend(amount, now=now)
+
+    def overspent_seconds(self, name: str, *, now: float) -> float:
+        account = self._accounts.get(name)
+        return 0.0 if account is None else max(0.0, account.earned_at - now - self._ahead_seconds)
 
 
 class _Account:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from tieringd.formats.kafka_wire.request_header import RequestHead
 
-_ANSWERS: Final = {"PLAIN": 1, "SCRAM-SHA-256": 2, "SCRAM-SHA-512": 2}
-"""How many answers without an error end a login."""
+_PLAIN: Final = "PLAIN"
+_SCRAM: Final = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})
 
 
 def certified_principal(sock: socket.socket) -> str | None:
@@ -44,10 +44,11 @@ class SeenLogin:
 
     def __init__(self, principal: str = ANONYMOUS) -> None:
         """Begin with the principal of the client's certificate, if it has one."""
-        self.principal = principal
+        self.principal = Reader.of(principal, None).principal
+        """The name that counts and budgets have, which is shorter for very long names."""
         self._mechanism = ""
         self._claimed: str | None = None
-        self._left = 0
+        """The user in the first message of SCRAM; the second one follows."""
         self._reader: tuple[bytes | None, Reader] | None = None
 
     def reader(self, client_id: bytes | None) -> Reader:
@@ -64,27 +65,30 @@ class SeenLogin:
             self._mechanism = ""
         self._claimed = None
 
-    def see_token(self, frame: memoryview, head: RequestHead) -> None:
-        """Take a whole SaslAuthenticate request. The broker judges it."""
-        if self._claimed is not None or self._mechanism not in _ANSWERS:
-            return
+    def see_token(self, frame: memoryview, head: RequestHead) -> str | None:
+        """
+        Take a whole SaslAuthenticate request.
+
+        Return the user that has logged in once the broker accepts just this request. A client may send
+        further ones before that.
+        """
+        claimed, self._claimed = self._claimed, None
+        if claimed is not None or (self._mechanism != _PLAIN and self._mechanism not in _SCRAM):
+            return claimed
         try:
             token = token_of(frame, head)
-            user = PlainToken.read(token).user if self._mechanism == "PLAIN" else ScramFirst.read(token).user
+            if self._mechanism == _PLAIN:
+                return PlainToken.read(token).user
+            self._claimed = ScramFirst.read(token).user
         except ProtocolViolation:
-            return
-        self._claimed, self._left = user, _ANSWERS[self._mechanism]
+            pass
+        return None
 
-    def see_answer(self, frame: memoryview, version: int) -> None:
-        """Take the broker's whole response to SaslAuthenticate."""
+    def see_answer(self, frame: memoryview, version: int, user: str | None) -> None:
+        """Take the broker's whole response to the SaslAuthenticate request that logs *user* in."""
         try:
             accepted = is_accepted(frame, version)
         except ProtocolViolation:
             accepted = False
-        if not accepted:
-            self._claimed = None
-        if self._claimed is None:
-            return
-        self._left -= 1
-        if not self._left:
-            self.principal, self._claimed, self._reader = f"User:{self._claimed}", None, None
+        if accepted and user is not None:
+            self.principal, self._reader = Reader.of(f"User:{user}", None).principal, None

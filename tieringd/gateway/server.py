@@ -232,6 +232,7 @@ class GatewayServer:
         for connection in list(self._connections):
             connection.abort()
         self._shared.pipes.close()
+        self._shared.client_log.close()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -321,7 +322,9 @@ class GatewayServer:
             encrypted = await accepted(sock, self._settings)
         except (OSError, TimeoutError) as error:
             self.counters.broken_connections += 1
-            log.info("a client's TLS handshake failed", client=host, error=str(error) or type(error).__name__)
+            if self._shared.client_log.admits(host):
+                reason = str(error) or type(error).__name__
+                log.info("a client's TLS handshake failed", client=host, error=reason)
             return
         finally:
             self._shaking -= 1
@@ -370,7 +373,8 @@ class GatewayServer:
                 else:
                     self.counters.slow_connections += 1
                     host = self._host_of[connection]
-                    log.info("a slow client's connection is closed", client=host, awaited=awaited.kind)
+                    if self._shared.client_log.admits(host):
+                        log.info("a slow client's connection is closed", client=host, awaited=awaited.kind)
                     connection.abort()
             waits = current
 

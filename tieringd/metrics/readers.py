@@ -58,8 +58,16 @@ class Reader(NamedTuple):
 
     @classmethod
     def of(cls, principal: str, client_id: bytes | None) -> Reader:
-        """Return a reader. Long names are cut off, since a client may send any."""
-        return cls(principal[:_NAME_MAX], (client_id or b"")[:_NAME_MAX].decode(errors="replace"))
+        """Return a reader. Long names are cut off, and control characters replaced: a client may send any."""
+        name = (client_id or b"")[:_NAME_MAX].decode(errors="replace")
+        return cls(_printable(principal[:_NAME_MAX]), _printable(name))
+
+
+def _printable(name: str) -> str:
+    """Return a name that is one line of a log or a metrics page."""
+    if name.isprintable():
+        return name
+    return "".join(one if one.isprintable() else "\ufffd" for one in name)
 
 
 READER: Final[ContextVar[Reader | None]] = ContextVar("READER", default=None)

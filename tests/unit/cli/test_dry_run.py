@@ -21,7 +21,7 @@ READS_ONLY = {
         f"generate {name}"
         for name in ("prometheus-rules", "scrape-config", "grafana-dashboard", "kubernetes")
     ),
-    *("spark usage", "spark offsets"),
+    *("spark usage", "spark offsets", "endpoint user list"),
 }
 OTHERWISE = {
     "run": "a daemon; `space plan`, `lag` and `explain` say what it would do",

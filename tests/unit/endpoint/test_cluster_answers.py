@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from uuid import UUID
 
 import pytest
+from confluent_kafka import Consumer
+from confluent_kafka.admin import AdminClient
 from kio.schema.errors import ErrorCode
 
 from tests.fakes.log_writer import LogWriter
@@ -88,6 +91,21 @@ async def test_metadata_names_one_node_and_the_topics(archive, tmp_path, version
     if version >= 10:
         assert orders.topic_id == topic_uuid(writer)
     assert [one.name for one in every.topics] == ["audit", "orders"]
+
+
+async def test_librdkafka_lists_all_topics(archive, tmp_path):
+    """Its request for all topics has three bytes after its fields."""
+    for name in ("audit", "orders"):
+        writer = LogWriter(tmp_path, name)
+        writer.closed_segment()
+        await archive_topic(writer, archive)
+    async with running_endpoint(archive, tmp_path / "state") as endpoint:
+        settings = {"bootstrap.servers": f"127.0.0.1:{endpoint.server.port}"}
+        for client in (AdminClient(settings), Consumer({**settings, "group.id": "none"})):
+            found = await asyncio.to_thread(client.list_topics, timeout=10)
+            assert found.topics.keys() == {"audit", "orders"}
+        await asyncio.to_thread(client.close)
+        assert endpoint.server.counters.broken_connections == 0
 
 
 async def test_metadata_by_id_finds_the_topic(writer, archive, tmp_path):

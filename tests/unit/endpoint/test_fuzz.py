@@ -18,15 +18,18 @@ from tests.fakes.fixtures import store
 from tests.fakes.gateway_peers import TopicArchive, running
 from tests.fakes.scripted_broker import scripted_broker
 from tests.support.archive_endpoints import running_endpoint
-from tests.support.frame_fuzz import fuzzed, mutated, resident_bytes
+from tests.support.frame_fuzz import PASSWORD, USER, fuzzed, is_of_login, mutated, resident_bytes
 from tests.support.raw_kafka import connected
+from tieringd.endpoint.access import Operation, TopicRule
+from tieringd.endpoint.users_file import Users
 from tieringd.gateway.archive_answers import ListedOffset
+from tieringd.metrics import Metrics
+from tieringd.metrics.readers import OTHER
 
 __all__ = ["store"]
 
 MIB = 1 << 20
 SEED = 25
-CONNECTIONS = 8
 
 
 class WholeArchive(TopicArchive):
@@ -64,6 +67,23 @@ async def endpoint(tmp_path, store):
         yield found.server
 
 
+@asynccontextmanager
+async def endpoint_with_users(tmp_path, store):
+    """Run an archive-only endpoint that knows the user whose logins are among the frames."""
+    path = tmp_path / "users.yaml"
+    rule = TopicRule(f"User:{USER}", frozenset({Operation.READ}), "*")
+    Users(rules=(rule,)).with_user(USER, PASSWORD).write(path)
+    settings = {"users_file": str(path), "sasl_plain": "true", "sasl_plain_without_tls": "true"}
+    metrics = Metrics()
+    async with running_endpoint(
+        archive_in(store), tmp_path / "state", buffer_bytes=8 * MIB, metrics=metrics, **settings
+    ) as found:
+        yield found.server
+    samples = [sample for metric in metrics.readers.collect() for sample in metric.samples]
+    # Some were answered after a login, and none without one.
+    assert {sample.labels["principal"] for sample in samples} - {OTHER} == {f"User:{USER}"}
+
+
 async def settled(server, seen):
     """Let the listener handle what was sent: a few turns of the loop without anything new."""
     for _ in range(50):
@@ -73,25 +93,29 @@ async def settled(server, seen):
     await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("listener", [gateway, endpoint])
+@pytest.mark.parametrize("listener", [gateway, endpoint, endpoint_with_users])
 async def test_no_mutated_frame_harms_others(tmp_path, store, listener):
-    """Time is that of this thread, which runs the listener, for each frame. Memory is that of the process."""
+    """
+    Time is that of this thread, which runs the listener, for each frame. Memory is that of the process.
+
+    Without a login no Fetch is answered where there are users.
+    """
     longest, before = 0.0, 0
     async with listener(tmp_path, store) as server:
-        frames = fuzzed(SEED)
-        is_over = False
-        while not is_over:
+        for session in fuzzed(SEED):
             async with connected(server.port) as client:
-                for _ in range(CONNECTIONS):
-                    frame = next(frames, None)
-                    is_over = frame is None
-                    if frame is None or client.reader.at_eof():
+                for frame in session:
+                    if client.reader.at_eof():
                         break
                     began, seen = time.thread_time(), server.counters.from_client_bytes
                     with suppress(ConnectionError):
                         client.writer.write(frame)
                         await client.writer.drain()
                     await settled(server, seen)
+                    if is_of_login(frame) and listener is not gateway:
+                        # It is answered, or the connection ends. A password is verified in a thread.
+                        with suppress(ConnectionError):
+                            await client.reader.read(1 << 16)
                     longest = max(longest, time.thread_time() - began)
             before = before or resident_bytes()
         assert resident_bytes() - before < 96 * MIB

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
+import hmac
+import resource
 import ssl
+import threading
+import time
 from contextlib import asynccontextmanager
 
 import confluent_kafka
@@ -30,7 +35,7 @@ from tests.support.kafka_users import Login, password_of
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import trusting
 from tieringd.endpoint.access import Access, Operation, TopicRule
-from tieringd.endpoint.users_file import ScramCredential, Users
+from tieringd.endpoint.users_file import ScramCredential, UserDirectory, Users
 from tieringd.errors import ConfigError
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -103,11 +108,26 @@ async def test_real_clients_log_in_with_every_mechanism(
         read = await asyncio.to_thread(read_librdkafka, bootstrap, "orders", 3, **login.librdkafka())
         assert len(read) == 3
         wrong = Login("reader", mechanism, certificate, password="wrong")
-        with pytest.raises(confluent_kafka.KafkaException):
-            await asyncio.to_thread(errors_of_librdkafka, bootstrap, "orders", wrong.librdkafka())
+        await asyncio.to_thread(until_refused, bootstrap, wrong.librdkafka())
         stranger = Login("stranger", mechanism, certificate)
         codes = await asyncio.to_thread(errors_of_librdkafka, bootstrap, "orders", stranger.librdkafka())
         assert codes == {confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED}
+
+
+def until_refused(bootstrap, settings):
+    """Return when a consumer of librdkafka was told that it could not log in."""
+    errors = []
+    settings = {"bootstrap.servers": bootstrap, "group.id": "none", "error_cb": errors.append, **settings}
+    consumer = confluent_kafka.Consumer(settings)
+    try:
+        consumer.subscribe(["orders"])
+        deadline = time.monotonic() + 20
+        while not any(one.code() == confluent_kafka.KafkaError._AUTHENTICATION for one in errors):
+            assert time.monotonic() < deadline, f"librdkafka said only {errors}"
+            found = consumer.poll(0.05)
+            assert found is None or found.error(), "a record without a login"
+    finally:
+        consumer.close()
 
 
 def errors_of_librdkafka(bootstrap, topic, settings):
@@ -204,6 +224,141 @@ async def test_wrong_proof_is_refused(archive, tmp_path, users_file, user, final
                 assert (await client.ask(message)).error_code == ErrorCode.sasl_authentication_failed
                 assert await closed(client) == b""
     assert len(set(salts)) == 1
+
+
+async def test_unknown_user_looks_like_those_that_exist(tmp_path):
+    """Also where the file has other iterations and salts than those of `endpoint user add`."""
+    path = tmp_path / "users.yaml"
+    imported = ScramCredential.of_password("SCRAM-SHA-256", "p", salt=b"s" * 12, iterations=4096)
+    Users({"imported": {"SCRAM-SHA-256": imported}}).write(path)
+    users = UserDirectory(path)
+    for name in ("nobody", "noone"):
+        decoy = users.decoy(name, "SCRAM-SHA-256")
+        assert (decoy.iterations, len(decoy.salt)) == (4096, 12)
+        assert decoy == users.decoy(name, "SCRAM-SHA-256")
+        assert decoy.salt != imported.salt
+    assert users.decoy("nobody", "SCRAM-SHA-256").salt != users.decoy("noone", "SCRAM-SHA-256").salt
+    assert len(users.decoy("nobody", "SCRAM-SHA-512").salt) == 24
+
+
+async def test_clients_that_try_passwords_take_few_threads(users_file):
+    """The others are there for those that read."""
+    at_work, most, lock = 0, 0, threading.Lock()
+
+    class Slow(ScramCredential):
+        """Is verified in a time in which others would begin."""
+
+        def has_password(self, password):
+            nonlocal at_work, most
+            with lock:
+                at_work += 1
+                most = max(most, at_work)
+            time.sleep(0.01)
+            with lock:
+                at_work -= 1
+            return password == "right"
+
+    users = UserDirectory(users_file)
+    credential = Slow("SCRAM-SHA-256", 4096, b"s", b"k", b"k")
+    tries = [users.has_password(credential, one) for one in ["wrong"] * 20 + ["right"]]
+    assert await asyncio.gather(*tries) == [False] * 20 + [True]
+    assert most == 2
+
+
+async def test_second_login_on_one_connection_is_refused(archive, tmp_path, users_file):
+    """A client stays who it is, whoever it says that it is later, and with the right password."""
+    async with (
+        guarded(archive, tmp_path, users_file, **PLAIN) as endpoint,
+        connected(endpoint.server.port) as client,
+    ):
+        await log_in(client, "reader")
+        answer = await client.ask(request_module(17, 1).SaslHandshakeRequest(mechanism="PLAIN"))
+        assert answer.error_code == ErrorCode.illegal_sasl_state
+        assert await closed(client) == b""
+
+
+async def test_requests_behind_a_login_wait_for_its_end(archive, tmp_path, users_file):
+    """They are answered as the user's, or not at all."""
+    await archived_topics(archive, tmp_path)
+    handshake = request_module(17, 1).SaslHandshakeRequest(mechanism="PLAIN")
+    asked = request_module(3, 12).MetadataRequest(**metadata_fields())
+    async with guarded(archive, tmp_path, users_file, **PLAIN) as endpoint:
+        for password in (password_of("reader"), "wrong"):
+            token = f"\0reader\0{password}".encode()
+            authenticate = request_module(36, 2).SaslAuthenticateRequest(auth_bytes=token)
+            async with connected(endpoint.server.port) as client:
+                for one in (handshake, authenticate, asked):
+                    client.send(one)
+                assert (await client.answer(handshake)).error_code == ErrorCode.none
+                said = (await client.answer(authenticate)).error_code
+                if password == "wrong":
+                    assert said == ErrorCode.sasl_authentication_failed
+                    assert await closed(client) == b""
+                else:
+                    topics = (await client.answer(asked)).topics
+                    assert {one.name for one in topics} == {"orders", "public"}
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"p=tls-unique,,n=reader,r=abc",
+        b"n,a=stranger,n=reader,r=abc",
+        b"n,,n=reader=,r=abc",
+        b"n,,n=read=2cer,r=abc",
+        b"n,,m=x,n=reader,r=abc",
+        b"n,,n=,r=abc",
+        b"n,,n=reader,r=",
+        b"n,,n=reader,r=" + b"a" * 257,
+        b"n,,n=\xff,r=abc",
+        b"",
+    ],
+)
+async def test_first_message_of_scram_that_is_not_sound_is_refused(archive, tmp_path, users_file, first):
+    """Among them channel binding that is not offered, another identity, and escapes that are none."""
+    async with (
+        guarded(archive, tmp_path, users_file) as endpoint,
+        connected(endpoint.server.port) as client,
+    ):
+        answer = await authenticate(client, "SCRAM-SHA-256", first)
+        assert answer.error_code == ErrorCode.sasl_authentication_failed
+        assert await closed(client) == b""
+
+
+async def test_final_message_of_scram_counts_once(archive, tmp_path, users_file):
+    """With the binding of its own first message, and only after it."""
+    async with guarded(archive, tmp_path, users_file) as endpoint:
+        for header, binding, expected in (
+            ("n,,", "n,,", ErrorCode.none),
+            ("y,,", "y,,", ErrorCode.none),
+            ("n,a=reader,", "n,a=reader,", ErrorCode.none),
+            ("y,,", "n,,", ErrorCode.sasl_authentication_failed),
+            ("n,,", "p=tls-unique,,", ErrorCode.sasl_authentication_failed),
+        ):
+            async with connected(endpoint.server.port) as client:
+                final = await scram_final(client, header, binding)
+                message = request_module(36, 2).SaslAuthenticateRequest(auth_bytes=final)
+                assert (await client.ask(message)).error_code == expected
+                again = None if expected != ErrorCode.none else await client.ask(message)
+                if again is not None:
+                    assert again.error_code == ErrorCode.illegal_sasl_state
+                assert await closed(client) == b""
+
+
+async def scram_final(client, header, binding):
+    """Begin a login of the reader by SCRAM-SHA-256, and return the message that ends it."""
+    bare = "n=reader,r=abc"
+    answer = await authenticate(client, "SCRAM-SHA-256", f"{header}{bare}".encode())
+    said = answer.auth_bytes.decode()
+    nonce, salt, iterations = (part[2:] for part in said.split(",", 2))
+    password = password_of("reader").encode()
+    salted = hashlib.pbkdf2_hmac("sha256", password, base64.b64decode(salt), int(iterations))
+    without_proof = f"c={base64.b64encode(binding.encode()).decode()},r={nonce}"
+    client_key = hmac.digest(salted, b"Client Key", "sha256")
+    stored_key = hashlib.sha256(client_key).digest()
+    signature = hmac.digest(stored_key, f"{bare},{said},{without_proof}".encode(), "sha256")
+    proof = bytes(one ^ other for one, other in zip(client_key, signature, strict=True))
+    return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
 
 
 async def test_plain_is_offered_only_where_it_is_configured(archive, tmp_path, users_file):
@@ -335,6 +490,39 @@ async def test_change_of_the_file_holds_without_a_restart(archive, tmp_path, use
         assert await closed(client) == b""
 
 
+def test_change_that_could_not_be_read_is_read_later(users_file):
+    """A removed user would keep its access, where a moment's lack of descriptors hid the change."""
+    users = UserDirectory(users_file)
+    Users.read(users_file).without_user("reader").write(users_file)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with capture_logs() as lines:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            users.renew()
+            users.renew()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert users.credential("reader", "SCRAM-SHA-256") is not None
+        users.renew()
+        assert users.credential("reader", "SCRAM-SHA-256") is None
+    assert [line["log_level"] for line in lines] == ["error", "info"]
+    assert "Too many open files" in lines[0]["error"]
+
+
+def test_file_that_is_gone_changes_nothing_and_is_said_once(users_file):
+    """Also where it comes back as it was."""
+    users = UserDirectory(users_file)
+    away = users_file.with_suffix(".away")
+    users_file.rename(away)
+    with capture_logs() as lines:
+        users.renew()
+        users.renew()
+        assert users.credential("reader", "SCRAM-SHA-256") is not None
+        away.rename(users_file)
+        users.renew()
+    assert [line["log_level"] for line in lines] == ["error", "info"]
+
+
 async def test_client_certificate_is_asked_for_and_names_the_principal(
     archive, tmp_path, users_file, certificate
 ):
@@ -368,30 +556,61 @@ def test_file_is_read_as_it_was_written(users_file):
     assert password_of("reader") not in users_file.read_text()
 
 
+KEY = "QUE="
+OF_A = "users:\n  a: {SCRAM-SHA-256: {iterations: "
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "said"),
     [
-        "[",
-        "7",
-        "other: {}",
-        "users: {a: {}}",
-        "users: {a: {MD5: {}}}",
-        "users: {a: {SCRAM-SHA-256: {iterations: 100, salt: QUE=, stored_key: QUE=, server_key: QUE=}}}",
-        "users: {a: {SCRAM-SHA-256: {iterations: 9000000, salt: QUE=, stored_key: QUE=, server_key: QUE=}}}",
-        "users: {a: {SCRAM-SHA-256: {iterations: 5000, salt: '!', stored_key: QUE=, server_key: QUE=}}}",
-        "users: {a: {SCRAM-SHA-256: {iterations: 5000, salt: QUE=, stored_key: QUE=, server_key: QUE=}}}",
-        "rules: [{principal: alice, operations: [READ], topic: a}]",
-        "rules: [{principal: 'User:a', operations: [WRITE], topic: a}]",
-        "rules: [{principal: 'User:a', operations: [], topic: a}]",
-        "rules: [{principal: 'User:a', operations: [READ]}]",
-        "rules: [{principal: 'User:a', operations: [READ], topic: a, prefix: a}]",
+        ("", "file: it is empty"),
+        (" \n", "file: it is empty"),
+        ("7", "file:1: "),
+        ("rules: []\n[", "file:2: not valid YAML"),
+        ("rules: []\nother: {}", "file:2: the file may have the sections"),
+        ("rules: []\nusers: 7", "file:2: users must be"),
+        ("users: {}\nrules: {}", "file:2: rules must be"),
+        ("users:\n  a: {}", "file:2: user 'a' must have"),
+        ("users:\n  a: {MD5: {}}", "file:2: user 'a' must have"),
+        (
+            f"{OF_A}100, salt: {KEY}, stored_key: {KEY}, server_key: {KEY}}}}}",
+            "file:2: user 'a': SCRAM-SHA-256",
+        ),
+        (f"{OF_A}9000000, salt: {KEY}, stored_key: {KEY}, server_key: {KEY}}}}}", "iterations must be"),
+        (f"{OF_A}5000, salt: '!', stored_key: {KEY}, server_key: {KEY}}}}}", "not base64"),
+        (f"{OF_A}5000, salt: {KEY}, stored_key: {KEY}, server_key: {KEY}}}}}", "keys of 32 bytes"),
+        (f"{OF_A}5000, salt: {KEY}\n", "file:3: not valid YAML"),
+        ("users:\n  a: {}\n  a: {}", "file:3: users.a: is set twice"),
+        ("users:\n  a,b: {}", "file:2: the user's name 'a,b' must"),
+        ("users:\n  'a=b': {}", "file:2: the user's name 'a=b' must"),
+        ('users:\n  "a\\nb": {}', "file:2: the user's name 'a\\\\nb' must"),
+        ("users:\n  '': {}", "file:2: a user's name must have 1 to"),
+        (f"users:\n  {'a' * 121}: {{}}", "file:2: a user's name must have 1 to"),
+        ("rules:\n  - {principal: alice, operations: [READ], topic: a}", "file:2: principal must be"),
+        ("rules:\n  - {principal: 'User:a', operations: [WRITE], topic: a}", "file:2: operations must"),
+        ("rules:\n  - {principal: 'User:a', operations: [{}], topic: a}", "file:2: operations must"),
+        ("rules:\n  - {principal: 'User:a', operations: [], topic: a}", "file:2: operations must"),
+        ("rules:\n  - {principal: 'User:a', operations: [READ]}", "file:2: a rule must have"),
+        ("rules:\n  - {principal: 'User:a', operations: [READ], topic: a, prefix: a}", "file:2: a rule must"),
+        ("rules:\n  - {principal: 'User:a', operations: [READ], topic: 7}", "file:2: topic must be"),
     ],
 )
-def test_faulty_file_is_an_error_that_quotes_no_credential(text):
+def test_faulty_file_is_an_error_with_its_line_that_quotes_no_credential(text, said):
     """It changes nothing of a running endpoint."""
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=f"{said}") as error:
         Users.parsed(text, source="file")
     assert "QUE" not in str(error.value)
+
+
+def test_names_in_the_file_are_text_whatever_they_look_like(tmp_path):
+    """A user `no` or `123` is that user, also where the file was written by hand."""
+    users = Users(rules=(TopicRule("User:no", frozenset({READ}), "null"),))
+    for name in ("no", "123", "1.0", "ünï", "~"):
+        users = users.with_user(name, "p")
+    users.write(tmp_path / "users.yaml")
+    assert Users.read(tmp_path / "users.yaml") == users
+    text = (tmp_path / "users.yaml").read_text()
+    assert Users.parsed(text.replace("'no'", "no").replace("'123'", "123"), source="file") == users
 
 
 @pytest.mark.parametrize(

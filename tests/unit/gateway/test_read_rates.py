@@ -74,6 +74,28 @@ def test_many_readers_together_keep_to_the_limit():
     assert total < 1000 * 600 * 1.2
 
 
+@pytest.mark.parametrize("limit", ["client_bytes_per_second", "principal_bytes_per_second"])
+def test_many_connections_of_one_client_keep_to_its_limit(limit):
+    """Each of them waits the longest pause at most, so their answers shrink."""
+    rates, total = ReadRates(**{limit: 1000}), 0
+    due = [0.0] * 100
+    while (now := min(due)) < 600:
+        size_bytes = int(rates.answer_bytes(now=now, host="a", principal="User:a"))
+        total += size_bytes
+        due[due.index(now)] = now + max(rates.spend("a", size_bytes, now=now, principal="User:a"), 0.01)
+    assert total < 1000 * 600 * 1.2
+    assert rates.answer_bytes(now=600, host="b", principal="User:b") == 1000
+
+
+@pytest.mark.parametrize("others", [{}, {"bytes_per_second": 100}])
+def test_answers_of_a_principal_that_has_spent_its_dollars_are_small(others):
+    """A first batch is in them, so it goes on. At least one byte, so a Fetch at the log's end still waits."""
+    rates = ReadRates(principal_dollars_per_day=1.0, **others)
+    rates.charge("User:a", 1.5, now=0.0)
+    assert rates.answer_bytes(now=0.0, principal="User:a") == 1
+    assert rates.answer_bytes(now=0.0, principal="User:b") == others.get("bytes_per_second", math.inf)
+
+
 def test_debt_of_clients_that_have_gone_is_forgotten():
     """Who is left waits for nobody else's bytes for longer than for its own."""
     rates = ReadRates(bytes_per_second=1000)

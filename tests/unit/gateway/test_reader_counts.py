@@ -21,7 +21,7 @@ from tieringd.policies.prices import LIST_PRICES
 
 ARCHIVED = {"old": {0: {"error_code": 1}}}
 PLAIN, SCRAM = "PLAIN", "SCRAM-SHA-256"
-OK, REFUSED = 0, 58
+OK, REFUSED, ILLEGAL_STATE = 0, 58, 34
 
 
 @pytest.fixture
@@ -108,6 +108,39 @@ async def test_user_is_seen_in_a_login_that_the_broker_accepts(
             await ask(broker, client)
     assert count(registry, "reader_fetches_total", Reader(principal, "test"), source="cache") == 1
     assert "secret" not in str(lines)
+
+
+async def test_answer_to_one_login_is_not_taken_for_that_to_another(broker, registry, counts):
+    """
+    A client may send a second login before the first is answered.
+
+    A broker that does not ask for logins again refuses the second one, and keeps the connection.
+    """
+    requests = [
+        request_module(17, 1).SaslHandshakeRequest(mechanism=PLAIN),
+        request_module(36, 1).SaslAuthenticateRequest(auth_bytes=b"\0alice\0secret"),
+        request_module(17, 1).SaslHandshakeRequest(mechanism=PLAIN),
+        request_module(36, 1).SaslAuthenticateRequest(auth_bytes=b"\0victim\0wrong"),
+    ]
+    async with running(broker, TopicArchive(), counts) as server, connected(server.port) as client:
+        client.writer.write(b"".join(bytes(request_frame(one)) for one in requests))
+        heads = [await broker.next() for _ in requests]
+        for (head, _, answers), error in zip(heads, (OK, OK, ILLEGAL_STATE, ILLEGAL_STATE), strict=True):
+            said = (
+                struct.pack(">hi", error, 0) if head.api_key == 17 else struct.pack(">hhiq", error, -1, 0, 0)
+            )
+            answers.write(struct.pack(">ii", 4 + len(said), head.correlation_id) + said)
+            await client.frame()
+        await ask(broker, client)
+    assert count(registry, "reader_fetches_total", Reader("User:alice", "test"), source="cache") == 1
+
+
+def test_name_of_a_reader_is_one_line_of_what_can_be_printed():
+    """A client may write any bytes into its client id, also a line break and a line of a log after it."""
+    reader = Reader.of("User:a\u2028b\x1b[2J", b"app\n2026-11-25 [error] archive lost\r\0\xff")
+    assert reader.principal.isprintable()
+    assert reader.client_id == "app\ufffd2026-11-25 [error] archive lost\ufffd\ufffd\ufffd"
+    assert Reader.of("User:Jürgen", "größe".encode()) == Reader("User:Jürgen", "größe")
 
 
 async def test_reader_past_its_budget_is_told_to_wait_and_is_not_read(broker, registry, counts):

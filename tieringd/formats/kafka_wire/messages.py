@@ -34,6 +34,9 @@ def decode_request(view: memoryview, head: RequestHead) -> Any:
     """
     Return kio's message of a request, whole and with its size, of an API and version that kio has.
 
+    Bytes after the message are ignored, as a broker does: librdkafka sends three with a Metadata request for
+    all topics, whose array has room for a count of four bytes and needs one.
+
     Raises:
         ProtocolViolation: kio cannot read it.
     """
@@ -42,7 +45,8 @@ def decode_request(view: memoryview, head: RequestHead) -> Any:
     cursor.string(compact=False)
     if schema.__header_schema__.__flexible__:
         cursor.skip_tags()
-    return _decoded(view[cursor.at :], schema)
+    message, _ = _decoded(view[cursor.at :], schema)
+    return message
 
 
 def made(schema: Any, **values: Any) -> Any:
@@ -56,13 +60,16 @@ def decode_response(view: memoryview, api_key: int, version: int) -> Any:
     Return kio's message of a response, whole and with its size.
 
     Raises:
-        ProtocolViolation: kio cannot read it.
+        ProtocolViolation: kio cannot read it, or bytes follow it.
     """
     schema: Any = load_response_schema(api_key, version)
     cursor = Cursor(view, SIZE_BYTES + 4)
     if schema.__header_schema__.__flexible__:
         cursor.skip_tags()
-    return _decoded(view[cursor.at :], schema)
+    message, left = _decoded(view[cursor.at :], schema)
+    if left:
+        raise ProtocolViolation(f"a {schema.__name__} is {left} bytes too long")
+    return message
 
 
 def encode_response(correlation_id: int, response: Any) -> bytes:
@@ -77,13 +84,12 @@ def encode_response(correlation_id: int, response: Any) -> bytes:
     return bytes(encoded)
 
 
-def _decoded(body: memoryview, schema: Any) -> Any:
+def _decoded(body: memoryview, schema: Any) -> tuple[Any, int]:
+    """Return the message at the beginning of *body*, and the number of bytes after it."""
     try:
         message, size = decoded(schema, bytes(body))
     except UNREADABLE as error:
         raise ProtocolViolation(
             f"a {schema.__name__} of version {schema.__version__} cannot be read: {error!r}"
         ) from error
-    if size != len(body):
-        raise ProtocolViolation(f"a {schema.__name__} is {len(body) - size} bytes too long")
-    return message
+    return message, len(body) - size

@@ -195,3 +195,12 @@ class ProduceRequestWalk(PartitionsWalk):
 
     def _partition_end(self, _cursor: Cursor) -> int:
         return self._next_partition()
+
+    def _after_topics(self) -> int:
+        self._to_tags(self._skip_rest)
+        return 0
+
+    def _skip_rest(self, _cursor: Cursor) -> int:
+        # A broker ignores bytes after a request.
+        self._step = self._finish
+        return self.end - self.position

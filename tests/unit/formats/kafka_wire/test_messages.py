@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 
 from tests.support.kafka_messages import (
     fields_of,
+    followed_by,
     milliseconds,
     read_response,
     request_frame,
@@ -101,6 +102,42 @@ def test_request_is_read_as_it_was_written(version, client_id):
     frame = request_frame(request, client_id=client_id)
     head = RequestHead.read(memoryview(frame))
     assert decode_request(memoryview(frame), head) == request
+
+
+@pytest.mark.parametrize("version", KNOWN_VERSIONS[2])
+@pytest.mark.parametrize("rest", [bytes(3), b"xyz"])
+def test_bytes_after_a_request_are_ignored(version, rest):
+    """A broker does so (`test_kafka_broker`), and librdkafka sends some."""
+    request = list_offsets_request(version)
+    frame = followed_by(rest, request_frame(request))
+    assert decode_request(memoryview(frame), RequestHead.read(memoryview(frame))) == request
+
+
+def test_request_of_librdkafka_for_all_topics_is_read():
+    """The count of its array is a null of one byte, with three zeros of the count's room at the end."""
+    frame = memoryview(bytes.fromhex("00000019 0003000d 00000003 00077264 6b61666b 61 00 00 0000 00 000000"))
+    request = decode_request(frame, RequestHead.read(frame))
+    assert request.topics is None
+    assert not request.allow_auto_topic_creation
+
+
+@pytest.mark.parametrize("name", [b"\xff" * 30_000, b"\xff" + b"secret" * 5_000])
+def test_error_about_a_message_does_not_repeat_it(name):
+    """It goes to the log, and clients choose the bytes."""
+    body = b"\x00\x03\x00\x00" + bytes(4) + b"\xff\xff" + b"\x00\x00\x00\x01" + len(name).to_bytes(2) + name
+    frame = memoryview(len(body).to_bytes(4) + body)
+    with pytest.raises(ProtocolViolation, match="of version 0 cannot be read") as error:
+        decode_request(frame, RequestHead.read(frame))
+    assert len(str(error.value)) < 400
+    assert "secret" not in str(error.value)
+
+
+def test_bytes_after_a_response_are_a_violation():
+    """A broker sends none, so the message is another one."""
+    response = response_module(17, 1).SaslHandshakeResponse(error_code=ErrorCode.none, mechanisms=())
+    frame = followed_by(bytes(3), response_frame(response))
+    with pytest.raises(ProtocolViolation, match="3 bytes too long"):
+        decode_response(memoryview(frame), 17, 1)
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS[2])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.kafka_messages import (
     PRODUCE_VERSIONS,
+    followed_by,
     milliseconds,
     request_frame,
     request_module,
@@ -70,6 +71,19 @@ def test_walk_lists_the_partitions_however_they_arrive(drawn, data):
     for end in [*sorted(data.draw(st.lists(st.integers(0, len(frame)), max_size=9))), len(frame)]:
         walk.feed(memoryview(frame)[walk.position : max(end, walk.position)])
     assert walk.is_done
+    assert walk.partitions == {topic: list(partitions) for topic, partitions in topics.items()}
+
+
+@given(drawn_requests(), st.binary(min_size=1, max_size=9), st.integers(0, 9))
+def test_walk_skips_bytes_after_the_request(drawn, rest, split):
+    """As a broker does."""
+    topics, _, frame = drawn
+    frame = followed_by(rest, frame)
+    walk = ProduceRequestWalk(RequestHead.read(memoryview(frame)))
+    walk.feed(memoryview(frame)[: len(frame) - split])
+    walk.feed(memoryview(frame)[walk.position :])
+    assert walk.is_done
+    assert walk.position == len(frame)
     assert walk.partitions == {topic: list(partitions) for topic, partitions in topics.items()}
 
 
