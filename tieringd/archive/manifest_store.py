@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 from crc32c import crc32c
 
-from tieringd.archive.operator_decisions import OperatorDecisions
+from tieringd.archive.decision_store import OperatorDecisions
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import (
     CorruptDataError,

@@ -42,7 +42,7 @@ from tieringd.broker.layout import Layout
 from tieringd.errors import CorruptDataError, RetryableError, StorageError, StorageUnavailable, TieringError
 from tieringd.formats.record_batch import OldMagicError
 from tieringd.metrics import Metrics
-from tieringd.metrics.partitions import PartitionFigures
+from tieringd.metrics.partition_figures import PartitionFigures
 from tieringd.model.local_log import Hole
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap

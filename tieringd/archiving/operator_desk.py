@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from tieringd.archive.operator_decisions import OperatorDecisions
+from tieringd.archive.decision_store import OperatorDecisions
 from tieringd.archiving.partition_logger import LeadershipLogger
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest

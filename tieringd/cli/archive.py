@@ -44,9 +44,9 @@ from tieringd.cli.recover.recovery_progress import ByteProgress
 from tieringd.cli.resolve import resolve
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
-from tieringd.daemon.archive_owner import claimant_of, owner_record
 from tieringd.daemon.file_archive import found_file_root, init_file_root, note_first_start
 from tieringd.daemon.local_broker import opened_broker
+from tieringd.daemon.ownership_check import claimant_of, owner_record
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.archive_owners import ArchiveOwners
 from tieringd.formats.object_keys import TopicKey, data_key

@@ -49,7 +49,7 @@ class SwappedPartition:
 
 
 @dataclass(slots=True)
-class Outcome:
+class SwapOutcome:
     """What a job has changed so far, and its faults. Owned by the job."""
 
     swapped: list[SwappedPartition] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Outcome:
     has_begun: bool = False
     """Whether the job has tried to replace anything."""
 
-    def add(self, part: Outcome) -> None:
+    def add(self, part: SwapOutcome) -> None:
         """Add the outcome of a part of the job."""
         self.swapped += part.swapped
         self.faults += part.faults
@@ -109,7 +109,7 @@ class Outcome:
 
 @contextmanager
 def outcome_reported(
-    outcome: Outcome, fault: str = "the job stopped before its end; run it again"
+    outcome: SwapOutcome, fault: str = "the job stopped before its end; run it again"
 ) -> Iterator[None]:
     """
     Turn an error in the context into a *fault* if segments may have been replaced before.
@@ -159,7 +159,7 @@ class NotSwapped:
 
 
 async def swap_all(
-    bucket: Bucket, swaps: Sequence[PartitionSwap], outcome: Outcome, *, kind: SwapKind
+    bucket: Bucket, swaps: Sequence[PartitionSwap], outcome: SwapOutcome, *, kind: SwapKind
 ) -> NotSwapped:
     """
     Do the swaps of different partitions, some at once, and return the partitions that were not swapped.
@@ -168,7 +168,7 @@ async def swap_all(
     """
     overtaken: dict[TopicIdPartition, PartitionManifest] = {}
 
-    async def one(each: PartitionSwap, part: Outcome) -> None:
+    async def one(each: PartitionSwap, part: SwapOutcome) -> None:
         manifest = await swap(bucket, each.partition, each.successors, part, kind=kind, basis=each.basis)
         if manifest is not None:
             overtaken[each.partition] = manifest
@@ -184,14 +184,14 @@ def expired_parts(successor: Successor, manifest: PartitionManifest) -> int:
 
 
 async def _for_each(
-    items: Sequence[T], work: Callable[[T, Outcome], Awaitable[None]], outcome: Outcome
-) -> list[Outcome]:
+    items: Sequence[T], work: Callable[[T, SwapOutcome], Awaitable[None]], outcome: SwapOutcome
+) -> list[SwapOutcome]:
     """
     Do *work* for each of *items*, some at once, each with an outcome of its own, and return those.
 
     All are added to *outcome* in the order of *items*, also when an item ends with an error.
     """
-    parts = [Outcome() for _ in items]
+    parts = [SwapOutcome() for _ in items]
     try:
         await at_once(
             list(zip(items, parts, strict=True)), lambda pair: work(*pair), count=PARTITIONS_AT_ONCE
@@ -206,7 +206,7 @@ async def swap(
     bucket: Bucket,
     partition: TopicIdPartition,
     successors: Sequence[Successor],
-    outcome: Outcome,
+    outcome: SwapOutcome,
     *,
     kind: SwapKind,
     basis: CompactionBasis | None = None,
@@ -260,7 +260,7 @@ async def swap(
     return None
 
 
-async def end_holding(bucket: Bucket, partitions: Sequence[TopicIdPartition], outcome: Outcome) -> None:
+async def end_holding(bucket: Bucket, partitions: Sequence[TopicIdPartition], outcome: SwapOutcome) -> None:
     """
     Stop holding the segments that compactions replaced in *partitions*, after an erasure.
 
@@ -268,7 +268,7 @@ async def end_holding(bucket: Bucket, partitions: Sequence[TopicIdPartition], ou
     """
     segment_swap = _swap_in(bucket)
 
-    async def release(partition: TopicIdPartition, part: Outcome) -> None:
+    async def release(partition: TopicIdPartition, part: SwapOutcome) -> None:
         try:
             await segment_swap.release(partition)
         except TieringError as error:
@@ -283,7 +283,7 @@ async def end_holding(bucket: Bucket, partitions: Sequence[TopicIdPartition], ou
 async def delete_replaced(
     bucket: Bucket,
     partitions: Sequence[TopicIdPartition],
-    outcome: Outcome,
+    outcome: SwapOutcome,
     *,
     after_ms: int,
     gone_since: Mapping[TopicIdPartition, GoneSince] | None = None,
@@ -310,7 +310,7 @@ async def delete_replaced(
     away: StorageUnavailable | None = None
     left: list[TopicIdPartition] = []
 
-    async def delete(partition: TopicIdPartition, part: Outcome) -> None:
+    async def delete(partition: TopicIdPartition, part: SwapOutcome) -> None:
         nonlocal away
         if away is not None:
             # Each other partition would wait for the store as well.
