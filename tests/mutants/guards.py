@@ -234,12 +234,12 @@ GUARDS: tuple[Guard, ...] = (
     # Gaps and holes.
     guard(
         "gap-needs-two-scans",
-        f"{_ARCHIVING}/archiver.py",
+        f"{_ARCHIVING}/missing_offsets.py",
         "        if self._missed is None or not _covers(self._missed[1], missing):",
         "        if False:",
         "A gap is recorded only when two scans have missed the offsets",
         Edit(
-            f"{_ARCHIVING}/archiver.py",
+            f"{_ARCHIVING}/missing_offsets.py",
             "        if self._missed[0] == seen.scan_number:",
             "        if False:",
         ),
@@ -247,7 +247,7 @@ GUARDS: tuple[Guard, ...] = (
     ),
     guard(
         "gap-scans-have-numbers",
-        f"{_ARCHIVING}/archiver.py",
+        f"{_ARCHIVING}/missing_offsets.py",
         "        if self._missed[0] == seen.scan_number:",
         "        if False:",
         "One scan never counts as two for a gap",
@@ -256,7 +256,7 @@ GUARDS: tuple[Guard, ...] = (
     ),
     guard(
         "hole-scans-have-numbers",
-        f"{_ARCHIVING}/archiver.py",
+        f"{_ARCHIVING}/missing_offsets.py",
         "return frozenset(hole for hole, first in self._first_scans.items() if first != self._scan_number)",
         "return frozenset(self._first_scans)",
         "A transaction counts as aborted for a hole only when two scans have found it",

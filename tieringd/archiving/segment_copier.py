@@ -17,7 +17,8 @@ from itertools import pairwise
 import structlog
 from crc32c import crc32c
 
-from tieringd.archiving.upload_gate import NO_URGENCY, UploadGate, Urgency
+from tieringd.archiving.upload_gate import UploadGate
+from tieringd.archiving.upload_queue import NO_URGENCY, Urgency
 from tieringd.broker.layout import Layout
 from tieringd.broker.segment_file import (
     OpenSegment,

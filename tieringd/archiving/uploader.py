@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tieringd.archiving.partition_logger import PartitionLogger
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.archiving.segment_copier import CopiedSegment, CopyRequest
-from tieringd.archiving.upload_gate import Urgency
+from tieringd.archiving.upload_queue import Urgency
 from tieringd.errors import BrokerUnavailable, CorruptDataError, TieringError
 from tieringd.metrics import Metrics
 from tieringd.model.local_log import Hole, LocalLog

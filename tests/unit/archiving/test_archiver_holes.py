@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from tests.fakes.archive import archived, archiver_of, observed, values_in
 from tests.fakes.log_writer import LogWriter
-from tieringd.archiving.archiver import HoleWatch
+from tieringd.archiving.missing_offsets import HoleWatch
 from tieringd.broker.pins import PinDirectory
 from tieringd.errors import LocalFileError
 from tieringd.policies.pinning import Pin

@@ -9,8 +9,8 @@ import pytest
 
 from tests.fakes.topics import topic_config
 from tests.unit.model.values import PARTITION, TIME_MS, local_log, remote, stored
-from tieringd.archiving.archiver import PartitionGauges
 from tieringd.archiving.observer import Observation
+from tieringd.archiving.partition_status import PartitionGauges
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import LogBounds

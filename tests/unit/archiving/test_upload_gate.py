@@ -19,7 +19,7 @@ from tests.fakes.uploads import (
     partition,
     settle,
 )
-from tieringd.archiving.upload_gate import Urgency
+from tieringd.archiving.upload_queue import Urgency
 from tieringd.policies.upload_control import CPU, LIMIT, SLOTS, UploadPace
 
 pytestmark = pytest.mark.looptime
