@@ -449,7 +449,7 @@ GUARDS: tuple[Guard, ...] = (
         "        return deletion.before_offset",
         "A deletion takes no records of a later leader",
         Edit(
-            "tieringd/model/manifest.py",
+            "tieringd/model/tail_cut.py",
             "    if deletion.leader_epoch >= leader_epoch or deletion.before_offset <= next_offset:",
             "    if True:",
         ),
@@ -457,7 +457,7 @@ GUARDS: tuple[Guard, ...] = (
     ),
     guard(
         "deletion-beside-another",
-        "tieringd/model/manifest.py",
+        "tieringd/model/manifest_parts.py",
         "        if not kept or one.leader_epoch > kept[-1].leader_epoch:",
         "        if not kept:",
         "A deletion under another leader epoch replaces no recorded one",

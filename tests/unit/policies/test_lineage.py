@@ -11,6 +11,7 @@ from tests.unit.model.values import local_log, remote, stored
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import LogBounds
 from tieringd.model.segment import CrossingTransaction
+from tieringd.model.tail_cut import cut_back
 from tieringd.policies.lineage import (
     ArchiveTruncation,
     Lineage,
@@ -643,7 +644,7 @@ def test_archive_that_retention_emptied_is_still_compared(epochs, log_end_offset
         return
     assert found.lineage is Lineage.DIVERGES
     assert (found.replacement.segment_count, found.replacement.only_archived) == (0, None)
-    anew = EMPTIED.cut_back(resume_offset, leader_epoch=NEW, now_ms=2)
+    anew = cut_back(EMPTIED, resume_offset, leader_epoch=NEW, now_ms=2)
     assert (anew.start_offset, anew.next_offset, anew.faults()) == (resume_offset, resume_offset, ())
     again = replace(anew, leader_epoch=NEW)
     assert plan(again, epochs=epochs, log_end_offset=log_end_offset).lineage is Lineage.HOLDS
@@ -660,7 +661,7 @@ def test_emptied_archive_has_no_transaction_that_reopens():
 def test_cut_that_leaves_no_segment_leaves_no_transaction(next_offset, left):
     """Where users deleted up to the middle of a segment, the archive begins inside it."""
     manifest = replace(crossed((50, 320, OLD), entries=((0, 99), (100, 199))), start_offset=60)
-    cut = manifest.cut_back(next_offset, leader_epoch=NEW, now_ms=2)
+    cut = cut_back(manifest, next_offset, leader_epoch=NEW, now_ms=2)
     assert (len(cut.segments), len(cut.crossing)) == (left, left)
 
 

@@ -24,6 +24,7 @@ from tieringd.formats.object_keys import (
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Replacement
 from tieringd.model.spilling import part_to_spill, spilled, spillover_expired, with_parts
+from tieringd.model.tail_cut import cut_back
 from tieringd.policies.scrub import Keep, Orphan, Owner, StoredObject, TopicState, plan_orphans
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ class OrphanMachine(RuleBasedStateMachine):
     def replace_the_tail(self) -> None:
         last = self.manifest.segments[-1]
         self.named -= self._keys(last)
-        self.manifest = self.manifest.cut_back(last.base_offset, leader_epoch=5, now_ms=-GRACE_MS)
+        self.manifest = cut_back(self.manifest, last.base_offset, leader_epoch=5, now_ms=-GRACE_MS)
 
     @precondition(lambda self: len(self.manifest.segments) > 1)
     @rule()

@@ -16,6 +16,7 @@ from tieringd.errors import StorageDenied, StorageUnavailable, TieringError
 from tieringd.formats.job_records import ErasureRequest
 from tieringd.formats.object_keys import data_key, manifest_key
 from tieringd.model.manifest import CLOSED_EPOCH
+from tieringd.model.tail_cut import cut_back
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.spark.jobs.erase import _store_record, erase
 from tieringd.spark.jobs.key_search import search
@@ -214,7 +215,7 @@ def test_what_another_leader_puts_in_its_place_was_not_gone_over(shelf):
 
     def elect():
         if not shelf.manifest(writer).replacements:
-            edit(shelf, writer, lambda manifest: manifest.cut_back(3, leader_epoch=1, now_ms=1))
+            edit(shelf, writer, lambda manifest: cut_back(manifest, 3, leader_epoch=1, now_ms=1))
 
     report, record = erased(shelf, spark=LocalSpark(elect), keys=[b"none"], delete_after_ms=0)
 

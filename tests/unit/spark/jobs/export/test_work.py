@@ -7,6 +7,7 @@ import pytest
 from tests.support.exports import ArchivedLogs
 from tieringd.errors import CorruptDataError, ObjectNotFound, TieringError
 from tieringd.formats.object_keys import data_key
+from tieringd.model.tail_cut import cut_back
 from tieringd.spark.jobs.export.plan import Portion
 from tieringd.spark.jobs.export.work import Losses, Work
 
@@ -144,7 +145,7 @@ async def test_archive_that_was_cut_back_is_an_error(logs):
     await logs.fill(2)
 
     async def cut(manifest):
-        return manifest.cut_back(6, leader_epoch=1, now_ms=1)
+        return cut_back(manifest, 6, leader_epoch=1, now_ms=1)
 
     await logs.services.manifests.edit(logs.writers[0].identified, cut)
 
