@@ -159,10 +159,15 @@ class NotSwapped:
 
 
 async def swap_all(
-    bucket: Bucket, swaps: Sequence[PartitionSwap], outcome: SwapOutcome, *, kind: SwapKind
+    bucket: Bucket,
+    swaps: Sequence[PartitionSwap],
+    outcome: SwapOutcome,
+    *,
+    kind: SwapKind,
+    count: int = PARTITIONS_AT_ONCE,
 ) -> NotSwapped:
     """
-    Do the swaps of different partitions, some at once, and return the partitions that were not swapped.
+    Do the swaps of different partitions, *count* at once, and return the partitions that were not swapped.
 
     The results and faults go to *outcome*, in the order of *swaps*.
     """
@@ -173,7 +178,7 @@ async def swap_all(
         if manifest is not None:
             overtaken[each.partition] = manifest
 
-    parts = await _for_each(swaps, one, outcome)
+    parts = await _for_each(swaps, one, outcome, count=count)
     faulty = {each.partition for each, part in zip(swaps, parts, strict=True) if part.faults}
     return NotSwapped(faulty, overtaken)
 
@@ -184,18 +189,20 @@ def expired_parts(successor: Successor, manifest: PartitionManifest) -> int:
 
 
 async def _for_each(
-    items: Sequence[T], work: Callable[[T, SwapOutcome], Awaitable[None]], outcome: SwapOutcome
+    items: Sequence[T],
+    work: Callable[[T, SwapOutcome], Awaitable[None]],
+    outcome: SwapOutcome,
+    *,
+    count: int = PARTITIONS_AT_ONCE,
 ) -> list[SwapOutcome]:
     """
-    Do *work* for each of *items*, some at once, each with an outcome of its own, and return those.
+    Do *work* for each of *items*, *count* at once, each with an outcome of its own, and return those.
 
     All are added to *outcome* in the order of *items*, also when an item ends with an error.
     """
     parts = [SwapOutcome() for _ in items]
     try:
-        await at_once(
-            list(zip(items, parts, strict=True)), lambda pair: work(*pair), count=PARTITIONS_AT_ONCE
-        )
+        await at_once(list(zip(items, parts, strict=True)), lambda pair: work(*pair), count=count)
     finally:
         for part in parts:
             outcome.add(part)

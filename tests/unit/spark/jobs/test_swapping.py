@@ -17,7 +17,6 @@ from tests.unit.housekeeping.test_merging import filled
 from tieringd.archive.retired_objects import GoneSince
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import manifest_key
-from tieringd.spark.jobs import swapping
 from tieringd.spark.jobs.swapping import (
     PARTITIONS_AT_ONCE,
     PartitionSwap,
@@ -166,9 +165,8 @@ async def test_nothing_is_deleted_by_age_after_a_commit_from_the_future(store, w
     assert outcome.deleted_segments == 0
 
 
-async def test_partitions_are_swapped_some_at_once(store, tmp_path, monkeypatch):
+async def test_partitions_are_swapped_some_at_once(store, tmp_path):
     """Ten thousand, one by one, took half an hour; faults and results stay in the order of the partitions."""
-    monkeypatch.setattr(swapping, "PARTITIONS_AT_ONCE", 3)
     swaps, damaged = [], 4
     for number in range(8):
         writer = LogWriter(tmp_path / "logs", partition=number)
@@ -181,7 +179,7 @@ async def test_partitions_are_swapped_some_at_once(store, tmp_path, monkeypatch)
     outcome = SwapOutcome()
     bucket = bucket_in(waiting)
 
-    left = await swap_all(bucket, swaps, outcome, kind=SwapKind.MERGED)
+    left = await swap_all(bucket, swaps, outcome, kind=SwapKind.MERGED, count=3)
 
     assert waiting.most_at_once == 3
     done = [one.partition.partition for one in outcome.swapped]
