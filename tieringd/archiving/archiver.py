@@ -337,7 +337,7 @@ class Archiver(LeadershipLogger):
 
     def _expect_deletion(self, seen: Observation) -> None:
         """
-        Look for an edit soon after the log's start has moved past every trim by this daemon.
+        Check for an edit soon after the log's start has moved past every trim by this daemon.
 
         `tieringd topic delete-records` moves the log's start first, and then edits the manifest.
         """

@@ -151,7 +151,7 @@ class GoodPart(LeadershipLogger):
 
     @property
     def rests_because(self) -> str:
-        """Return why the case is not looked at again yet without a decision; empty where it is."""
+        """Return why the case is not examined again yet without a decision; empty if it is."""
         is_resting = self.operator_wait is not None and self._now_ms() < self._retry_at_ms
         return self._waits_because if is_resting else ""
 

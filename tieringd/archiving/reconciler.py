@@ -327,7 +327,7 @@ class Reconciler:
         started = clock()
         snapshot = await self._observer.scan()
         matched = self._matched
-        # Of ten thousand partitions nearly all are idle, and matching them all is a large part of a round.
+        # Nearly all of ten thousand partitions are idle, and matching them all is a large part of a round.
         if matched is None or matched.wanted is not snapshot.wanted or matched.unclear != snapshot.unclear:
             matched = self._match(snapshot, tasks)
         self._forget_topics(snapshot)

@@ -218,7 +218,7 @@ def local_index(
 
 def _examine(layout: Layout, file: OpenSegment, request: CopyRequest) -> _Examined:
     """Read the slice and its side files once. Blocks; runs in a thread."""
-    # A layout may store other bytes than the log's own. Those are then in another file, with another size.
+    # A layout may store other bytes than the log has. They are in another file, with another size.
     part = replace(request.part, segment=file.segment)
     segment = part.segment
     file.require_unchanged()

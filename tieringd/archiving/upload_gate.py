@@ -61,7 +61,7 @@ class UploadGate:
     Let uploads begin at the current pace, in the policy's order.
 
     One per daemon, on one event loop. Cancelling a caller is safe at any await: a waiting one leaves the
-    line, and an admitted one that has not begun gives back its slot and its bytes. An upload that fails
+    queue, and an admitted one that has not begun gives back its slot and its bytes. An upload that fails
     under way gives back the slot only, because its bytes may have been sent.
     """
 

@@ -30,9 +30,9 @@ from tieringd.policies.upload_plan import admissible_prefix
 @dataclass(frozen=True, slots=True)
 class _Held:
     base_offset: int
-    """Of the segment that cannot be copied."""
+    """The base offset of the segment that cannot be copied."""
     files: frozenset[tuple[int, tuple[int, int, int]]]
-    """That segment and the one that has the damage, each with its base offset and identity."""
+    """The base offsets and identities of that segment and of the damaged one."""
     fault: str
 
 

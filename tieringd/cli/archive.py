@@ -116,7 +116,7 @@ def claim(config: ConfigFile, dry_run: DryRun = False) -> None:
 
 
 async def _owners(config: Config) -> tuple[str, ArchiveOwners]:
-    """Return the cluster of *config*, and who is recorded as an owner of its archive."""
+    """Return the cluster of *config*, and the recorded owners of its archive."""
     async with opened_archive(config) as archive, opened_broker(config) as broker:
         return await broker.cluster_id(), await owner_record(archive, config).owners()
 

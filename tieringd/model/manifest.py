@@ -100,8 +100,8 @@ class PartitionManifest:
     The record of the daemon's own trims: none went further than this.
 
     It is stored before a trim is requested. The log start at the time when a leader claimed the
-    partition counts as a trim of the daemon's. So a log that begins after it was cut by someone else: a
-    user, or the broker's own retention.
+    partition counts as a trim of the daemon's. A log that begins after this offset was trimmed by a user or
+    by the broker's own retention.
     """
     unsettled: Unsettled | None = None
     """What only a leader's log can restore if winners of compactions are cut off; None if nothing."""

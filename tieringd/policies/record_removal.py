@@ -48,9 +48,9 @@ class RetiredRelease:
     """Held segments that may be released."""
 
     settled: tuple[Retired, ...] = ()
-    """Those of which no winner can be lost."""
+    """Segments of compactions whose winners cannot be lost any more."""
     in_log: tuple[Retired, ...] = ()
-    """Those whose records every replica's log has."""
+    """Segments whose records are in the log of every replica."""
     is_all_settled: bool = False
     """Whether `PartitionManifest.unsettled` is settled as well."""
 

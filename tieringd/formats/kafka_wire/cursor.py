@@ -158,7 +158,7 @@ class MessageWalk:
 
     def passed(self, size: int) -> None:
         """Count *size* bytes, at most `passing`, that passed without being offered to `feed`."""
-        assert size <= self._skipping, "bytes that must be looked at were passed"
+        assert size <= self._skipping, "bytes that must be read were passed"
         self._skipping -= size
         self.position += size
 

@@ -150,12 +150,12 @@ class PartitionSwap:
 
 @dataclass(frozen=True, slots=True)
 class NotSwapped:
-    """The partitions of which segments stay as they are, although new ones are stored."""
+    """Partitions whose segments were not replaced, although new ones are stored."""
 
     faulty: set[TopicIdPartition]
-    """Those with a fault in the outcome."""
+    """Partitions with a fault in the outcome."""
     overtaken: dict[TopicIdPartition, PartitionManifest]
-    """The current manifests of those of which retention took some segments of a compaction's run."""
+    """Current manifests of partitions where retention removed some segments of a compaction's run."""
 
 
 async def swap_all(
