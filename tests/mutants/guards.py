@@ -78,7 +78,7 @@ GUST = ("gust",)
 BROKER = ("broker", "storm", "cluster")
 
 GUARDS: tuple[Guard, ...] = (
-    # Leadership, and who may write.
+    # Leadership, and the right to write.
     guard(
         "commit-version",
         "tieringd/archive/manifest_store.py",

@@ -485,7 +485,7 @@ def test_compacted_segment_that_was_retired_before_is_refused():
 
 
 def test_compaction_over_a_gap_is_refused():
-    """A gap stays recorded: nobody knows what was there."""
+    """A gap stays recorded: it is unknown what was there."""
     manifest = stored([remote(0, 4)]).with_gap(Gap(5, 6, "lost", 0)).appended([remote(7, 9)])
     with pytest.raises(ValueError, match="cannot be replaced by compacted segments"):
         manifest.compacted([remote(0, 9, size_bytes=1)], now_ms=0)

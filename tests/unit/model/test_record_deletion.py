@@ -82,7 +82,7 @@ def test_later_leaders_records_stay_when_they_are_uploaded():
 
 
 def test_deletion_of_a_replaced_tail_ends_at_the_cut():
-    """The new leader's records take the place of deleted ones, and nobody has deleted those."""
+    """The new leader's records take the place of deleted ones, and are not deleted themselves."""
     recorded = replace(ARCHIVE, deletions=(RecordDeletion(400, 5),))
     assert cut_back(recorded, 200, leader_epoch=6, now_ms=1).deleted_before == 200
     assert cut_back(recorded, 200, leader_epoch=5, now_ms=1).deleted_before == 400, "of that very leader"

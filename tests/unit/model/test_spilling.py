@@ -127,7 +127,7 @@ def test_nothing_spills_behind_an_expired_part():
 
 
 def test_cut_leaves_a_live_segment_or_takes_the_spilled_ones_back():
-    """Who looks at the archive's newest segment finds it, as long as there is any."""
+    """The archive's newest segment is in the live manifest, as long as there is one."""
     manifest, parts = spilling(stored(segments(6)), 2, 2)
     for cut in (0, 10, 20, 40):
         with pytest.raises(ValueError, match="cannot be cut back"):

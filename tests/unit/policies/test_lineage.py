@@ -673,7 +673,7 @@ def test_emptied_archive_holds_for_the_leader_that_filled_it():
 
 
 def test_archive_does_not_begin_anew_with_what_is_on_its_way_out():
-    """Files below the log's start are there for a moment more, and nobody wants them archived."""
+    """Files below the log's start exist for a moment more, and must not be archived."""
     later = archive((100, 199), (200, 299), epochs=((OLD, 100),))
     log = replace(local_log((0, 50, 100, 200)), epochs=((NEW, 0),))
     found = plan_replacement(later, log, LogBounds(60, 400, 400), leader_epoch=NEW)

@@ -41,7 +41,7 @@ def compacted(manifest, *numbers, writer="e1", winners_end=50, is_held=True) -> 
 
 
 def writers(manifest) -> list[str]:
-    """Return who has written each segment."""
+    """Return the writer of each segment."""
     return [one.writer_id for one in manifest.segments]
 
 

@@ -85,7 +85,7 @@ async def test_circle_is_refused(history):
 
 
 async def test_circle_that_is_there_is_an_error(tmp_path, store, archive, clock):
-    """Nobody writes one; a copied bucket might hold it."""
+    """No process writes one; a copied bucket might hold it."""
     writer, _ = await old_archive(tmp_path, store, 0, first_offset=6)
     await old_archive(tmp_path, store, 1, first_offset=6)
     await History(store, archive.manifests, now_ms=clock).link(linked(1, 6))

@@ -260,7 +260,7 @@ def failing_spark(shelf):
 
 
 def test_erasure_whose_record_cannot_be_stored_at_its_end_reports(shelf, failing_spark):
-    """The records are gone: a job that failed over it would not tell which, and who had asked for it."""
+    """The records are gone: a job that failed here would tell neither which ones nor by whose request."""
     report = erase(failing_spark, shelf.config, topics=["orders"], keys=[b"k0"], requested_by="me")
 
     assert report.figures["records_removed"] > 0

@@ -74,7 +74,7 @@ async def test_store_that_is_away_is_told(store, writer, tmp_path):
 
 
 def test_job_that_has_replaced_something_reports_what_stopped_it():
-    """Nobody else tells what it has done by then."""
+    """No other report tells what it has done by then."""
     outcome = SwapOutcome(faults=["another"], has_begun=True)
 
     with outcome_reported(outcome):

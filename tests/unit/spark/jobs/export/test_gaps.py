@@ -53,7 +53,7 @@ async def test_gap_stops_the_export_before_anything_is_written(logs, directory):
 
 
 async def test_first_export_begins_where_the_archive_does(logs, directory):
-    """What expired before is nobody's loss."""
+    """What expired before does not count as lost."""
     await logs.fill(3)
     await logs.edit(lambda manifest: manifest.expired(1, now_ms=1))
 

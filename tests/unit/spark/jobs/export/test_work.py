@@ -141,7 +141,7 @@ async def test_what_expires_while_it_is_read_is_missed_only_where_that_is_allowe
 
 
 async def test_archive_that_was_cut_back_is_an_error(logs):
-    """What was planned is not there, and nobody says what will be."""
+    """The planned segments are gone, and it is unknown what takes their place."""
     await logs.fill(2)
 
     async def cut(manifest):
