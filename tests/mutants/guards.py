@@ -114,7 +114,7 @@ GUARDS: tuple[Guard, ...] = (
         f"{_ARCHIVING}/claim.py",
         "if self._rival_commit not in {None, commit}:",
         "if True:",
-        "A late commit of a process that has ended fences nobody",
+        "A late commit of a process that has ended fences no process",
         worlds=STORM,
     ),
     guard(
@@ -145,7 +145,7 @@ GUARDS: tuple[Guard, ...] = (
         "tieringd/archive/manifest_store.py",
         "        if found.version == stored.version:\n            raise StorageUnavailable(",
         "        if False:\n            raise StorageUnavailable(",
-        "A store that refuses a commit although nothing changed fences nobody",
+        "A store that refuses a commit although nothing changed fences no process",
         Edit(
             "tieringd/archive/manifest_store.py",
             "if found.manifest is not None and found.manifest.writer_id == self._writer_id:",
