@@ -361,8 +361,8 @@ class NamedTopics:
     """The served topics, by name."""
     contested: Mapping[str, tuple[str, ...]]
     """
-    By name, the clusters that have a topic of it. Such a name is in *topics* only if one cluster had it
-    before.
+    Contested names, each with the clusters that have a topic of that name. Such a name is in *topics* only if
+    one cluster had it before.
     """
 
 
