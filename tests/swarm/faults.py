@@ -241,7 +241,7 @@ class DeposedDaemonHangs(DaemonHangs):
             await admin.move_leader(TOPIC, self._next, number=self.step.partition)
 
     async def proof(self) -> str:
-        """Tell the leader."""
+        """Tell who leads."""
         return f"node {self._next} leads in the place of {self._leader}"
 
     async def heal(self) -> None:
@@ -373,7 +373,7 @@ class Reassigns(Fault):
             await admin.reassign(TOPIC, state.replicas[:-1], number=self.step.partition)
 
     async def proof(self) -> str:
-        """Ask the cluster which brokers hold the partition."""
+        """Ask who holds it."""
         async with cluster_admin(self.parts.cluster) as admin:
             now = (await admin.partitions(TOPIC))[self.step.partition].replicas
         return f"replicas {self._replicas} became {now}" if len(now) < len(self._replicas) else ""
