@@ -267,7 +267,9 @@ def _archiver(
         layout=archive.layout,
         limits=limits,
         clock=clock,
-        share_groups=ShareGroups(broker, steady_ms=clock.steady_ms, hold_ms=SHARE_GROUP_HOLD_MS),
+        share_groups=ShareGroups(
+            broker, metrics=metrics, steady_ms=clock.steady_ms, hold_ms=SHARE_GROUP_HOLD_MS
+        ),
         known=known,
     )
 

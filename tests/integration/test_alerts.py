@@ -93,6 +93,20 @@ CASES = [
         LOG_DIR,
     ),
     Case(
+        "TieringdShareGroupsUnknown",
+        {"tieringd_share_group_offsets_unknown": "1x20"},
+        {"tieringd_share_group_offsets_unknown": "1x10 0x10"},
+        "15m",
+        f"Trims wait on {HOST}: the brokers do not tell what share groups still need",
+    ),
+    Case(
+        "TieringdShareGroupLags",
+        {"tieringd_daemon_trim_held_by_share_groups_bytes": "1048576x400"},
+        {"tieringd_daemon_trim_held_by_share_groups_bytes": "1048576x300 0x100"},
+        "6h",
+        f"1MiB on {HOST} stay on the local disk for a share group that lags",
+    ),
+    Case(
         "TieringdStrayPins",
         {"tieringd_stray_pins": "2x20"},
         {"tieringd_stray_pins": "0x20"},

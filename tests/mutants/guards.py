@@ -76,6 +76,7 @@ STORM = ("storm",)
 SQUALL = ("squall",)
 GUST = ("gust",)
 BROKER = ("broker", "storm", "cluster")
+COMPACTED = ("compacted",)
 
 GUARDS: tuple[Guard, ...] = (
     # Leadership, and the right to write.
@@ -376,8 +377,8 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "pins-by-a-fresh-scan",
         f"{_ARCHIVING}/pinner.py",
-        "        if clock() > facts.good_until:",
-        "        if False:",
+        "        if clock() > facts.good_until:\n            return",
+        "        if False:\n            return",
         "A process that was stopped releases no pin by an old scan",
         worlds=GUST,
         theme="stopped before the pins",
@@ -548,5 +549,14 @@ GUARDS: tuple[Guard, ...] = (
         "damaged = ()",
         "A partition that a damaged file holds back goes on once that file is mended",
         worlds=("pair", "broker"),
+    ),
+    # What a compaction drops.
+    guard(
+        "tombstone-while-it-hides",
+        f"{_POLICIES}/record_removal.py",
+        "    return readable_from is not None and read_from <= readable_from",
+        "    return True",
+        "A tombstone is dropped only where no older record of its key can be read",
+        worlds=COMPACTED,
     ),
 )

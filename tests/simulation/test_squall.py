@@ -39,3 +39,12 @@ def test_squall_of_a_seed_is_the_same_each_time(tmp_path):
 
     assert histories[0] == histories[1]
     assert len(histories[0]) > 50
+
+
+def test_pin_outlives_a_scan_that_stood_still(tmp_path):
+    """
+    A daemon is stopped in the middle of a scan, while its archive is cut back and its broker leads again.
+
+    It took the old scan for a fresh one, and released the pin of records that were nowhere else.
+    """
+    run_virtual(Squall(675, tmp_path / "675").run(), seed=675)

@@ -146,6 +146,11 @@ class BrokerSnapshot:
     """The number of this scan."""
     scan_began_at: float = math.inf
     """When this scan began, in loop time."""
+    asked_at: float = math.inf
+    """
+    When the broker was asked for the last time, in loop time: it led `wanted` then, under these epochs. This
+    process may have been stopped since.
+    """
 
     def confirmed(self, seen: Observation) -> Observation:
         """
@@ -289,9 +294,9 @@ class Observer:
         archived = [one for one in ours if topics[one.topic_partition.topic].remote_write]
         files, unclear = await asyncio.to_thread(self._read_files, archived, problems)
         files += await self._translated(cluster, archived, unclear, problems)
-        led = [one for one, _ in files if view.replicas[one.partition.topic_partition].is_leader]
+        asked_at = asyncio.get_running_loop().time()
         bounds = await self._broker.log_bounds(
-            led,
+            led := [one for one, _ in files if view.replicas[one.partition.topic_partition].is_leader],
             leader_epochs={name: replica.leader_epoch for name, replica in view.replicas.items()},
         )
         observed: dict[TopicPartition, tuple[Leadership, Observation]] = {}
@@ -361,6 +366,7 @@ class Observer:
             topics,
             scan_number,
             scan_began_at,
+            asked_at,
         )
 
     def _unrecorded_topics(

@@ -21,7 +21,7 @@ from tieringd.errors import LocalFileError
 from tieringd.metrics import Metrics
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.manifest_parts import Gap
-from tieringd.policies.pinning import Pin, PinnedLog, pins_over_budget, plan_pins
+from tieringd.policies.pinning import Pin, PinnedLog, PinPlan, pins_over_budget, plan_pins
 
 log = structlog.get_logger(__name__)
 
@@ -132,15 +132,9 @@ class Pinner:
         """
         Carry out one partition's plan; return the pins that stay.
 
-        An outdated plan changes nothing: when this process was stopped and goes on, offsets that were
+        An outdated plan releases nothing: when this process was stopped and goes on, offsets that were
         durable may have been cut off the archive, and the broker may have deleted its own file.
         """
-        if clock() > facts.good_until:
-            log.info(
-                "pins stay as they are: the last look at the log is too long ago",
-                partition=str(facts.log.partition.topic_partition),
-            )
-            return list(facts.pins)
         local_log = facts.log
         plan = plan_pins(
             local_log,
@@ -149,6 +143,8 @@ class Pinner:
             expiring_end=facts.expiring_end,
             gaps=facts.gaps,
         )
+        if clock() > facts.good_until:
+            return self._make_only(directory, facts, plan)
         gone = {*plan.release, *plan.stray}
         kept = [pin for pin in facts.pins if pin not in gone]
         try:
@@ -164,6 +160,26 @@ class Pinner:
         except LocalFileError as error:
             self._count_failure(error)
         return kept
+
+    def _make_only(self, directory: PinDirectory, facts: PinFacts, plan: PinPlan) -> list[Pin]:
+        """
+        Pin what has no pin yet, as an outdated plan may; return the pins that stay, which are all.
+
+        The log is not noted as the one that they belong to, and nothing is pinned beside stray pins.
+        """
+        if plan.release or plan.stray:
+            log.info(
+                "pins stay as they are: the last look at the log is too long ago",
+                partition=str(facts.log.partition.topic_partition),
+            )
+        pinned = {pin.segment.base_offset for pin in facts.pins}
+        try:
+            for segment in () if plan.stray else plan.make:
+                if segment.base_offset not in pinned:
+                    directory.make(facts.log.partition, segment)
+        except LocalFileError as error:
+            self._count_failure(error)
+        return list(facts.pins)
 
     def _note(self, directory: PinDirectory, local_log: LocalLog) -> None:
         """Note the log's properties beside the pins; pins hold without a note, but may be judged stray."""

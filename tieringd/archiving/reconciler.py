@@ -54,6 +54,12 @@ Minimum time after a reconciliation round during which an archiver may still sto
 limit is the largest of this, three round intervals, and three times the last scan's duration.
 """
 
+PINS_GO_WITHIN_SECONDS = 8.0
+"""
+How long after the last question to the broker a pin may be released. An unclean election there and back, with
+an archive that is cut in between, takes longer: a broker counts as gone after `broker.session.timeout.ms`.
+"""
+
 PIN_UNKNOWN_AFTER_SECONDS = 5.0
 """
 How long a partition's durable offset may be unknown before all its closed segments are pinned. The object
@@ -344,7 +350,7 @@ class Reconciler:
         self.scan_seconds = clock() - started
         self._scan_ended.set()
         self._scan_ended.clear()
-        await self._pin(snapshot, good_until=fresh_until)
+        await self._pin(snapshot, good_until=snapshot.asked_at + PINS_GO_WITHIN_SECONDS)
         self._paused = snapshot.paused
         self._publish(clock() - started)
 
@@ -386,7 +392,7 @@ class Reconciler:
         """
         Pin what is not known to be durable, whatever the state of the object store.
 
-        The observations in *snapshot* are acted on until *good_until*, in loop time.
+        Pins are released by the observations in *snapshot* until *good_until*, in loop time.
         """
         if not self._pinner.is_used:
             return

@@ -5,7 +5,8 @@ A share group reads from the broker alone, which skips what was trimmed: a group
 records, and no client is told. `ShareGroups.hold` says what a trim has to leave.
 
 The brokers are asked only when something is to be trimmed, and at most once in `FRESH_SECONDS`. When they
-cannot tell, everything is held: the archive has the records, but a share group cannot read them there.
+cannot tell, everything is held, and they are asked again after `FAILED_PAUSE_SECONDS`: the archive has the
+records, but a share group cannot read them there.
 Each hold ends `hold_ms` after the upload of a segment, so no group keeps a disk full for ever.
 
 A group that is not listed any more is held for `FORGET_AFTER_SECONDS` longer: its coordinator may be moving.
@@ -22,12 +23,15 @@ import structlog
 
 from tieringd.broker.base import Broker
 from tieringd.errors import BrokerDenied, BrokerUnavailable
+from tieringd.metrics import Metrics
 from tieringd.model.partition import TopicPartition
 from tieringd.policies.trim_target import ShareGroupHold
 
 log = structlog.get_logger(__name__)
 
 FRESH_SECONDS = 5.0
+FAILED_PAUSE_SECONDS = 30.0
+"""A broker that does not answer takes a request timeout each time, and the steps of archivers wait for it."""
 FORGET_AFTER_SECONDS = 600.0
 
 
@@ -44,8 +48,11 @@ class ShareGroups:
     It belongs to the event loop.
     """
 
-    def __init__(self, broker: Broker, *, steady_ms: Callable[[], int], hold_ms: int) -> None:
+    def __init__(
+        self, broker: Broker, *, metrics: Metrics, steady_ms: Callable[[], int], hold_ms: int
+    ) -> None:
         """Keep *hold_ms*: how long after its upload a segment is held at most; 0 holds nothing."""
+        self._unknown = metrics.health.share_groups_unknown
         self._broker = broker
         self._steady_ms = steady_ms
         self.hold_ms = hold_ms
@@ -65,7 +72,7 @@ class ShareGroups:
         if not self.hold_ms:
             return None
         async with self._asking:
-            if self._now() - self._asked_at >= FRESH_SECONDS:
+            if self._now() - self._asked_at >= (FAILED_PAUSE_SECONDS if self._fault else FRESH_SECONDS):
                 await self._ask()
         kept_from_ms = now_ms - self.hold_ms
         if self._fault:
@@ -89,11 +96,13 @@ class ShareGroups:
             if self._fault != str(error):
                 log.warning("offsets of share groups are not known", error=str(error))
             self._fault = str(error)
+            self._unknown.set(1)
         else:
             now = self._now()
             if self._fault:
                 log.info("offsets of share groups are known again", groups=len(starts))
             self._fault = ""
+            self._unknown.set(0)
             kept = {
                 name: group
                 for name, group in self._groups.items()

@@ -19,6 +19,7 @@ from tieringd.daemon.local_broker import opened_broker
 from tieringd.errors import CorruptDataError, LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import Archiving, TopicManifest
+from tieringd.metrics import Metrics
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import ClusterView, LogBounds, TopicIdPartition
@@ -86,7 +87,10 @@ async def topic_snapshot_with(
     partitions = await _partition_snapshots(archive, broker, key, {n: held.get(n) for n in numbers}, view)
     if number is not None:
         groups = ShareGroups(
-            broker, steady_ms=archive.clock.steady_ms, hold_ms=config.share_group_trim_hold_ms
+            broker,
+            metrics=Metrics(),
+            steady_ms=archive.clock.steady_ms,
+            hold_ms=config.share_group_trim_hold_ms,
         )
         partitions = tuple([await _in_full(archive, groups, one) for one in partitions])
     return TopicSnapshot(

@@ -67,7 +67,10 @@ class ArchiverFactory:
     ) -> None:
         self.limits = upload_limits(config)
         self.share_groups = ShareGroups(
-            broker, steady_ms=archive.clock.steady_ms, hold_ms=config.share_group_trim_hold_ms
+            broker,
+            metrics=metrics,
+            steady_ms=archive.clock.steady_ms,
+            hold_ms=config.share_group_trim_hold_ms,
         )
         self._metrics = metrics
         self._archive = archive

@@ -85,12 +85,18 @@ class HealthGauges:
             ("log_dir",),
             registry=registry,
         )
+        self.share_groups_unknown = Gauge(
+            "tieringd_share_group_offsets_unknown",
+            "1 while trims wait because the brokers do not tell the offsets of share groups",
+            registry=registry,
+        )
         self.all = (
             self.succeeded_at,
             self.reload_succeeded,
             self.config,
             self.build,
             self.pins_available,
+            self.share_groups_unknown,
             self._task_failures,
         )
 

@@ -469,3 +469,27 @@ async def test_pins_are_not_released_by_a_scan_of_long_ago(make_pinner, log_dir,
     assert held(pinner, writer) == [(0, False)]
     await pinner.step([replace(durable, good_until=now + 2)], is_complete=True)
     assert held(pinner, writer) == []
+
+
+@virtually
+async def test_segments_are_pinned_by_a_scan_of_long_ago(make_pinner, log_dir, root):
+    """A broker that answers slowly may delete them before the next scan, and a pin too many does no harm."""
+    writer = LogWriter(log_dir)
+    writer.closed_segment()
+    pinner = make_pinner()
+    facts = facts_of(pinner, writer)
+    now = asyncio.get_running_loop().time()
+    await asyncio.sleep(1)
+    await pinner.step([replace(facts, good_until=now)], is_complete=True)
+    assert held(pinner, writer) == [(0, False)]
+
+
+async def test_stray_pins_keep_an_old_scan_from_pinning(pinner, writer):
+    """Nothing is pinned beside them before they are set aside."""
+    await step(pinner, writer)
+    begin_anew(writer, leader_epoch=5)
+    writer.closed_segment()
+    facts = facts_of(pinner, writer)
+    before = held(pinner, writer)
+    await pinner.step([replace(facts, good_until=-1.0)], is_complete=True)
+    assert held(pinner, writer) == before

@@ -76,7 +76,7 @@ def archiver_of(archive, layout, broker, partition):
         limits=UploadLimits(),
         clock=archive_clock(lambda: NOW_MS),
         layout=layout,
-        share_groups=ShareGroups(broker, steady_ms=lambda: NOW_MS, hold_ms=1),
+        share_groups=ShareGroups(broker, metrics=Metrics(), steady_ms=lambda: NOW_MS, hold_ms=1),
     )
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from tieringd.archiving.share_groups import FORGET_AFTER_SECONDS, FRESH_SECONDS, ShareGroups
+from tieringd.archiving.share_groups import (
+    FAILED_PAUSE_SECONDS,
+    FORGET_AFTER_SECONDS,
+    FRESH_SECONDS,
+    ShareGroups,
+)
 from tieringd.errors import BrokerDenied, BrokerUnavailable
 from tieringd.policies.trim_target import ShareGroupHold
 
@@ -13,8 +18,8 @@ HOLD_MS = 1_000_000
 
 
 @pytest.fixture
-def groups(broker, clock):
-    return ShareGroups(broker, steady_ms=clock, hold_ms=HOLD_MS)
+def groups(broker, clock, metrics):
+    return ShareGroups(broker, metrics=metrics, steady_ms=clock, hold_ms=HOLD_MS)
 
 
 @pytest.fixture
@@ -54,15 +59,20 @@ async def test_brokers_are_asked_once_in_a_while(held, broker, writer, clock):
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("it is away"), BrokerDenied("it is secret")])
-async def test_everything_is_held_while_the_offsets_are_not_known(held, broker, clock, error):
-    """Said once, and once when it has ended."""
+async def test_everything_is_held_while_the_offsets_are_not_known(held, broker, clock, metrics, error):
+    """Said once, and once when it has ended. A gauge shows it meanwhile."""
+
+    def is_shown() -> bool:
+        return metrics.registry.get_sample_value("tieringd_share_group_offsets_unknown") == 1
+
     with capture_logs() as lines:
         for _ in range(2):
             broker.fail_next("share_group_starts", error)
             hold = await held()
-            assert (hold.offset, hold.because.endswith(str(error))) == (0, True)
-            clock.now_ms += int(FRESH_SECONDS * 1000)
+            assert (hold.offset, hold.because.endswith(str(error)), is_shown()) == (0, True, True)
+            clock.now_ms += int(FAILED_PAUSE_SECONDS * 1000)
         assert await held() is None
+    assert not is_shown()
     assert [one["event"] for one in lines] == [
         "offsets of share groups are not known",
         "offsets of share groups are known again",
@@ -86,3 +96,14 @@ async def test_without_a_time_to_hold_nothing_is_asked(held, groups, broker, wri
     groups.hold_ms = 0
     assert await held() is None
     assert not broker.calls["share_group_starts"]
+
+
+async def test_brokers_that_do_not_tell_are_left_alone_for_a_while(held, broker, clock):
+    """Each attempt may take a request timeout, for which uploads would wait as well."""
+    broker.fail_next("share_group_starts", BrokerUnavailable("it is away"))
+    for _ in range(3):
+        assert (await held()).offset == 0
+        clock.now_ms += int(FRESH_SECONDS * 1000)
+    assert broker.calls["share_group_starts"] == 1
+    clock.now_ms += int(FAILED_PAUSE_SECONDS * 1000)
+    assert await held() is None

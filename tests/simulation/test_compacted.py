@@ -1,0 +1,38 @@
+"""Seeded histories of a compacted topic, read by key, with every promise checked throughout."""
+
+# Long: dozens of whole histories of a cluster.
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes.virtual_loop import run_virtual
+from tests.simulation.compacted import Compacted
+from tests.simulation.seeds import CHUNKS, replay, seeds_of
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_key_reads_as_it_was_written(tmp_path, chunk, quiet):
+    """Whatever cleaners drop and daemons upload again, the latest values are there, and no deleted key is."""
+    for seed in seeds_of(chunk, usual=20, share=0.05):
+        history = Compacted(seed, tmp_path / str(seed))
+        try:
+            run_virtual(history.run(), seed=seed)
+        except BaseException:
+            print(f"seed {seed} fails after {len(history.events)} events; {replay(seed)} runs it alone")  # noqa: T201 - pytest shows it with the failure
+            raise
+        # The daemons meet only what they were built for.
+        assert not [each for each in quiet if each["event"].startswith("archiver failed")], seed
+        assert history.promises.views > 5
+
+
+def test_histories_have_what_they_are_about(tmp_path, quiet):
+    """Cleaners drop tombstones for their age; daemons copy cleaned files, and keep tombstones of others."""
+    histories = [Compacted(seed, tmp_path / str(seed)) for seed in (5, 7)]
+    for history in histories:
+        run_virtual(history.run(), seed=5)
+    logs = [replica for history in histories for replica in history.partitions[0].replicas]
+    assert sum(one.dropped_tombstones for one in logs) > 2
+    events = [each["event"] for each in quiet]
+    assert "archived segments replaced by compacted ones" in events
+    assert "a cleaner has dropped tombstones that the archive needs; they stay" in events
