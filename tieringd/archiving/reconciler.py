@@ -34,7 +34,7 @@ from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import BrokerSnapshot, Observation, Observer
 from tieringd.archiving.partition_status import OperatorWaitGauge, PartitionFault, PartitionStatus, PassResult
-from tieringd.archiving.pinner import PinFacts, Pinner
+from tieringd.archiving.pinner import PIN_UNKNOWN_AFTER_SECONDS, PinFacts, Pinner
 from tieringd.archiving.resting import ChangeFeed, Resting
 from tieringd.config import Config
 from tieringd.errors import STORE_FAULTS, CorruptDataError, FencedError, TieringError
@@ -58,12 +58,6 @@ PINS_GO_WITHIN_SECONDS = 8.0
 """
 How long after the last question to the broker a pin may be released. An unclean election there and back, with
 an archive that is cut in between, takes longer: a broker counts as gone after `broker.session.timeout.ms`.
-"""
-
-PIN_UNKNOWN_AFTER_SECONDS = 5.0
-"""
-How long a partition's durable offset may be unknown before all its closed segments are pinned. The object
-store needs time to answer: without this, each start would pin every segment on disk and release it again.
 """
 
 _SCANS_FOR_TOPICS = 2

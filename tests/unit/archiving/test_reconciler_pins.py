@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.daemons import Daemon
 from tests.fakes.virtual_loop import virtually
-from tieringd.archiving.reconciler import PIN_UNKNOWN_AFTER_SECONDS
+from tieringd.archiving.pinner import PIN_UNKNOWN_AFTER_SECONDS
 from tieringd.errors import BrokerDenied
 
 HANGS_SECONDS = 600
