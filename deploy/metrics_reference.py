@@ -14,7 +14,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from tieringd.metrics import Metrics
 from tieringd.metrics.gateway import GatewayCollector
-from tieringd.metrics.partitions import PartitionFigures
+from tieringd.metrics.partition_figures import PartitionFigures
 from tieringd.model.partition import TopicPartition
 from tieringd.policies.prices import LIST_PRICES
 

@@ -43,10 +43,10 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def idle_loop() -> Iterator[None]:
     """
-    Set an event loop that nobody uses.
+    Set an event loop that no test uses.
 
     The looptime plugin asks for the current loop before each ordinary test. Before Python 3.14
-    that makes one, which nobody would close.
+    that makes one, which would never be closed.
     """
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)

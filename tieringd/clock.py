@@ -1,4 +1,4 @@
-"""The host's clocks: the time of day, which can be wrong and can be set, and one that only passes."""
+"""The host's clocks: the time of day, which can be wrong and can be set, and a monotonic clock."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class BrokerUnavailable(RetryableError):
 
 
 class LeadershipChanged(BrokerUnavailable):
-    """The broker does not lead the partition under the leader epoch that the call names: look again."""
+    """The broker does not lead the partition under the call's leader epoch: ask for the leader again."""
 
 
 class LocalFileError(RetryableError):

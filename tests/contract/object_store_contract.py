@@ -530,7 +530,7 @@ class JoinContract:
 
     @pytest.mark.parametrize("size", [pytest.param(1000, id="small"), pytest.param(6 * MIB, id="large")])
     async def test_join_of_other_bytes_is_refused(self, store, bucket: Bucket, size: int):
-        """Of other bytes than announced nothing is stored, or the answer says that nobody could tell."""
+        """If other bytes than announced arrive nothing is stored, or the answer says that it is unknown."""
         parts = [content(size, seed=number) for number in range(2)]
         sources, whole = await self._sources(store, parts), b"".join(parts)
         try:

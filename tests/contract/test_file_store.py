@@ -77,7 +77,7 @@ def other_archive(root: Path) -> None:
 
 
 def half_a_marker(root: Path) -> None:
-    """Put a marker there that nobody can read."""
+    """Put an unreadable marker there."""
     root.mkdir()
     (root / ROOT_MARKER).write_bytes(b"{")
 

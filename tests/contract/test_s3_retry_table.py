@@ -152,7 +152,7 @@ class TestS3RetryTable(PartsTable, RetryTable):
         assert here.bucket.read("segment") == SEGMENT
 
     async def test_expired_keys_of_the_configuration_are_raised_at_once(self, here, slice_of):
-        """Keys that nobody renews are an operator's to replace, after one attempt."""
+        """An operator has to replace keys that are not renewed, so there is one attempt."""
         await self._raises_at_once(here, slice_of, EXPIRED, StorageDenied)
         assert here.bucket.keys() == []
 

@@ -1,4 +1,4 @@
-"""On three brokers: who archives what while leaders move, topics come and go, and a host stands still."""
+"""Three brokers: which daemon archives what while leaders move, topics come and go, and a host stalls."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ async def test_host_that_stood_still_is_fenced_and_changes_nothing(
             "an upload is under way",
         )
         daemons[1].server.pause()
-        # Its broker as well: so nobody can tell the daemon that it is not the leader any more.
+        # Its broker is stopped as well, so the daemon cannot learn that it is not the leader any more.
         brokers.brokers[0].pause()
     finally:
         seaweedfs.resume()

@@ -53,7 +53,7 @@ IN_SYNC_OF_TWO = {"min.insync.replicas": "2"}
 
 
 class Disk:
-    """The filesystem of broker 1, which a file that is nobody's fills."""
+    """The filesystem of broker 1, which an unrelated file fills."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -54,7 +54,7 @@ def told(config, topics, *options):
 
 
 def content(records):
-    """Return all of records but their offsets, and who stamped them."""
+    """Return all fields of records but their offsets and the kind of their timestamps."""
     return [(one.timestamp_ms, one.key, one.value, one.headers) for one in records]
 
 

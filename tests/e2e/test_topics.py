@@ -71,7 +71,7 @@ async def test_only_topics_with_remote_write_are_archived(kafka, write_kafka_con
 
 
 async def test_compacted_topic_is_archived_and_never_trimmed(kafka, write_kafka_config, objects, topic):
-    """Kafka does not trim a compact-only topic: it is archived, stays on the broker, and nobody asks."""
+    """Kafka does not trim a compact-only topic: it is archived, stays on the broker, and no trim is sent."""
     await kafka.create_topic(
         topic, configs=SEGMENTS | {"cleanup.policy": "compact", "min.compaction.lag.ms": "3600000"}
     )

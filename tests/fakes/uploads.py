@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import looptime
 import pytest
 
-from tieringd.archiving.upload_gate import UploadGate, Urgency
+from tieringd.archiving.upload_gate import UploadGate
+from tieringd.archiving.upload_queue import Urgency
 from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
 from tieringd.policies.upload_control import (
     OrderLimits,

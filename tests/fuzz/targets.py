@@ -54,7 +54,7 @@ from tieringd.formats.envelope import ENVELOPE_BYTES, seal
 from tieringd.formats.history_link import decode_history_link
 from tieringd.formats.index_files import parse_offset_index, parse_time_index, parse_transaction_index
 from tieringd.formats.job_records import decode_rewriting
-from tieringd.formats.kafka_wire.cursor import Walk
+from tieringd.formats.kafka_wire.cursor import MessageWalk
 from tieringd.formats.kafka_wire.fetch import FetchResponseWalk, asked_of
 from tieringd.formats.kafka_wire.messages import decode_request, decode_response
 from tieringd.formats.kafka_wire.produce import ProduceRequestWalk, ProduceResponseWalk, acks_of
@@ -222,7 +222,7 @@ def _request(data: bytes) -> object:
     return decode_request(view, head)
 
 
-def _walked(make: Callable[[int, int], Walk], data: bytes) -> object:
+def _walked(make: Callable[[int, int], MessageWalk], data: bytes) -> object:
     """Feed a response to a walk. The first byte is the version, the second says how it arrives in pieces."""
     if len(data) < _BEFORE_RESPONSE:
         return None
@@ -237,11 +237,11 @@ def _walked(make: Callable[[int, int], Walk], data: bytes) -> object:
 _BEFORE_RESPONSE = 2
 
 
-def _fetch_walk(version: int, size: int) -> Walk:
+def _fetch_walk(version: int, size: int) -> MessageWalk:
     return FetchResponseWalk(FETCH_VERSIONS[version % len(FETCH_VERSIONS)], size)
 
 
-def _produce_walk(version: int, size: int) -> Walk:
+def _produce_walk(version: int, size: int) -> MessageWalk:
     return ProduceResponseWalk(PRODUCE_VERSIONS[version % len(PRODUCE_VERSIONS)], size)
 
 

@@ -521,7 +521,7 @@ def test_prometheus_that_scrapes_no_daemon_says_so(tmp_path):
 
 
 def test_every_alert_has_a_case():
-    """A rule that nobody has seen fire is a guess."""
+    """A rule that was never seen to fire is a guess."""
     assert {case.alert for case in CASES} | {"TieringdAbsent"} == set(rules())
 
 

@@ -47,7 +47,7 @@ def topic():
 
 
 async def until_equal(value, expected, *, seconds: float = 60) -> None:
-    """Return when the awaited *value()* is *expected*; a broker tells nobody when it is done."""
+    """Return when the awaited *value()* is *expected*; a broker does not report when it is done."""
     deadline = time.monotonic() + seconds
     while (seen := await value()) != expected:
         assert time.monotonic() < deadline, f"the broker stays at {seen}, not {expected}"

@@ -1,4 +1,4 @@
-"""KafkaBroker in a cluster of three: who leads, who follows, and what the brokers delete by."""
+"""KafkaBroker in a cluster of three: leaders, followers, and what the brokers delete by."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def topic() -> str:
 
 
 async def eventually(value, is_right, *, seconds: float = 60):
-    """Return the awaited *value()* once *is_right* of it; brokers tell nobody when they are done."""
+    """Return the awaited *value()* once *is_right* of it; brokers do not report when they are done."""
     deadline = time.monotonic() + seconds
     while not is_right(seen := await value()):
         assert time.monotonic() < deadline, f"the brokers stay at {seen}"
@@ -161,7 +161,7 @@ async def test_retention_in_force_is_the_broker_s_default_where_a_topic_has_none
 
 
 async def test_follower_takes_over_under_a_higher_epoch_and_gives_back(cluster, clients, topic):
-    """When the leader dies, whoever leads next sees so and since when; the returned one follows."""
+    """When the leader dies, the next leader sees that and since when; the returned broker follows."""
     await cluster.create_topic(topic, replicas=[[2, 1, 3]])
     await cluster.produce(topic, [b"a", b"b"], acks="all")
     name = TopicPartition(topic, 0)

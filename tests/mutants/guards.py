@@ -79,7 +79,7 @@ BROKER = ("broker", "storm", "cluster")
 COMPACTED = ("compacted",)
 
 GUARDS: tuple[Guard, ...] = (
-    # Leadership, and who may write.
+    # Leadership, and the right to write.
     guard(
         "commit-version",
         "tieringd/archive/manifest_store.py",
@@ -115,7 +115,7 @@ GUARDS: tuple[Guard, ...] = (
         f"{_ARCHIVING}/claim.py",
         "if self._rival_commit not in {None, commit}:",
         "if True:",
-        "A late commit of a process that has ended fences nobody",
+        "A late commit of a process that has ended fences no process",
         worlds=STORM,
     ),
     guard(
@@ -146,7 +146,7 @@ GUARDS: tuple[Guard, ...] = (
         "tieringd/archive/manifest_store.py",
         "        if found.version == stored.version:\n            raise StorageUnavailable(",
         "        if False:\n            raise StorageUnavailable(",
-        "A store that refuses a commit although nothing changed fences nobody",
+        "A store that refuses a commit although nothing changed fences no process",
         Edit(
             "tieringd/archive/manifest_store.py",
             "if found.manifest is not None and found.manifest.writer_id == self._writer_id:",
@@ -235,12 +235,12 @@ GUARDS: tuple[Guard, ...] = (
     # Gaps and holes.
     guard(
         "gap-needs-two-scans",
-        f"{_ARCHIVING}/archiver.py",
+        f"{_ARCHIVING}/missing_offsets.py",
         "        if self._missed is None or not _covers(self._missed[1], missing):",
         "        if False:",
         "A gap is recorded only when two scans have missed the offsets",
         Edit(
-            f"{_ARCHIVING}/archiver.py",
+            f"{_ARCHIVING}/missing_offsets.py",
             "        if self._missed[0] == seen.scan_number:",
             "        if False:",
         ),
@@ -248,7 +248,7 @@ GUARDS: tuple[Guard, ...] = (
     ),
     guard(
         "gap-scans-have-numbers",
-        f"{_ARCHIVING}/archiver.py",
+        f"{_ARCHIVING}/missing_offsets.py",
         "        if self._missed[0] == seen.scan_number:",
         "        if False:",
         "One scan never counts as two for a gap",
@@ -257,7 +257,7 @@ GUARDS: tuple[Guard, ...] = (
     ),
     guard(
         "hole-scans-have-numbers",
-        f"{_ARCHIVING}/archiver.py",
+        f"{_ARCHIVING}/missing_offsets.py",
         "return frozenset(hole for hole, first in self._first_scans.items() if first != self._scan_number)",
         "return frozenset(self._first_scans)",
         "A transaction counts as aborted for a hole only when two scans have found it",
@@ -450,7 +450,7 @@ GUARDS: tuple[Guard, ...] = (
         "        return deletion.before_offset",
         "A deletion takes no records of a later leader",
         Edit(
-            "tieringd/model/manifest.py",
+            "tieringd/model/tail_cut.py",
             "    if deletion.leader_epoch >= leader_epoch or deletion.before_offset <= next_offset:",
             "    if True:",
         ),
@@ -458,7 +458,7 @@ GUARDS: tuple[Guard, ...] = (
     ),
     guard(
         "deletion-beside-another",
-        "tieringd/model/manifest.py",
+        "tieringd/model/manifest_parts.py",
         "        if not kept or one.leader_epoch > kept[-1].leader_epoch:",
         "        if not kept:",
         "A deletion under another leader epoch replaces no recorded one",

@@ -72,7 +72,7 @@ class Cluster:
         self.clock_errors_ms: dict[int, int] = {}
         """How far the clock of each broker's host is ahead, where it is wrong."""
         self._held: set[TopicPartition] = set()
-        """Partitions that wait for an operator: nobody may give up what only the archive holds."""
+        """Partitions that wait for an operator: no daemon may give up what only the archive holds."""
         self._broken: list[AssertionError] = []
         self._ended: list[Node] = []
         self.events: list[str] = []
@@ -252,7 +252,7 @@ class Cluster:
                 partition.hear(broker)
 
     def _append_deposed(self, partition: Replication) -> None:
-        """Let a leader that does not know that it is deposed append what nobody will replicate."""
+        """Let a leader that does not know that it is deposed append records that are never replicated."""
         for broker, replica in enumerate(partition.replicas):
             if broker != partition.leader and partition.believes_to_lead(broker):
                 replica.append(b"never acknowledged")

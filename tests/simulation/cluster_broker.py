@@ -104,8 +104,8 @@ class ClusterBroker:
         """
         Move the log start, and let the segments below it go.
 
-        As `broker.kafka` does it: the broker is asked whom it takes for the leader, and DeleteRecords, which
-        names no epoch, follows soon or not at all. It may arrive long after it was given up.
+        As `broker.kafka` does it: the broker is asked for the leader. DeleteRecords, which names no epoch,
+        follows soon or not at all. It may arrive long after it was given up.
         """
         send_by = asyncio.get_running_loop().time() + EFFECT_WITHIN_SECONDS
         await self._answer("trim", lambda: self._require_leadership(leadership, needs_every_replica))

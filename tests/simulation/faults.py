@@ -131,5 +131,5 @@ class ClusterWire(UnreliableWire):
         try:
             await effect()
         except TieringError:
-            # Nobody is there to hear that it failed.
+            # No caller is left to learn that it failed.
             return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tests.fakes.archive import archive_in, reconciler_of
 from tests.fakes.host import FakeHost
 from tests.simulation.faults import ClusterWire
-from tieringd.archiving.reconciler import PIN_UNKNOWN_AFTER_SECONDS
+from tieringd.archiving.pinner import PIN_UNKNOWN_AFTER_SECONDS
 from tieringd.archiving.upload_controller import UploadController
 from tieringd.broker.pins import PinDirectory
 from tieringd.errors import TieringError

@@ -47,7 +47,7 @@ class Promises:
         self._gone_at: dict[str, float] = {}
         """When each data object left the manifest."""
         self._turns: dict[tuple[str, int], list[str]] = {}
-        """Who committed under a partition's leader epoch, one after the other."""
+        """The writers that committed under a partition's leader epoch, one after the other."""
         self._store = store
         self._manifests = StoredManifests(store)
         self._may_expire = may_expire
@@ -112,7 +112,7 @@ class Promises:
         for segment in [*known, *gone]:
             is_there = self._object(data_key(manifest.partition, segment)) is not None
             is_known = _undated(segment) in retired
-            assert is_known or not is_there, f"{writer.name}: nobody will delete {segment}"
+            assert is_known or not is_there, f"{writer.name}: no process will delete {segment}"
         return kept
 
     def _check_writers(self, name: str, manifest: PartitionManifest) -> None:
@@ -141,7 +141,7 @@ class Promises:
                 assert found.next_offset >= segment.next_offset, f"{writer.name}: history changed"
                 is_there = self._object(data_key(manifest.partition, segment)) is not None
                 is_known = _undated(segment) in retired
-                assert is_known or not is_there, f"{writer.name}: nobody will delete {segment}"
+                assert is_known or not is_there, f"{writer.name}: no process will delete {segment}"
 
     def _check_trimmed(self, writer: LogWriter, manifest: PartitionManifest | None) -> None:
         """Every segment that is gone, and that the broker did not delete itself, is in the archive."""

@@ -1,5 +1,5 @@
 """
-Who leads a partition, who follows, and how far: the part of Kafka that a daemon sees the effects of.
+Leaders, followers and their progress: the part of Kafka whose effects a daemon sees.
 
 An election is known at once to the broker that is elected, and to the others when they hear of
 it: until then a deposed leader goes on as if it led, but what it appends is never replicated.
@@ -135,5 +135,5 @@ class Replication:
         self.advance()
 
     def hear(self, broker: int) -> None:
-        """Let a broker learn who leads."""
+        """Let a broker learn the leader."""
         self.heard[broker] = (self.leader, self.leader_epoch)

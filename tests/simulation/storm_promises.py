@@ -111,7 +111,7 @@ class StormPromises(ClusterPromises):
         assert self._object(key) is not None, f"{partition.name} is trimmed, and its topic has no manifest"
 
     def check_rested_trim(self, broker: int, partition: Replication, before_offset: int) -> None:
-        """See that what a broker lets go of is in the archive as that broker has it, whoever leads."""
+        """Check that what a broker deletes is in the archive as that broker has it, under any leader."""
         replica, manifest = partition.replicas[broker], self.manifest_of(partition)
         assert manifest is not None, f"{partition.name} is trimmed, and has no archive"
         for batch in replica.batches:

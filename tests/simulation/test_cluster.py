@@ -13,7 +13,7 @@ from tests.simulation.seeds import CHUNKS, replay, seeds_of
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_promises_hold_in_every_history_of_a_cluster(tmp_path, chunk, quiet):
-    """Whoever leads, whatever fails, dies or is stopped, each acknowledged record is read once in the end."""
+    """Under any leader and any failure, each acknowledged record is read once in the end."""
     for seed in seeds_of(chunk, usual=40, share=0.2):
         root = tmp_path / str(seed)
         cluster = Cluster(seed, root)

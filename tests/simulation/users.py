@@ -115,7 +115,7 @@ class Users:
         for _ in range(TRIES):
             request = _Request(self._partition, self._random)
             with suppress(TieringError):
-                # Other clients use this gateway all the time, so it knows who leads.
+                # Other clients use this gateway all the time, so it knows the leader.
                 gateway.may_have(name.topic, name.partition)
                 known = self._known_epoch(node) if known is None else known
                 epoch = await gateway.leader_epoch(name.topic, name.partition)

@@ -108,7 +108,7 @@ class World:
         )
         self._log_dir = log_dir
         self._has_broker = seed % 4 != 0
-        # An election takes records away again, and then nobody can say how many bytes there once were.
+        # An election takes records away again, and then it is unknown how many bytes there once were.
         self._retention_bytes = self.random.choice([None, 500]) if not self._has_broker else None
         self._retention_ms = self.random.choice([None, None, 5000, 20_000])
         self.config = tiered_config(
@@ -251,7 +251,7 @@ class World:
                 broker.epochs = dict(self._epochs)
 
     def _drop_head(self, writer: LogWriter) -> None:
-        """Delete the oldest segments by the broker's own retention, some before anyone can copy them."""
+        """Delete the oldest segments by the broker's own retention, some before they can be copied."""
         for producer_id in writer.open_producers:
             writer.commit(producer_id)
         for _ in range(2):

@@ -20,6 +20,7 @@ from tieringd.formats.object_keys import TopicKey, data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment import RemoteSegment
+from tieringd.model.tail_cut import cut_back
 from tieringd.spark.bucket import Bucket
 from tieringd.spark.jobs.export.parquet_target import ParquetTopic
 from tieringd.spark.jobs.export.rounds import TopicOutcome, export_topic
@@ -127,12 +128,12 @@ class ArchivedLogs:
         (writer,) = self.writers
         first = cut if begins_at is None else begins_at
 
-        def cut_back(manifest: Any) -> Any:
-            left = manifest.cut_back(cut, leader_epoch=1, now_ms=now_ms)
+        def deposed(manifest: Any) -> Any:
+            left = cut_back(manifest, cut, leader_epoch=1, now_ms=now_ms)
             gap = Gap(cut, first - 1, "the new leader's log begins later", now_ms)
             return left if first == cut else left.with_gap(gap)
 
-        await self.edit(cut_back)
+        await self.edit(deposed)
         leader = LogWriter(self.directory / "deposed", writer.name.topic, 0, first_offset=first)
         leader.begin_epoch(1)
         for base in range(first, first + 8, 2):

@@ -160,7 +160,7 @@ class Moments:
 
 
 def say(line: str) -> None:
-    """Tell the person who waits for the drill."""
+    """Tell the person at the terminal how far the drill is."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.certificate import key_and_certificate
 from tieringd.metrics import Metrics
 from tieringd.metrics.gateway import GatewayCollector
-from tieringd.metrics.partitions import SERIES, PartitionFigures
+from tieringd.metrics.partition_figures import SERIES, PartitionFigures
 from tieringd.model.partition import TopicPartition
 from tieringd.policies.prices import Prices
 

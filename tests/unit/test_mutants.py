@@ -37,7 +37,7 @@ def test_names_and_worlds_of_guards():
 
 
 def test_document_has_a_row_for_each_guard():
-    """Whoever adds a guard runs `make mutants`, which writes the table."""
+    """`make mutants` writes the table, and has to be run when a guard is added."""
     assert rows_of(DOCUMENT.read_text()).keys() == {one.name for one in GUARDS}
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 from crc32c import crc32c
 
-from tieringd.archive.operator_decisions import OperatorDecisions
+from tieringd.archive.decision_store import OperatorDecisions
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import (
     CorruptDataError,
@@ -179,7 +179,7 @@ class ManifestStore:
         """
         Replace a partition's manifest by the result of *change*, under the name and epoch of its archiver.
 
-        An edit fences no one: an archiver that meets it reads the manifest again and goes on from there.
+        An edit fences no archiver: one that meets it reads the manifest again and goes on from there.
         Edits are for jobs that replace stored objects by equivalent ones. *change* is called again when
         another writer committed first. If it returns None, the manifest stays as it is.
 

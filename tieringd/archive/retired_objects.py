@@ -38,7 +38,7 @@ def dated_ms(one: Retired | ExpiredSpillover) -> int:
 
 class GoneSince:
     """
-    Since when readers cannot meet retired segments in a manifest any more.
+    The times since which no manifest that a reader may use names the retired segments.
 
     The manifest has the time at which the commit was dated. The commit took effect later, and not later than
     the first manifest that a read or an answered commit showed to have it. That time is only in memory: a
@@ -186,6 +186,6 @@ def expired_spilled(manifest: PartitionManifest) -> tuple[ExpiredSpillover, ...]
 
 
 def _key(one: Retired | ExpiredSpillover) -> tuple[int, int]:
-    """Return what stays the same of *one* while the first of its segments are deleted."""
+    """Return a key for *one* that stays the same while the first of its segments are deleted."""
     next_offset = one.next_offset if isinstance(one, ExpiredSpillover) else one.segments[-1].next_offset
     return one.retired_at_ms, next_offset

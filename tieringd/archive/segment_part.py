@@ -1,13 +1,14 @@
 """
 Store the part of a segment that stays valid, with an index that says how its open transactions ended.
 
-After an unclean election the end of a segment may be wrong, or only what its index says of a transaction.
+After an unclean election the end of a segment may be wrong, or its index may name a wrong outcome of a
+transaction.
 The valid part is the segment's batches before some offset, which may be all of them. It is stored as a
 segment of its own, under the present leader epoch, in the order data, index. No manifest is touched: a
 crash after either object leaves objects that no manifest names. Repeating stores the same objects.
 
 The batches are read once and checked, because the old index describes the whole segment. A segment that
-stays whole is copied inside the store where the store can do that. Of a segment that is split, the batches
+stays whole is copied inside the store where the store can do that. When a segment is split, the batches
 before the offset pass through an unnamed temporary file on this host.
 """
 
@@ -52,8 +53,8 @@ EndsOf: TypeAlias = Callable[[Mapping[int, int]], Awaitable[Mapping[int, int | N
 """
 Says how transactions ended, given the first offset by producer of those that are open at the part's end.
 
-The answer has, by producer, the offset of the abort marker, or None for a commit. Of a producer that is
-missing in it, the index stays right.
+The answer has, by producer, the offset of the abort marker, or None for a commit. For a producer that is
+missing in it, the index stays as it is.
 """
 
 

@@ -12,7 +12,7 @@ records that it dropped.
 
 `policies.total_retention` and `policies.record_removal` decide which segments expire, and why the rest stays.
 
-`UploadTimes` looks up when segments were uploaded, where a wrong clock may have noted the time. A segment
+`UploadTimes` asks the store when segments were uploaded, where a wrong clock may have noted it. A segment
 whose records are newer than its upload is dated in the future, or was uploaded while a clock was wrong.
 Before retention by age takes such a segment, the store is asked for the time of its data object, and a
 wrong time in the manifest is corrected. `policies.retention_time` decides which segments need this proof.

@@ -4,13 +4,8 @@ The archiver: copies one partition's closed segments into the bucket, and trims 
 A step is observe, decide, act, record. The order of effects is data, index, manifest, trim: a crash after
 any of them loses nothing, and leaves at most objects that no manifest names.
 
-`GapRecorder` records offsets that left the disk before they were copied, or that can never be copied. A gap
-in the archive is permanent, so missing data becomes a gap only after two observations with different
-numbers, and only where later data follows. `PartitionGauges` sets the partition's gauges after each step.
-`StepResult` tells the reconciler what a step did and left. `HoleWatch` remembers the first observation that
-showed each hole of the log. An observation reads pins, files and bounds one after the other, so a segment
-that moves meanwhile may be in none of them. The consequences of a hole may be permanent, so they wait for a
-second observation.
+`StepResult` tells the reconciler what a step did and left. `missing_offsets` finds gaps and holes of the log;
+`partition_status` sets the partition's gauges after each step.
 """
 
 from __future__ import annotations
@@ -28,13 +23,15 @@ from tieringd.archiving.archive_retention import ArchiveRetention, UploadTimes
 from tieringd.archiving.claim import ChangeQueue, Claim, ManifestChange
 from tieringd.archiving.good_part import OperatorWait
 from tieringd.archiving.lineage_keeper import LineageKeeper, Spiller
+from tieringd.archiving.missing_offsets import GapRecorder, HoleWatch
 from tieringd.archiving.observer import Observation
-from tieringd.archiving.partition_logger import LeadershipLogger, PartitionLogger
+from tieringd.archiving.partition_logger import LeadershipLogger
+from tieringd.archiving.partition_status import PartitionGauges
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.archiving.segment_copier import CopiedSegment
 from tieringd.archiving.share_groups import ShareGroups
 from tieringd.archiving.trimmer import HintPublisher, Trimmer
-from tieringd.archiving.upload_gate import Urgency
+from tieringd.archiving.upload_queue import Urgency
 from tieringd.archiving.uploader import Quarantine, Uploader, UploadOutcome
 from tieringd.archiving.user_deletions import UserDeletions
 from tieringd.broker.base import Broker
@@ -42,15 +39,12 @@ from tieringd.broker.layout import Layout
 from tieringd.errors import CorruptDataError, RetryableError, StorageError, StorageUnavailable, TieringError
 from tieringd.formats.record_batch import OldMagicError
 from tieringd.metrics import Metrics
-from tieringd.metrics.partitions import PartitionFigures
-from tieringd.model.local_log import Hole
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
-from tieringd.model.partition import Leadership, TopicIdPartition
+from tieringd.model.partition import Leadership
 from tieringd.model.segment import SegmentSlice
 from tieringd.policies.epoch_history import clipped, completed
 from tieringd.policies.upload_plan import (
-    MissingRange,
     UploadLimits,
     UploadPlan,
     plan_uploads,
@@ -65,129 +59,10 @@ log = structlog.get_logger(__name__)
 _STORE_ERRORS = (StorageError, StorageUnavailable)
 
 
-class GapRecorder(PartitionLogger):
-    """Record the gaps of one partition. Owned by its archiver, used within its step."""
-
-    def __init__(self, partition: TopicIdPartition, *, claim: Claim, now_ms: Callable[[], int]) -> None:
-        self._claim = claim
-        self._now_ms = now_ms
-        self._partition = partition
-        self._missed: tuple[int, MissingRange] | None = None
-        """The missing range that an earlier observation showed, with the number of that observation."""
-
-    def missing(self, plan: UploadPlan, seen: Observation) -> tuple[Gap | None, bool]:
-        """
-        Return the gap of offsets that left the disk before they were copied, if two observations lack them.
-
-        The gap is committed together with the segment that follows it, not before: the leader epochs of that
-        segment say which log the gap is of. Another leader's log may have these offsets, or no batch that
-        begins where the gap ends. Also returns whether the plan may be acted on.
-        """
-        missing = plan.missing
-        if missing is None or not plan.slices:
-            self._missed = None
-            return None, missing is None
-        if self._missed is None or not _covers(self._missed[1], missing):
-            self._missed = (seen.scan_number, missing)
-            self._log.warning(
-                "local log begins after the archive's end; looking again before a gap is recorded",
-                archive_next_offset=missing.base_offset,
-                local_first_offset=missing.last_offset + 1,
-                path=seen.log.partition.path,
-            )
-            return None, False
-        if self._missed[0] == seen.scan_number:
-            return None, False
-        reason = "the broker removed these offsets before they were copied"
-        return Gap(missing.base_offset, missing.last_offset, reason, self._now_ms()), True
-
-    async def record(
-        self, stored: StoredManifest, base_offset: int, last_offset: int, reason: str, *, after: Gap | None
-    ) -> StoredManifest:
-        """
-        Record one gap at the archive's end. *after* is an earlier gap that is not committed yet, if any.
-
-        Raises:
-            FencedError: Another writer owns the manifest now.
-            StorageUnavailable: The commit failed. The next step reads the manifest again.
-        """
-        manifest = stored.existing if after is None else stored.existing.with_gap(after)
-        gap = Gap(base_offset, last_offset, reason, self._now_ms())
-        return await self._claim.commit(stored, manifest.with_gap(gap))
-
-
 def _first_of(seen: Observation) -> int:
     """Return the first offset that the log has, by its files or by what the broker says of them."""
     first_offset, log_start_offset = seen.uploadable.first_offset, seen.bounds.log_start_offset
     return log_start_offset if first_offset is None else min(first_offset, log_start_offset)
-
-
-def _covers(earlier: MissingRange, missing: MissingRange) -> bool:
-    return earlier.base_offset <= missing.base_offset and missing.last_offset <= earlier.last_offset
-
-
-class PartitionGauges:
-    """Show the figures of one partition. Remembers since when a transaction holds a segment back."""
-
-    def __init__(self, partition: TopicIdPartition, *, metrics: Metrics) -> None:
-        self._partition = partition.topic_partition
-        self._table = metrics.partitions
-        self._held_at: tuple[int, int] | None = None
-        """
-        The last stable offset that holds a closed segment back, and since when (milliseconds, steady clock).
-        """
-
-    def publish(
-        self,
-        manifest: PartitionManifest,
-        seen: Observation,
-        plan: UploadPlan,
-        *,
-        trim_held_bytes: int,
-        seconds_to_loss: float,
-        now_ms: int,
-        steady_ms: int,
-    ) -> None:
-        """
-        Show every figure.
-
-        *plan* is what is left to upload after the step. *trim_held_bytes* is what only share groups kept from
-        the trim. *now_ms* is of this host's wall clock, which also dates the files; *steady_ms* is of a clock
-        that is never set back.
-        """
-        waiting = [part.segment for part in plan.slices if not part.is_open]
-        oldest_ns = min((segment.modified_ns for segment in waiting), default=None)
-        lag_seconds = 0.0 if oldest_ns is None else max(0.0, now_ms / 1000 - oldest_ns / 1e9)
-        self._table.show(
-            self._partition,
-            PartitionFigures(
-                pending_bytes=plan.pending_bytes,
-                pending_segments=plan.pending_segments,
-                pending_offsets=max(0, seen.bounds.last_stable_offset - manifest.next_offset),
-                lag_seconds=lag_seconds,
-                seconds_to_loss=seconds_to_loss,
-                held_seconds=self._held_seconds(plan, seen, steady_ms),
-                trim_held_bytes=trim_held_bytes,
-                next_offset=manifest.next_offset,
-                start_offset=manifest.start_offset,
-                gap_offsets=manifest.gap_offsets,
-                archived_bytes=manifest.size_bytes,
-                archived_segments=manifest.segment_count,
-                local_bytes=seen.log.size_bytes,
-                local_start_offset=seen.bounds.log_start_offset,
-                local_next_offset=seen.bounds.log_end_offset,
-            ),
-        )
-
-    def _held_seconds(self, plan: UploadPlan, seen: Observation, steady_ms: int) -> float:
-        """Return for how long a closed segment has waited at the same last stable offset."""
-        if not plan.held_by_transaction:
-            self._held_at = None
-            return 0.0
-        stable = seen.bounds.last_stable_offset
-        if self._held_at is None or self._held_at[0] != stable:
-            self._held_at = (stable, steady_ms)
-        return (steady_ms - self._held_at[1]) / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,45 +93,6 @@ class StepResult:
         A trim makes the observation obsolete, because some of its files are deleted.
         """
         return (self.uploaded > 0 or self.expired > 0 or self.gaps > 0) and not self.trimmed
-
-
-def _missing_head(seen: Observation) -> frozenset[Hole]:
-    """Return the offsets that the log has by the broker, before the first one that it has by its files."""
-    first_offset, log_start_offset = seen.uploadable.first_offset, seen.bounds.log_start_offset
-    if first_offset is None or first_offset <= log_start_offset or seen.log.is_reframed:
-        return frozenset()
-    return frozenset({(log_start_offset, first_offset)})
-
-
-class HoleWatch:
-    """
-    Remember when each hole of one partition's log was first seen. Owned by its archiver.
-
-    A scan may also miss the log's first files: what they hold counts as a hole as well.
-    """
-
-    def __init__(self) -> None:
-        self._first_scans: dict[Hole, int] = {}
-        """
-        The holes of the newest observation, each with the number of the first consecutive one that showed it.
-        """
-        self._scan_number = 0
-
-    def note(self, seen: Observation) -> None:
-        """Take note of an observation. Noting the same observation again changes nothing."""
-        self._scan_number = seen.scan_number
-        holes = seen.uploadable.holes | _missing_head(seen)
-        self._first_scans = {hole: self._first_scans.get(hole, seen.scan_number) for hole in holes}
-
-    @property
-    def confirmed(self) -> frozenset[Hole]:
-        """Return the holes of the newest observation that an earlier one showed as well."""
-        return frozenset(hole for hole, first in self._first_scans.items() if first != self._scan_number)
-
-    @property
-    def new(self) -> frozenset[Hole]:
-        """Return the holes that only the newest observation shows."""
-        return frozenset(hole for hole, first in self._first_scans.items() if first == self._scan_number)
 
 
 class Archiver(LeadershipLogger):
@@ -501,7 +337,7 @@ class Archiver(LeadershipLogger):
 
     def _expect_deletion(self, seen: Observation) -> None:
         """
-        Look for an edit soon after the log's start has moved past every trim by this daemon.
+        Check for an edit soon after the log's start has moved past every trim by this daemon.
 
         `tieringd topic delete-records` moves the log's start first, and then edits the manifest.
         """

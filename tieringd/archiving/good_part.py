@@ -34,6 +34,7 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.operator_decision import OperatorDecision
 from tieringd.model.partition import Leadership
 from tieringd.model.segment import CrossingTransaction, RemoteSegment
+from tieringd.model.tail_cut import cut_back, undone
 from tieringd.policies.lineage import (
     Lineage,
     LineagePlan,
@@ -150,7 +151,7 @@ class GoodPart(LeadershipLogger):
 
     @property
     def rests_because(self) -> str:
-        """Return why the case is not looked at again yet without a decision; empty where it is."""
+        """Return why the case is not examined again yet without a decision; empty if it is."""
         is_resting = self.operator_wait is not None and self._now_ms() < self._retry_at_ms
         return self._waits_because if is_resting else ""
 
@@ -253,7 +254,7 @@ class GoodPart(LeadershipLogger):
                 "archive does not have, so nothing tells whether the records before it are the same",
                 reason=OperatorReason.DIVERGENCE_UNKNOWN,
             )
-        manifest = manifest.undone(part.cut_offset, now_ms=now_ms)
+        manifest = undone(manifest, part.cut_offset, now_ms=now_ms)
         cut_offset = next(
             (one.base_offset for one in manifest.gaps if one.base_offset < part.cut_offset < one.next_offset),
             part.cut_offset,
@@ -305,7 +306,8 @@ class GoodPart(LeadershipLogger):
         if head is None and not manifest.segments.row_at_or_after(cut_offset):
             # A live part has a segment.
             manifest = await self._spillovers.with_history(manifest, from_offset=manifest.live_offset - 1)
-        return manifest.cut_back(
+        return cut_back(
+            manifest,
             cut_offset,
             leader_epoch=self._leadership.leader_epoch,
             now_ms=now_ms,

@@ -39,6 +39,7 @@ from tieringd.model.operator_decision import OperatorDecision
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.model.spillover import SpilloverManifest, SpilloverName
+from tieringd.model.tail_cut import cut_back, undone_from
 from tieringd.policies.lineage import (
     Lineage,
     LineagePlan,
@@ -246,7 +247,8 @@ class LineageKeeper(LeadershipLogger):
         if not manifest.segments.row_at_or_after(cut_offset):
             # No live segment is left, as where the live part begins with a gap. A live part has a segment.
             manifest = await self._spillovers.with_history(manifest, from_offset=manifest.live_offset - 1)
-        manifest = manifest.cut_back(
+        manifest = cut_back(
+            manifest,
             cut_offset,
             leader_epoch=self._leadership.leader_epoch,
             now_ms=now_ms,
@@ -371,12 +373,12 @@ class LineageKeeper(LeadershipLogger):
             cut_offset, missing = cut_for_unsettled(manifest, cut_offset, log_start_offset=log_start_offset)
             if missing:
                 self._log.error("archived records cannot be brought back after an election", reason=missing)
-        undone_from = manifest.undone_from(cut_offset)
-        if undone_from is not None:
-            manifest = await self._spillovers.with_history(manifest, from_offset=undone_from)
+        first_undone = undone_from(manifest, cut_offset)
+        if first_undone is not None:
+            manifest = await self._spillovers.with_history(manifest, from_offset=first_undone)
             self._log.warning(
                 "compactions are undone: an election has cut off records that made others go",
-                base_offset=undone_from,
+                base_offset=first_undone,
                 next_offset=cut_offset,
             )
         return manifest, cut_offset

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from tieringd.archive.operator_decisions import OperatorDecisions
+from tieringd.archive.decision_store import OperatorDecisions
 from tieringd.archiving.partition_logger import LeadershipLogger
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
@@ -46,7 +46,7 @@ class OperatorDesk(LeadershipLogger):
         self._now_ms = now_ms
         self._reported: frozenset[str] = frozenset()
         self.refused = ""
-        """Why the last decision was refused; empty where none was."""
+        """Why the last decision was refused; empty if no decision was refused."""
 
     async def pending(self, manifest: PartitionManifest) -> OperatorDecision | None:
         """
@@ -66,7 +66,7 @@ class OperatorDesk(LeadershipLogger):
             await self.refuse(one, "the operator has made another decision since")
         for one in found:
             is_earlier = one.made_for.commit_number < version.commit_number
-            # Where the decision is for a later version, this process may be the one that is behind.
+            # A decision for a later version may be right: this process may have an old manifest.
             if one.made_for != version and (is_earlier or await self._is_current()):
                 await self._end_earlier(one, manifest)
         return fitting[-1] if fitting else None

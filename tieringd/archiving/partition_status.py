@@ -1,19 +1,25 @@
 """
 The state of one partition's archiver, as the status page, `run --once` and the metrics tell it.
 
-`PartitionFault` is what they count by, so that all three agree.
+All three count partitions by `PartitionFault`, so that they agree. `PartitionGauges` sets the gauges of one
+partition after each step of its archiver. `OperatorWaitGauge` counts partitions that wait for an operator.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 from tieringd.archiving.good_part import OperatorWait
-from tieringd.model.partition import Leadership
+from tieringd.archiving.observer import Observation
+from tieringd.metrics import Metrics
+from tieringd.metrics.partition_figures import PartitionFigures
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership, TopicIdPartition, TopicPartition
+from tieringd.policies.upload_plan import UploadPlan
 
 _WAITING_TOPICS: Final = 50
 _OTHER_TOPICS: Final = "(others)"
@@ -59,6 +65,88 @@ class PassResult:
     statuses: Mapping[Leadership, PartitionStatus]
     problems: Mapping[str, str]
     """What was left out, and why: the pass is incomplete unless this is empty."""
+
+
+class PartitionGauges:
+    """Show the figures of one partition. Remembers since when a transaction holds a segment back."""
+
+    def __init__(self, partition: TopicIdPartition, *, metrics: Metrics) -> None:
+        self._partition = partition.topic_partition
+        self._table = metrics.partitions
+        self._held_at: tuple[int, int] | None = None
+        """
+        The last stable offset that holds a closed segment back, and since when (milliseconds, steady clock).
+        """
+
+    def publish(
+        self,
+        manifest: PartitionManifest,
+        seen: Observation,
+        plan: UploadPlan,
+        *,
+        trim_held_bytes: int,
+        seconds_to_loss: float,
+        now_ms: int,
+        steady_ms: int,
+    ) -> None:
+        """
+        Show every figure.
+
+        *plan* is what is left to upload after the step. *trim_held_bytes* is what only share groups kept from
+        the trim. *now_ms* is of this host's wall clock, which also dates the files; *steady_ms* is of a clock
+        that is never set back.
+        """
+        waiting = [part.segment for part in plan.slices if not part.is_open]
+        oldest_ns = min((segment.modified_ns for segment in waiting), default=None)
+        lag_seconds = 0.0 if oldest_ns is None else max(0.0, now_ms / 1000 - oldest_ns / 1e9)
+        self._table.show(
+            self._partition,
+            PartitionFigures(
+                pending_bytes=plan.pending_bytes,
+                pending_segments=plan.pending_segments,
+                pending_offsets=max(0, seen.bounds.last_stable_offset - manifest.next_offset),
+                lag_seconds=lag_seconds,
+                seconds_to_loss=seconds_to_loss,
+                held_seconds=self._held_seconds(plan, seen, steady_ms),
+                trim_held_bytes=trim_held_bytes,
+                next_offset=manifest.next_offset,
+                start_offset=manifest.start_offset,
+                gap_offsets=manifest.gap_offsets,
+                archived_bytes=manifest.size_bytes,
+                archived_segments=manifest.segment_count,
+                local_bytes=seen.log.size_bytes,
+                local_start_offset=seen.bounds.log_start_offset,
+                local_next_offset=seen.bounds.log_end_offset,
+            ),
+        )
+
+    def _held_seconds(self, plan: UploadPlan, seen: Observation, steady_ms: int) -> float:
+        """Return for how long a closed segment has waited at the same last stable offset."""
+        if not plan.held_by_transaction:
+            self._held_at = None
+            return 0.0
+        stable = seen.bounds.last_stable_offset
+        if self._held_at is None or self._held_at[0] != stable:
+            self._held_at = (stable, steady_ms)
+        return (steady_ms - self._held_at[1]) / 1000
+
+
+class OperatorWaitGauge:
+    """Show how many partitions wait for an operator, by topic and reason."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._gauge = metrics.waiting_for_operator
+        self._shown: frozenset[tuple[str, str]] = frozenset()
+        """The labels that were shown last."""
+
+    def publish(self, waits: Iterable[tuple[TopicPartition, OperatorWait]]) -> None:
+        """Show *waits*, the partitions that wait, in the place of those shown before."""
+        waiting = bounded_waits(Counter((one.topic, wait.reason.value) for one, wait in waits))
+        for gone in self._shown - waiting.keys():
+            self._gauge.remove(*gone)
+        for labels, partitions in waiting.items():
+            self._gauge.labels(*labels).set(partitions)
+        self._shown = frozenset(waiting)
 
 
 def bounded_waits(waiting: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:

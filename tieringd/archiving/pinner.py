@@ -25,6 +25,12 @@ from tieringd.policies.pinning import Pin, PinnedLog, PinPlan, pins_over_budget,
 
 log = structlog.get_logger(__name__)
 
+PIN_UNKNOWN_AFTER_SECONDS = 5.0
+"""
+How long a partition's durable offset may be unknown before all its closed segments are pinned. The object
+store needs time to answer: without this, each start would pin every segment on disk and release it again.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class PinFacts:

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -34,8 +33,8 @@ import structlog
 from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import BrokerSnapshot, Observation, Observer
-from tieringd.archiving.partition_status import PartitionFault, PartitionStatus, PassResult, bounded_waits
-from tieringd.archiving.pinner import PinFacts, Pinner
+from tieringd.archiving.partition_status import OperatorWaitGauge, PartitionFault, PartitionStatus, PassResult
+from tieringd.archiving.pinner import PIN_UNKNOWN_AFTER_SECONDS, PinFacts, Pinner
 from tieringd.archiving.resting import ChangeFeed, Resting
 from tieringd.config import Config
 from tieringd.errors import STORE_FAULTS, CorruptDataError, FencedError, TieringError
@@ -59,12 +58,6 @@ PINS_GO_WITHIN_SECONDS = 8.0
 """
 How long after the last question to the broker a pin may be released. An unclean election there and back, with
 an archive that is cut in between, takes longer: a broker counts as gone after `broker.session.timeout.ms`.
-"""
-
-PIN_UNKNOWN_AFTER_SECONDS = 5.0
-"""
-How long a partition's durable offset may be unknown before all its closed segments are pinned. The object
-store needs time to answer: without this, each start would pin every segment on disk and release it again.
 """
 
 _SCANS_FOR_TOPICS = 2
@@ -141,8 +134,7 @@ class Reconciler:
         """The cached result of `paths`; None after an observation has changed."""
         self.changes = ChangeFeed()
         """Feeds the partitions in which something changed to work that goes over all of them."""
-        self._waiting: frozenset[tuple[str, str]] = frozenset()
-        """The labels of the partitions that wait for an operator: topic and reason."""
+        self._operator_waits = OperatorWaitGauge(metrics)
         self._fenced: dict[Leadership, str] = {}
         self._stopping = False
         self._hint = asyncio.Event()
@@ -335,7 +327,7 @@ class Reconciler:
         started = clock()
         snapshot = await self._observer.scan()
         matched = self._matched
-        # Of ten thousand partitions nearly all are idle, and matching them all is a large part of a round.
+        # Nearly all of ten thousand partitions are idle, and matching them all is a large part of a round.
         if matched is None or matched.wanted is not snapshot.wanted or matched.unclear != snapshot.unclear:
             matched = self._match(snapshot, tasks)
         self._forget_topics(snapshot)
@@ -591,27 +583,17 @@ class Reconciler:
             return
         self._hint.clear()
 
-    def _publish_operator_waits(self) -> None:
-        """Count the partitions that wait for an operator, by topic and reason."""
-        waiting: Counter[tuple[str, str]] = Counter()
-        for leadership in self._resting.awake:
-            running = self._running.get(leadership)
-            wait = running.archiver.operator_wait if running is not None else None
-            if wait is not None:
-                waiting[leadership.partition.topic, wait.reason.value] += 1
-        waiting = bounded_waits(waiting)
-        gauge = self._metrics.waiting_for_operator
-        for gone in self._waiting - waiting.keys():
-            gauge.remove(*gone)
-        for labels, partitions in waiting.items():
-            gauge.labels(*labels).set(partitions)
-        self._waiting = frozenset(waiting)
-
     def _publish(self, seconds: float) -> None:
         # An archiver of a quarantined or waiting partition does not rest, so the awake ones are enough.
-        awake = (self._running.get(leadership) for leadership in self._resting.awake)
-        quarantined = sum(1 for one in awake if one is not None and one.archiver.quarantine_fault)
-        self._publish_operator_waits()
+        awake = [
+            (leadership.partition.topic_partition, running.archiver)
+            for leadership in self._resting.awake
+            if (running := self._running.get(leadership)) is not None
+        ]
+        quarantined = sum(1 for _, archiver in awake if archiver.quarantine_fault)
+        self._operator_waits.publish(
+            (partition, wait) for partition, archiver in awake if (wait := archiver.operator_wait) is not None
+        )
         self._metrics.led_partitions.set(len(self._running))
         self._metrics.quarantined_partitions.set(quarantined)
         self._metrics.fenced_partitions.set(len(self._fenced))

@@ -507,7 +507,7 @@ class RemoteLog:
         *,
         at_least_one: bool,
     ) -> bytes | None:
-        """Return batches of one segment; None when it has none from *offset* on."""
+        """Return batches of one segment; None if the segment ends before *offset*."""
         index = await self.index_of(partition, segment)
         size_bytes = 0
         parts: list[bytes] | None = None

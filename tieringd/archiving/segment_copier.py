@@ -17,7 +17,8 @@ from itertools import pairwise
 import structlog
 from crc32c import crc32c
 
-from tieringd.archiving.upload_gate import NO_URGENCY, UploadGate, Urgency
+from tieringd.archiving.upload_gate import UploadGate
+from tieringd.archiving.upload_queue import NO_URGENCY, Urgency
 from tieringd.broker.layout import Layout
 from tieringd.broker.segment_file import (
     OpenSegment,
@@ -217,7 +218,7 @@ def local_index(
 
 def _examine(layout: Layout, file: OpenSegment, request: CopyRequest) -> _Examined:
     """Read the slice and its side files once. Blocks; runs in a thread."""
-    # A layout may store other bytes than the log's own. Those are then in another file, with another size.
+    # A layout may store other bytes than the log has. They are in another file, with another size.
     part = replace(request.part, segment=file.segment)
     segment = part.segment
     file.require_unchanged()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tieringd.archiving.partition_logger import PartitionLogger
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.archiving.segment_copier import CopiedSegment, CopyRequest
-from tieringd.archiving.upload_gate import Urgency
+from tieringd.archiving.upload_queue import Urgency
 from tieringd.errors import BrokerUnavailable, CorruptDataError, TieringError
 from tieringd.metrics import Metrics
 from tieringd.model.local_log import Hole, LocalLog
@@ -30,9 +30,9 @@ from tieringd.policies.upload_plan import admissible_prefix
 @dataclass(frozen=True, slots=True)
 class _Held:
     base_offset: int
-    """Of the segment that cannot be copied."""
+    """The base offset of the segment that cannot be copied."""
     files: frozenset[tuple[int, tuple[int, int, int]]]
-    """That segment and the one that has the damage, each with its base offset and identity."""
+    """The base offsets and identities of that segment and of the damaged one."""
     fault: str
 
 

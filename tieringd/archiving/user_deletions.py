@@ -32,7 +32,7 @@ class UserDeletions(PartitionLogger):
         """The file and the log start offset that were looked up last."""
         self._is_inside_batch = False
         self._failed: tuple[str, int] | None = None
-        """The same of the last look-up that failed."""
+        """The file and the log start offset of the last look-up that failed."""
 
     async def start(self, manifest: PartitionManifest, seen: Observation) -> int | None:
         """
@@ -53,7 +53,7 @@ class UserDeletions(PartitionLogger):
                 self._is_inside_batch = await in_thread(is_inside_batch, segment, offset)
             except (CorruptDataError, LocalFileError) as error:
                 if self._failed != (segment.path, offset):
-                    # Each look tries again, so the same failure is logged once.
+                    # Each step tries again, so the same failure is logged once.
                     self._failed = segment.path, offset
                     self._log.warning(
                         "whether a user deleted records cannot be read from the log",

@@ -34,7 +34,7 @@ from tieringd.formats.log_names import LogFileKind, parse_file_name
 from tieringd.policies.disk_areas import DirectoryUse
 
 FULL_SCAN_EVERY: Final = 20
-"""Of this many measurements of a directory, one is a full scan: every ten minutes by default."""
+"""One in this many measurements of a directory is a full scan: every ten minutes by default."""
 _BLOCK_BYTES = 512  # The unit of `st_blocks`, whatever the filesystem's own block size.
 _LEAVING_SUFFIXES = (".deleted", "-delete")
 

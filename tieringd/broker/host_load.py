@@ -31,7 +31,7 @@ class HostCounters:
 
     at: float
     cpu_seconds: float | None = None
-    """Of all processors, busy or idle."""
+    """The time of all processors, busy or idle."""
     cpu_idle_seconds: float | None = None
     cpu_waited: float | None = None
     io_waited: float | None = None

@@ -73,7 +73,9 @@ class TargetTopic:
 class TargetCluster:
     """The cluster's topics and the recovery marks on them. Open it with `async with`."""
 
-    def __init__(self, settings: KafkaSettings) -> None:
+    def __init__(self, settings: KafkaSettings, *, backoff_seconds: float = _BACKOFF_SECONDS) -> None:
+        """Connect later, with `async with`. *backoff_seconds* is the time between two tries of a request."""
+        self._backoff_seconds = backoff_seconds
         self._client = _client_settings(settings)
         self._bootstrap = ",".join(settings.bootstrap)
         self._admin: Any = AIOKafkaAdminClient(**self._client)
@@ -148,7 +150,7 @@ class TargetCluster:
             found = await self.topic(name)
             if found is not None and found.partition_count == partitions:
                 return found
-            await asyncio.sleep(_BACKOFF_SECONDS)
+            await asyncio.sleep(self._backoff_seconds)
         raise BrokerUnavailable(f"topic {name} was created, but the cluster does not list it yet")
 
     async def marks(
@@ -198,7 +200,7 @@ class TargetCluster:
                 # The first request for a group in a new cluster makes it create the coordinator's own topic.
                 if number == _TRIES - 1:
                     raise
-                await asyncio.sleep(_BACKOFF_SECONDS)
+                await asyncio.sleep(self._backoff_seconds)
         raise AssertionError("the last try returns or raises")
 
     @asynccontextmanager

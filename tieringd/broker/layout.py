@@ -292,7 +292,7 @@ class TransactionEnds:
     """How transactions that are open at some offset end in a log."""
 
     ended: tuple[CrossingTransaction, ...] = ()
-    """Those with a marker in the log."""
+    """Transactions with a marker in the log."""
     aborted: frozenset[int] = frozenset()
     """The producers of those whose marker is an abort."""
     lost: Mapping[int, int] = field(default_factory=dict)

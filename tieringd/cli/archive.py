@@ -44,9 +44,9 @@ from tieringd.cli.recover.recovery_progress import ByteProgress
 from tieringd.cli.resolve import resolve
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
-from tieringd.daemon.archive_owner import claimant_of, owner_record
 from tieringd.daemon.file_archive import found_file_root, init_file_root, note_first_start
 from tieringd.daemon.local_broker import opened_broker
+from tieringd.daemon.ownership_check import claimant_of, owner_record
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.archive_owners import ArchiveOwners
 from tieringd.formats.object_keys import TopicKey, data_key
@@ -116,7 +116,7 @@ def claim(config: ConfigFile, dry_run: DryRun = False) -> None:
 
 
 async def _owners(config: Config) -> tuple[str, ArchiveOwners]:
-    """Return the cluster of *config*, and who is recorded as an owner of its archive."""
+    """Return the cluster of *config*, and the recorded owners of its archive."""
     async with opened_archive(config) as archive, opened_broker(config) as broker:
         return await broker.cluster_id(), await owner_record(archive, config).owners()
 

@@ -12,9 +12,14 @@ from typing import Annotated, Final
 import typer
 
 from tieringd.cli.options import ConfigFile, Format, OutputFormat, loaded, print_document
-from tieringd.daemon.doctor import Finding, Outcome, examined
+from tieringd.daemon.doctor import CheckOutcome, CheckResult, examined
 
-_MARKS: Final = {Outcome.OK: "ok", Outcome.WARNING: "warning", Outcome.AWAY: "away", Outcome.FAULT: "FAULT"}
+_MARKS: Final = {
+    CheckOutcome.OK: "ok",
+    CheckOutcome.WARNING: "warning",
+    CheckOutcome.AWAY: "away",
+    CheckOutcome.FAULT: "FAULT",
+}
 
 
 def doctor(
@@ -42,15 +47,15 @@ def doctor(
             _print_sum(findings)
         else:
             print_document([asdict(one) for one in findings], output)
-        code = int(any(one.outcome in (Outcome.AWAY, Outcome.FAULT) for one in findings))
+        code = int(any(one.outcome in (CheckOutcome.AWAY, CheckOutcome.FAULT) for one in findings))
         sys.stdout.flush()
-        if any(one.check == "directories" and one.outcome is Outcome.AWAY for one in findings):
+        if any(one.check == "directories" and one.outcome is CheckOutcome.AWAY for one in findings):
             # A thread that waits for a dead filesystem cannot be ended, and would hold up the start.
             os._exit(code)
     raise typer.Exit(code)
 
 
-def _print(one: Finding) -> None:
+def _print(one: CheckResult) -> None:
     typer.echo(f"{_MARKS[one.outcome]:<8} {one.check}: {one.subject}")
     for line in wrap(one.message, 70, break_long_words=False, break_on_hyphens=False):
         typer.echo(f"         {line}")
@@ -58,10 +63,10 @@ def _print(one: Finding) -> None:
         typer.echo(f"         -> {one.remedy}")
 
 
-def _print_sum(findings: list[Finding]) -> None:
+def _print_sum(findings: list[CheckResult]) -> None:
     counts = [
         f"{sum(one.outcome is outcome for one in findings)} {outcome.value}"
-        for outcome in Outcome
+        for outcome in CheckOutcome
         if any(one.outcome is outcome for one in findings)
     ]
     typer.echo(f"{len(findings)} checks: {', '.join(counts)}")

@@ -29,7 +29,7 @@ from tieringd.cli.options import (
 )
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
-from tieringd.daemon.archive_owner import owner_record
+from tieringd.daemon.ownership_check import owner_record
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import TopicManifest

@@ -81,7 +81,7 @@ _TOPIC_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW
 
 
 class Security(BaseModel):
-    """How to reach the broker's listener, and as whom."""
+    """How to reach the broker's listener, and the user to log in as."""
 
     model_config = STRICT
 

@@ -48,7 +48,7 @@ _GZIP = zlib.MAX_WBITS | 16
 
 @dataclass(frozen=True)
 class AdminControl:
-    """What a request may change, and what it must carry."""
+    """The changes that requests may make, and the token that they must carry."""
 
     token: str | None
     """None refuses every change."""

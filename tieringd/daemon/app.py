@@ -30,11 +30,11 @@ from tieringd.config.describe import config_hash
 from tieringd.config.reload import compare_configs
 from tieringd.config.units import format_duration
 from tieringd.daemon.admin import serving
-from tieringd.daemon.archive_owner import cluster_on_disk
 from tieringd.daemon.assembly import DaemonParts, apply_config, assembled
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.garbage_collection import long_lived_objects_spared
 from tieringd.daemon.overview import DaemonFacts, OverviewMaker
+from tieringd.daemon.ownership_check import cluster_on_disk
 from tieringd.daemon.recent_errors import RecentErrors, remembering
 from tieringd.daemon.service_manager import ServiceManager
 from tieringd.errors import BucketNotFound, ConfigError, CorruptDataError, StorageDenied, StorageUnavailable

@@ -3,7 +3,7 @@ The archive endpoint: a bucket served to Kafka clients, with no broker behind it
 
 It reads and never writes. A broker's ACLs are not known here: users and topic rules come from a file of the
 endpoint's own. Without one, every client that reaches the port can read everything. It then listens on this
-host only, unless the configuration says that everyone may read.
+host only, unless the configuration allows reads without a login.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ArchiveEndpoint:
     tls: GatewayTls | None = None
     """Renews the certificate while the endpoint runs."""
     on_failure: Callable[[str], None] = lambda _: None
-    """Gets the name of a task that failed by a defect, for a metric."""
+    """Called with the name of a task that failed by a defect, for a metric."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until *stop* is set."""

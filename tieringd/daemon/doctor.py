@@ -62,7 +62,7 @@ _TOPIC_OPERATIONS: Final = {
 }
 
 
-class Outcome(StrEnum):
+class CheckOutcome(StrEnum):
     """What a check found."""
 
     OK = "ok"
@@ -75,18 +75,18 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """The result of one check, and how to mend what it found."""
 
     check: str
     """A stable name, such as `store_write`."""
     subject: str
-    outcome: Outcome
+    outcome: CheckOutcome
     message: str
     remedy: str = ""
 
 
-async def examined(config: Config, *, timeout_seconds: float) -> list[Finding]:
+async def examined(config: Config, *, timeout_seconds: float) -> list[CheckResult]:
     """Run all checks of *config*; no request waits longer than *timeout_seconds*."""
     timeout_ms = max(1, round(timeout_seconds * 1000))
     hurried = config.model_copy(
@@ -105,44 +105,50 @@ async def examined(config: Config, *, timeout_seconds: float) -> list[Finding]:
 
 
 async def _within(
-    findings: AsyncIterator[Finding], check: str, subject: str, seconds: float
-) -> list[Finding]:
+    findings: AsyncIterator[CheckResult], check: str, subject: str, seconds: float
+) -> list[CheckResult]:
     """Return *findings*, and at the deadline those so far and one that says so."""
-    found: list[Finding] = []
+    found: list[CheckResult] = []
     try:
         async with asyncio.timeout(seconds):
             async for one in findings:
                 found.append(one)  # noqa: PERF401 what was found before the deadline counts
     except TimeoutError:
         found.append(
-            Finding(check, subject, Outcome.AWAY, f"no answer within {seconds:g} s", "Look at this first")
+            CheckResult(
+                check, subject, CheckOutcome.AWAY, f"no answer within {seconds:g} s", "Look at this first"
+            )
         )
     return found
 
 
-async def _threaded(examine: Callable[[Config], Iterator[Finding]], config: Config) -> AsyncIterator[Finding]:
+async def _threaded(
+    examine: Callable[[Config], Iterator[CheckResult]], config: Config
+) -> AsyncIterator[CheckResult]:
     for one in await asyncio.to_thread(lambda: list(examine(config))):
         yield one
 
 
-def _of_error(check: str, subject: str, error: TieringError) -> Finding:
+def _of_error(check: str, subject: str, error: TieringError) -> CheckResult:
     """Return the finding of an error: that of a peer which is away passes by itself."""
     is_away = isinstance(error, RetryableError)
     remedy = error.hint or ("It is tried again while the daemon runs" if is_away else "")
-    return Finding(check, subject, Outcome.AWAY if is_away else Outcome.FAULT, error.message, remedy)
+    return CheckResult(
+        check, subject, CheckOutcome.AWAY if is_away else CheckOutcome.FAULT, error.message, remedy
+    )
 
 
-async def _store(config: Config) -> AsyncIterator[Finding]:
+async def _store(config: Config) -> AsyncIterator[CheckResult]:
     place = place_of(config)
     try:
         is_to_come = await asyncio.to_thread(_begins_at_first_start, config)
     except (OSError, TieringError) as error:
         remedy = "Mount the disk of the archive, and allow the daemon's user to use it"
-        yield Finding("store_read", place, Outcome.FAULT, str(error), remedy)
+        yield CheckResult("store_read", place, CheckOutcome.FAULT, str(error), remedy)
         return
     if is_to_come:
         message = "there is no archive yet; the first start of a daemon begins it"
-        yield Finding("store_read", place, Outcome.WARNING, message, "Or run: tieringd archive init")
+        yield CheckResult("store_read", place, CheckOutcome.WARNING, message, "Or run: tieringd archive init")
         return
     try:
         async with opened_store(config, Metrics()) as store:
@@ -150,20 +156,20 @@ async def _store(config: Config) -> AsyncIterator[Finding]:
             clock.listen_to(store.backend)
             async for one in _store_requests(config, store, place):
                 yield one
-                if one.check == "store_read" and one.outcome is not Outcome.OK:
+                if one.check == "store_read" and one.outcome is not CheckOutcome.OK:
                     return
             yield _clock(clock)
     except TieringError as error:
         yield _of_error("store_open", place, error)
 
 
-async def _store_requests(config: Config, store: ResilientStore, place: str) -> AsyncIterator[Finding]:
+async def _store_requests(config: Config, store: ResilientStore, place: str) -> AsyncIterator[CheckResult]:
     try:
         await store.list_page("meta/", limit=1)
     except TieringError as error:
         yield _of_error("store_read", place, error)
         return
-    yield Finding("store_read", place, Outcome.OK, "objects can be listed")
+    yield CheckResult("store_read", place, CheckOutcome.OK, "objects can be listed")
 
     puts = CheckedPuts(store.backend)
     try:
@@ -173,21 +179,21 @@ async def _store_requests(config: Config, store: ResilientStore, place: str) -> 
         return
     yield await _written(store, place)
     if puts.reads_back:
-        yield Finding(
+        yield CheckResult(
             "store_checksum",
             place,
-            Outcome.WARNING,
+            CheckOutcome.WARNING,
             "the store keeps an object whose checksum is wrong: each object is read back after it is stored",
             "Use a store that compares checksums, or expect twice the traffic",
         )
     else:
-        yield Finding(
-            "store_checksum", place, Outcome.OK, "the store refuses an object with a wrong checksum"
+        yield CheckResult(
+            "store_checksum", place, CheckOutcome.OK, "the store refuses an object with a wrong checksum"
         )
 
     if config.cloud_storage_single_writer:
         message = "not tried: cloud_storage_single_writer promises that no other daemon writes there"
-        yield Finding("store_conditional_write", place, Outcome.OK, message)
+        yield CheckResult("store_conditional_write", place, CheckOutcome.OK, message)
         return
     try:
         await StoreCheck(config, store)()
@@ -195,7 +201,7 @@ async def _store_requests(config: Config, store: ResilientStore, place: str) -> 
         yield _of_error("store_conditional_write", place, error)
     else:
         message = "the store refuses a write whose condition does not hold"
-        yield Finding("store_conditional_write", place, Outcome.OK, message)
+        yield CheckResult("store_conditional_write", place, CheckOutcome.OK, message)
 
 
 def _begins_at_first_start(config: Config) -> bool:
@@ -208,7 +214,7 @@ def _begins_at_first_start(config: Config) -> bool:
     return is_first and can_be_made and (not root.exists() or marker_of(root) is None)
 
 
-async def _written(store: ResilientStore, place: str) -> Finding:
+async def _written(store: ResilientStore, place: str) -> CheckResult:
     """Write, read and delete a small object."""
     key = PROBE_PREFIX + secrets.token_hex(8)
     data = b"tieringd doctor writes, reads and deletes this"
@@ -228,30 +234,36 @@ async def _written(store: ResilientStore, place: str) -> Finding:
         return _of_error("store_delete", place, error)
     else:
         message = f"the store still has {key} after it was deleted"
-        return Finding("store_delete", place, Outcome.FAULT, message, "Allow the deletion of objects")
+        return CheckResult(
+            "store_delete", place, CheckOutcome.FAULT, message, "Allow the deletion of objects"
+        )
     if found != data:
         message = "the store returned other bytes than it was sent"
-        return Finding("store_write", place, Outcome.FAULT, message, "Check the network and the store")
-    return Finding("store_write", place, Outcome.OK, "an object was written, read and deleted")
+        return CheckResult(
+            "store_write", place, CheckOutcome.FAULT, message, "Check the network and the store"
+        )
+    return CheckResult("store_write", place, CheckOutcome.OK, "an object was written, read and deleted")
 
 
-def _clock(clock: ArchiveClock) -> Finding:
+def _clock(clock: ArchiveClock) -> CheckResult:
     status = clock.status()
     if abs(status.error_ms) > _CLOCK_ERROR_MAX_MS:
         message = f"this host's clock is {status.error_ms / 1000:+.0f} s off the store's"
         remedy = "Set the clock, with NTP; until then nothing is deleted by age"
-        return Finding("clock", "this host", Outcome.WARNING, message, remedy)
+        return CheckResult("clock", "this host", CheckOutcome.WARNING, message, remedy)
     if not status.is_confirmed:
         message = "the store has no clock of its own to compare with"
-        return Finding("clock", "this host", Outcome.OK, message)
-    return Finding("clock", "this host", Outcome.OK, f"{status.error_ms / 1000:+.1f} s off the store's")
+        return CheckResult("clock", "this host", CheckOutcome.OK, message)
+    return CheckResult(
+        "clock", "this host", CheckOutcome.OK, f"{status.error_ms / 1000:+.1f} s off the store's"
+    )
 
 
 def _bootstrap(config: Config) -> str:
     return ", ".join(config.broker.bootstrap) or "no broker"
 
 
-async def _broker(config: Config, timeout_seconds: float) -> AsyncIterator[Finding]:
+async def _broker(config: Config, timeout_seconds: float) -> AsyncIterator[CheckResult]:
     if config.gateway.enabled:
         yield await _gateway_broker(config, timeout_seconds)
     if config.broker.kind == "none" or not config.broker.bootstrap:
@@ -271,7 +283,7 @@ async def _broker(config: Config, timeout_seconds: float) -> AsyncIterator[Findi
         return
     try:
         found = await broker.permissions(topics)
-        yield Finding("broker", subject, Outcome.OK, f"cluster {found.cluster_id} answers")
+        yield CheckResult("broker", subject, CheckOutcome.OK, f"cluster {found.cluster_id} answers")
         archived = await _archived(config, broker, topics)
         groups = await _share_groups(config, broker)
     except TieringError as error:
@@ -283,18 +295,20 @@ async def _broker(config: Config, timeout_seconds: float) -> AsyncIterator[Findi
         yield one
 
 
-async def _share_groups(config: Config, broker: KafkaBroker) -> Finding:
+async def _share_groups(config: Config, broker: KafkaBroker) -> CheckResult:
     """Say whether the offsets of share groups are known. While they are not, trims wait."""
     check, subject = "share_groups", "cluster"
     if not config.share_group_trim_hold_ms:
-        return Finding(check, subject, Outcome.OK, "share_group_trim_hold_ms is 0: trims ignore share groups")
+        return CheckResult(
+            check, subject, CheckOutcome.OK, "share_group_trim_hold_ms is 0: trims ignore share groups"
+        )
     try:
         groups = await broker.share_group_starts()
     except (BrokerDenied, BrokerUnavailable) as error:
         user = config.broker.security.sasl_username or "ANONYMOUS"
         hint = acl_command(config, user, "DESCRIBE", group="*") if isinstance(error, BrokerDenied) else ""
-        return Finding(check, subject, Outcome.WARNING, f"trims wait: {error}", hint)
-    return Finding(check, subject, Outcome.OK, f"offsets of {len(groups)} share groups are known")
+        return CheckResult(check, subject, CheckOutcome.WARNING, f"trims wait: {error}", hint)
+    return CheckResult(check, subject, CheckOutcome.OK, f"offsets of {len(groups)} share groups are known")
 
 
 async def _archived(config: Config, broker: KafkaBroker, topics: list[str]) -> list[str]:
@@ -306,17 +320,17 @@ async def _archived(config: Config, broker: KafkaBroker, topics: list[str]) -> l
     return [name for name in topics if config.topic(name, configs.get(name, {})).remote_write]
 
 
-def _permissions(config: Config, found: Permissions, archived: list[str]) -> Iterator[Finding]:
+def _permissions(config: Config, found: Permissions, archived: list[str]) -> Iterator[CheckResult]:
     user = config.broker.security.sasl_username or "ANONYMOUS"
-    wanted = {"DESCRIBE": Outcome.FAULT}
+    wanted = {"DESCRIBE": CheckOutcome.FAULT}
     if config.storage_degraded_action != "alert":
-        wanted |= {"DESCRIBE_CONFIGS": Outcome.WARNING, "ALTER_CONFIGS": Outcome.WARNING}
+        wanted |= {"DESCRIBE_CONFIGS": CheckOutcome.WARNING, "ALTER_CONFIGS": CheckOutcome.WARNING}
     for operation, otherwise in wanted.items():
         granted = operation in found.cluster
-        yield Finding(
+        yield CheckResult(
             f"acl_cluster_{operation.lower()}",
             "cluster",
-            Outcome.OK if granted else otherwise,
+            CheckOutcome.OK if granted else otherwise,
             f"{operation} is {'granted' if granted else 'not granted'}",
             "" if granted else acl_command(config, user, operation),
         )
@@ -324,13 +338,15 @@ def _permissions(config: Config, found: Permissions, archived: list[str]) -> Ite
         without = [name for name in archived if operation not in found.topics.get(name, ())]
         check = f"acl_topic_{operation.lower()}"
         if not without:
-            yield Finding(check, f"{len(archived)} archived topics", Outcome.OK, f"{operation} is granted")
+            yield CheckResult(
+                check, f"{len(archived)} archived topics", CheckOutcome.OK, f"{operation} is granted"
+            )
         else:
             more = f" and {len(without) - _LISTED} more" if len(without) > _LISTED else ""
-            yield Finding(
+            yield CheckResult(
                 check,
                 ", ".join(without[:_LISTED]) + more,
-                Outcome.WARNING if operation == "DELETE" else Outcome.FAULT,
+                CheckOutcome.WARNING if operation == "DELETE" else CheckOutcome.FAULT,
                 f"{operation} is not granted: {loss}",
                 acl_command(config, user, operation, topic=without[0] if len(without) == 1 else "*"),
             )
@@ -348,7 +364,7 @@ def acl_command(
     return f"kafka-acls --bootstrap-server {server} --add --allow-principal User:{user} {names} {on}"
 
 
-async def _gateway_broker(config: Config, timeout_seconds: float) -> Finding:
+async def _gateway_broker(config: Config, timeout_seconds: float) -> CheckResult:
     address = config.gateway.broker
     host, _, port = address.rpartition(":")
     try:
@@ -357,12 +373,14 @@ async def _gateway_broker(config: Config, timeout_seconds: float) -> Finding:
     except (OSError, TimeoutError) as error:
         message = f"gateway.broker does not answer: {error or 'no answer in time'}"
         remedy = "Start the broker, or correct gateway.broker; the gateway listens all the same"
-        return Finding("gateway_broker", address, Outcome.AWAY, message, remedy)
+        return CheckResult("gateway_broker", address, CheckOutcome.AWAY, message, remedy)
     writer.close()
-    return Finding("gateway_broker", address, Outcome.OK, "the broker's listener for the gateway answers")
+    return CheckResult(
+        "gateway_broker", address, CheckOutcome.OK, "the broker's listener for the gateway answers"
+    )
 
 
-def _directories(config: Config) -> Iterator[Finding]:
+def _directories(config: Config) -> Iterator[CheckResult]:
     """Yield what the log directories and our own directories give: reading, pins, room."""
     for log_dir in config.broker.log_dirs:
         subject = str(log_dir)
@@ -371,34 +389,34 @@ def _directories(config: Config) -> Iterator[Finding]:
         except OSError as error:
             message = f"cannot be read: {error.strerror}"
             remedy = "Run tieringd as the broker's user, and correct broker.log_dirs"
-            yield Finding("log_directory", subject, Outcome.FAULT, message, remedy)
+            yield CheckResult("log_directory", subject, CheckOutcome.FAULT, message, remedy)
             continue
-        yield Finding("log_directory", subject, Outcome.OK, "can be read")
+        yield CheckResult("log_directory", subject, CheckOutcome.OK, "can be read")
         yield _pins(config, log_dir)
         yield _room(config, log_dir)
     yield _state(config)
 
 
-def _pins(config: Config, log_dir: Path) -> Finding:
+def _pins(config: Config, log_dir: Path) -> CheckResult:
     subject = str(log_dir)
     candidates = pin_candidates(config, log_dir)
     if not candidates:
         why = "pin_segments is false" if config.broker.kind == "kafka" else "this kind of broker has no pins"
-        return Finding("pins", subject, Outcome.OK, f"not used: {why}")
+        return CheckResult("pins", subject, CheckOutcome.OK, f"not used: {why}")
     # Deepest first, and only what does not exist yet: the trial makes it, and so it is removed again.
     made = [path for one in candidates for path in (Path(one), *Path(one).parents[:1]) if not path.exists()]
     try:
         root = pin_root(str(log_dir), candidates)
     except ConfigError as error:
-        return Finding("pins", subject, Outcome.WARNING, error.message, error.hint or "")
+        return CheckResult("pins", subject, CheckOutcome.WARNING, error.message, error.hint or "")
     finally:
         for path in made:
             with suppress(OSError):
                 path.rmdir()
-    return Finding("pins", subject, Outcome.OK, f"a hard link was made in {root} and removed again")
+    return CheckResult("pins", subject, CheckOutcome.OK, f"a hard link was made in {root} and removed again")
 
 
-def _room(config: Config, log_dir: Path) -> Finding:
+def _room(config: Config, log_dir: Path) -> CheckResult:
     found = os.statvfs(log_dir)
     free_bytes = found.f_bavail * found.f_frsize
     percent = config.storage_space_alert_free_threshold_percent
@@ -408,35 +426,35 @@ def _room(config: Config, log_dir: Path) -> Finding:
     message = f"{free_bytes / 2**30:.1f} GiB free"
     if free_bytes <= config.storage_min_free_bytes:
         remedy = "Make room: producers are held back at this state (docs/operating.md, Disk space)"
-        return Finding("free_space", str(log_dir), Outcome.WARNING, f"{message}: degraded", remedy)
+        return CheckResult("free_space", str(log_dir), CheckOutcome.WARNING, f"{message}: degraded", remedy)
     if free_bytes <= low_bytes:
         remedy = "Make room, or shorten local retention"
-        return Finding("free_space", str(log_dir), Outcome.WARNING, f"{message}: low", remedy)
-    return Finding("free_space", str(log_dir), Outcome.OK, message)
+        return CheckResult("free_space", str(log_dir), CheckOutcome.WARNING, f"{message}: low", remedy)
+    return CheckResult("free_space", str(log_dir), CheckOutcome.OK, message)
 
 
-def _state(config: Config) -> Finding:
+def _state(config: Config) -> CheckResult:
     """Return whether the state directory can be written to; one that is missing is made by the daemon."""
     directory = config.state_directory
     existing = next(one for one in (directory, *directory.parents) if one.exists())
     if os.access(existing, os.W_OK | os.X_OK):
         made = "" if existing == directory else "; the daemon makes it"
-        return Finding("state_directory", str(directory), Outcome.OK, f"can be written to{made}")
+        return CheckResult("state_directory", str(directory), CheckOutcome.OK, f"can be written to{made}")
     remedy = "Allow the daemon's user to create it and write in it"
     message = f"{existing} cannot be written to"
-    return Finding("state_directory", str(directory), Outcome.FAULT, message, remedy)
+    return CheckResult("state_directory", str(directory), CheckOutcome.FAULT, message, remedy)
 
 
-def _limits(config: Config) -> Iterator[Finding]:
+def _limits(config: Config) -> Iterator[CheckResult]:
     """Yield whether descriptors and watches suffice."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     clients = 2 * config.gateway.max_connections if config.gateway.enabled else 0
     wanted = _DESCRIPTORS_BASE + clients
     is_enough = soft == resource.RLIM_INFINITY or soft >= wanted
-    yield Finding(
+    yield CheckResult(
         "descriptors",
         "this process",
-        Outcome.OK if is_enough else Outcome.WARNING,
+        CheckOutcome.OK if is_enough else CheckOutcome.WARNING,
         f"{soft} may be open; {wanted} are needed",
         "" if is_enough else f"Set LimitNOFILE={wanted} in the unit, or lower gateway.max_connections",
     )
@@ -448,10 +466,10 @@ def _limits(config: Config) -> Iterator[Finding]:
         except OSError:
             continue
         is_enough = allowed >= needed
-        yield Finding(
+        yield CheckResult(
             f"inotify_{name}",
             "this host",
-            Outcome.OK if is_enough else Outcome.WARNING,
+            CheckOutcome.OK if is_enough else CheckOutcome.WARNING,
             f"{allowed} allowed; {needed} needed here",
             ""
             if is_enough

@@ -1,7 +1,7 @@
 """
 The TLS contexts of a listener, and the renewal of their certificates while it runs.
 
-Certificates of today live for weeks, so a restart for each is too much. The files are looked at every few
+Certificates are valid for weeks, so a restart for each would be too much. The files are checked every few
 seconds. When all files of a certificate can be used, later handshakes use them. Open connections go on.
 """
 
@@ -21,7 +21,7 @@ from tieringd.errors import ConfigError
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS: Final = 10.0
-"""How often the files are looked at."""
+"""Seconds between two checks of the files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,5 +136,5 @@ class GatewayTls:
         try:
             return one.version()
         except OSError:
-            # Between two files: the next look finds the new one.
+            # The files are being replaced: the next check finds the new one.
             return None

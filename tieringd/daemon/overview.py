@@ -19,7 +19,7 @@ from tieringd.archiving.partition_status import PartitionFault, PartitionStatus
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.daemon.recent_errors import FoldedError, RecentErrors
 from tieringd.metrics import Metrics
-from tieringd.metrics.partitions import PartitionFigures, by_labels
+from tieringd.metrics.partition_figures import PartitionFigures, by_labels
 from tieringd.model.partition import TopicPartition
 from tieringd.space.space_manager import SpaceManager
 from tieringd.storage.resilient import ResilientStore

@@ -31,7 +31,7 @@ class Archiving(StrEnum):
 
     ON = "on"
     PAUSED = "paused"
-    """Neither uploaded nor trimmed until an operator resumes it."""
+    """The topic is neither uploaded nor trimmed until an operator resumes it."""
 
 
 @dataclass(frozen=True, slots=True)

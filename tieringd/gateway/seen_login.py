@@ -1,9 +1,10 @@
 """
-Who a client is, as far as a gateway sees it: by its certificate, or by a login that passes to the broker.
+The principal of a client, from its certificate or from a login that the gateway forwards to the broker.
 
-The gateway decides nothing by it: it counts, and gives each principal its budget of archived records. A name
-counts once the broker has accepted the login. Of the mechanisms, PLAIN and SCRAM name the user in passing.
-Clients with other ones (OAUTHBEARER, GSSAPI) stay `ANONYMOUS`. Passwords are neither kept nor logged.
+The gateway grants no access by this name. It uses the name to count reads, and to give each principal its
+budget of archived records. A name counts once the broker has accepted the login. A login by PLAIN or SCRAM
+shows the user's name. Clients with other mechanisms (OAUTHBEARER, GSSAPI) stay `ANONYMOUS`. Passwords are
+neither kept nor logged.
 """
 
 from __future__ import annotations

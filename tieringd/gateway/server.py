@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 
 _BACKLOG: Final = 1024
 _SLOW_CHECKS: Final = 6
-"""How often a slow client is looked at before it is closed."""
+"""How many times a slow client is checked before its connection is closed."""
 _PATIENCE_WITH_RESPONSES: Final = 10
 """Timeouts for an unread response: a consumer that works on what it has polled reads nothing meanwhile."""
 _PAUSE_SECONDS: Final = 0.1

@@ -34,7 +34,7 @@ _MAX_PIPES: Final = 32
 _FLAGS: Final = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 
 _WAITING_SECONDS: Final = 0.02
-"""How often it is looked whether connections that wait for memory may go on."""
+"""Seconds between two checks whether connections that wait for memory may go on."""
 _OVERDRAWN_SECONDS: Final = 0.2
 """How long until one of them goes on although there is no room."""
 _GRANTED_BYTES: Final = 64 << 10

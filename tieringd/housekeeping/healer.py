@@ -287,7 +287,7 @@ class Healer:
         """
         Take a spillover manifest from quarantine: its name has the checksum of its bytes.
 
-        Only that manifest names the one before it, so that one is looked for as well.
+        Only that manifest names the one before it, so the search covers that one as well.
         """
         name = parse_spillover_key(partition, key)
         if name is None or not await self._copied_back(key, size_bytes=None, crc32c=name.crc32c):

@@ -40,7 +40,7 @@ from tieringd.metrics.health import (
     ReadinessCollector,
     ReadinessSource,
 )
-from tieringd.metrics.partitions import LargestTopics, PartitionTable, RedpandaTopicCounters
+from tieringd.metrics.partition_figures import LargestTopics, PartitionTable, RedpandaTopicCounters
 from tieringd.metrics.readers import ReaderCounts
 from tieringd.metrics.totals import DaemonTotals, RedpandaTotals, StoreCost
 from tieringd.model.partition import TopicPartition

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.registry import Collector
 
-from tieringd.metrics.partitions import by_labels
+from tieringd.metrics.partition_figures import by_labels
 from tieringd.policies.prices import Prices
 
 if TYPE_CHECKING:

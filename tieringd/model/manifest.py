@@ -5,7 +5,7 @@ A manifest is a value. Every change returns a new manifest and keeps these rules
 
 1. segments ascend and never overlap;
 2. between two neighbours there is either nothing, or a recorded gap that fills it exactly;
-3. `next_offset` is the end of the last segment or gap, and only `cut_back` moves it back;
+3. `next_offset` is the end of the last segment or gap, and only `tail_cut.cut_back` moves it back;
 4. leader epochs ascend, and so do their start offsets;
 5. a retired segment, whose objects are still to be deleted, is not among the held segments as well;
 6. a crossing transaction begins below `next_offset`, and before its marker;
@@ -33,7 +33,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from tieringd.model.manifest_parts import Gap, RecordDeletion, Replacement, Retired, Unsettled
+from tieringd.model.manifest_parts import Gap, RecordDeletion, Replacement, Retired, Unsettled, furthest
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import CrossingTransaction, EpochStart, RemoteSegment
@@ -100,8 +100,8 @@ class PartitionManifest:
     The record of the daemon's own trims: none went further than this.
 
     It is stored before a trim is requested. The log start at the time when a leader claimed the
-    partition counts as a trim of the daemon's. So a log that begins after it was cut by someone else: a
-    user, or the broker's own retention.
+    partition counts as a trim of the daemon's. A log that begins after this offset was trimmed by a user or
+    by the broker's own retention.
     """
     unsettled: Unsettled | None = None
     """What only a leader's log can restore if winners of compactions are cut off; None if nothing."""
@@ -235,129 +235,6 @@ class PartitionManifest:
             ),
         )
 
-    def cut_back(
-        self,
-        next_offset: int,
-        *,
-        leader_epoch: int,
-        now_ms: int,
-        same_to: int = 0,
-        head: RemoteSegment | None = None,
-    ) -> PartitionManifest:
-        """
-        Return a manifest that ends at *next_offset*, and records the offsets that were replaced.
-
-        Epochs and transactions that began at or past the cut are removed: those of another leader
-        follow. Compactions whose winners are cut off are undone (`undone`). An archive of which nothing
-        is left may begin anew before its start: what was there has expired, or was never archived, and
-        another leader wrote other records at these offsets.
-
-        The leader's records before *same_to* are those of the archive, though some are cut off and archived
-        anew. A user's deletion still reaches that far.
-
-        If *next_offset* is inside a segment, *head* is the part of it that stays.
-
-        Raises:
-            ValueError: *next_offset* is inside a segment or gap, or outside the manifest. Or all that
-                would be left is spilled, and has to be taken back first.
-        """
-        undone = self.undone(next_offset, now_ms=now_ms)
-        if undone is not self:
-            return undone.cut_back(
-                next_offset, leader_epoch=leader_epoch, now_ms=now_ms, same_to=same_to, head=head
-            )
-        is_spilled = self.spillover is not None and self.spillover.segments > 0
-        ends = {self.live_offset, *(one.next_offset for one in self.gaps)}
-        table = self.segments
-        kept = table.row_at_or_after(next_offset)
-        is_end = next_offset in ends or (
-            kept > 0 and table.column("last_offset")[kept - 1] == next_offset - 1
-        )
-        if head is not None:
-            split = table.covering(next_offset)
-            is_end = split is not None and (split.base_offset, next_offset) == (
-                head.base_offset,
-                head.next_offset,
-            )
-        if (
-            not 0 <= next_offset < self.next_offset
-            or (next_offset > self.live_offset and not is_end)
-            or (is_spilled and not kept and head is None)
-        ):
-            raise ValueError(f"the manifest of {self.partition} cannot be cut back to offset {next_offset}")
-        replacement = Replacement(next_offset, self.next_offset - 1, leader_epoch, now_ms)
-        return replace(
-            self,
-            start_offset=min(self.start_offset, next_offset),
-            # Below the old start it is unknown which trims were the daemon's.
-            trimmed_offset=(
-                max(self.trimmed_offset, self.start_offset)
-                if next_offset < self.start_offset
-                else self.trimmed_offset
-            ),
-            next_offset=next_offset,
-            segments=table.head(kept).appended([head]) if head else table.head(kept),
-            gaps=tuple(gap for gap in self.gaps if gap.base_offset < next_offset),
-            epochs=tuple((epoch, start) for epoch, start in self.epochs if start < next_offset),
-            replacements=(*self.replacements, replacement),
-            # Without a segment, and before the archive's start, no record of a transaction is left.
-            crossing=tuple(
-                one
-                for one in self.crossing
-                if (kept or head) and max(one.first_offset, self.start_offset) < next_offset
-            ),
-            unsettled=_cut(self.unsettled, next_offset),
-            deletions=_furthest(
-                _without_replaced(one, max(next_offset, same_to), leader_epoch) for one in self.deletions
-            ),
-        )
-
-    def undone_from(self, next_offset: int) -> int | None:
-        """Return where the oldest segment begins that `undone` puts back; None if it changes nothing."""
-        return min((one.base_offset for one in self._to_undo(next_offset)), default=None)
-
-    def undone(self, next_offset: int, *, now_ms: int) -> PartitionManifest:
-        """
-        Return a manifest without the compactions that rest on records at *next_offset* or after it.
-
-        The segments that they replaced take their places again, and the objects of the compacted ones
-        are to be deleted later. A later compaction may rest on an earlier one: it may have dropped a
-        tombstone, because the earlier one had dropped all records that the tombstone hid. So all
-        compactions after the oldest one that has to be undone are undone as well, the newest first.
-        """
-        manifest = self
-        for one in reversed(self._to_undo(next_offset)):
-            manifest = manifest._with_original(one, now_ms=now_ms)
-        return manifest
-
-    def _to_undo(self, next_offset: int) -> tuple[Retired, ...]:
-        held = [one for one in self.retired if one.is_held]
-        oldest = next((row for row, one in enumerate(held) if one.winners_end > next_offset), len(held))
-        return tuple(held[oldest:])
-
-    def _with_original(self, held: Retired, *, now_ms: int) -> PartitionManifest:
-        """Return a manifest with the segments of *held* back in their places, as far as they exist."""
-        table = self.segments
-        first, last = table.row_at_or_after(held.base_offset), table.row_at_or_after(held.next_offset)
-        compacted = table.head(last).without_head(first)
-        if not compacted:
-            return self.released([held])
-        # Retention may have removed the oldest ones.
-        originals = held.segments.without_head(held.segments.row_at_or_after(compacted[0].base_offset))
-        begin, end = compacted[0].base_offset, compacted[len(compacted) - 1].next_offset
-        if end != held.next_offset or span_faults(originals, (), begin=begin, end=end):
-            return self.released([held], is_settled=False)
-        expired = held.segments.head(len(held.segments) - len(originals))
-        return replace(
-            self,
-            segments=table.replaced(first, last, *originals),
-            retired=(
-                *(one for one in self.retired if one is not held),
-                *((Retired(expired, held.retired_at_ms),) if expired else ()),
-                Retired(compacted, now_ms),
-            ),
-        )
-
     def released(self, held: Collection[Retired], *, is_settled: bool = True) -> PartitionManifest:
         """
         Return a manifest that no longer holds the objects of *held*: they are to be deleted.
@@ -430,7 +307,7 @@ class PartitionManifest:
 
         Its start does not move: see `following_deletion`.
         """
-        deletions = _furthest([*self.deletions, deletion])
+        deletions = furthest([*self.deletions, deletion])
         return self if deletions == self.deletions else replace(self, deletions=deletions)
 
     def following_deletion(self, *, now_ms: int) -> PartitionManifest:
@@ -647,29 +524,6 @@ class PartitionManifest:
                 f"a record up to offset {winners_end - 1}, past the end of the archive, replaced an older one"
             )
         return tuple(found)
-
-
-def _without_replaced(deletion: RecordDeletion, next_offset: int, leader_epoch: int) -> RecordDeletion:
-    """Return what is left of a deletion where *leader_epoch* replaces the records from *next_offset* on."""
-    if deletion.leader_epoch >= leader_epoch or deletion.before_offset <= next_offset:
-        return deletion
-    return replace(deletion, before_offset=next_offset)
-
-
-def _furthest(deletions: Iterable[RecordDeletion]) -> tuple[RecordDeletion, ...]:
-    """Return those of *deletions* that no other one covers, both in offset and in leader epoch."""
-    kept: list[RecordDeletion] = []
-    for one in sorted(deletions, key=lambda one: (one.before_offset, one.leader_epoch), reverse=True):
-        if not kept or one.leader_epoch > kept[-1].leader_epoch:
-            kept.append(one)
-    return tuple(kept)
-
-
-def _cut(unsettled: Unsettled | None, next_offset: int) -> Unsettled | None:
-    """Return what is still unsettled in an archive that was cut back to *next_offset*."""
-    if unsettled is None or unsettled.base_offset >= next_offset:
-        return None
-    return replace(unsettled, winners_end=min(unsettled.winners_end, next_offset))
 
 
 def _remembered(

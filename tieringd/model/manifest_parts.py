@@ -6,6 +6,7 @@ These are gaps, segments that were taken out, and the records that a user delete
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tieringd.model.segment_table import SegmentTable
@@ -113,3 +114,12 @@ class RecordDeletion:
 
     Records that a leader of a later epoch wrote at these offsets are other records.
     """
+
+
+def furthest(deletions: Iterable[RecordDeletion]) -> tuple[RecordDeletion, ...]:
+    """Return those of *deletions* that no other one covers, both in offset and in leader epoch."""
+    kept: list[RecordDeletion] = []
+    for one in sorted(deletions, key=lambda one: (one.before_offset, one.leader_epoch), reverse=True):
+        if not kept or one.leader_epoch > kept[-1].leader_epoch:
+            kept.append(one)
+    return tuple(kept)

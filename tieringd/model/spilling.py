@@ -184,7 +184,7 @@ def _left(
         return None
     marks: list[ExpiredSpillover] = []
     for mark in spillover.retired:
-        # Of several marks that reach the end of what is left, or pass it, the first one applies to it.
+        # Several marks may reach or pass the end of what is left. The first of them applies.
         if not marks or marks[-1].next_offset < newest.next_offset:
             marks.append(replace(mark, next_offset=min(mark.next_offset, newest.next_offset)))
     return Spillover(

@@ -80,7 +80,7 @@ class ExpiredSpillover:
 
 @dataclass(frozen=True, slots=True)
 class Spillover:
-    """What a live manifest says of the spilled parts."""
+    """The part of a live manifest that describes the spilled segments."""
 
     begin_offset: int
     """All spilled objects below it have been deleted. Parts that end before it are deleted, or will be."""

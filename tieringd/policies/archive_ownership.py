@@ -28,7 +28,7 @@ class Claimant:
     owner: str
     """As in `ArchiveOwners`."""
     is_first_start: bool = False
-    """Whether the host's state directory was empty before. Never set with the owner `BROKER`."""
+    """Whether the host's state directory was empty before. Always false with the owner `BROKER`."""
 
 
 def claimed(

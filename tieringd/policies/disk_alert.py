@@ -13,11 +13,11 @@ there is room for it again: it is created only where the disk would be all right
 fills the disk, and does not come back at once.
 
 `degraded_nodes`, `plan_lowering` and `plan_additions` decide which broker of the cluster acts, and which
-producers' quotas are lowered and restored. A quota limits clients' writes and leaves replication alone.
-Of the quotas that match a client Kafka takes the most specific one, so lowering the default is not
-enough: each quota that takes precedence over it, and allows more, is lowered as well. A quota that is
-lower already stays as it is. What an operator sets meanwhile is never undone: a quota is restored only
-while it still has the value that tieringd set.
+producers' quotas are lowered and restored. A quota limits clients' writes and leaves replication alone. Kafka
+takes the most specific quota that matches a client, so lowering the default is not enough: each quota that
+takes precedence over it, and allows more, is lowered as well. A quota that is lower already stays as it is. A
+quota that an operator sets meanwhile stays too: a quota is restored only while it still has the value that
+tieringd set.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """
 Disk areas: how one filesystem is divided between the reserve, the cache and the log.
 
-Percentages are of the whole disk. Of a percentage and a number of bytes the smaller one counts; null and
-0 both mean "not set". Two rules keep the cache from taking the log's space:
+Percentages are of the whole disk. Where both a percentage and a number of bytes are set, the smaller one
+counts. null and 0 both mean "not set". Two rules keep the cache from taking the log's space:
 
 1. where both do not fit, the log's area is filled first and the cache gets the rest;
 2. bytes that the log uses now are not the cache's, even while the log is over its own area.
 
-So on a disk that shrinks the cache gives way first. `policies.space_plan` plans what the log has to give
-up then; this module only divides the bytes.
+So the cache gives way first on a disk that shrinks. `policies.space_plan` plans what the log has to give up
+then; this module only divides the bytes.
 """
 
 from __future__ import annotations

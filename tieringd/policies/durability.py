@@ -106,7 +106,7 @@ def why_not_durable(
     Sizes are compared where the pieces begin and end with the segment, and none was rewritten. Where a
     log is reframed, its files have other bytes than the stored batches, and sizes cannot be compared.
     """
-    assert segment.next_offset is not None, "only closed segments are looked at"
+    assert segment.next_offset is not None, "only closed segments are compared"
     covered_to = _covered_to(segment, pieces)
     if covered_to < segment.next_offset:
         return f"offset {covered_to} of segment {segment.base_offset} is not in the archive"

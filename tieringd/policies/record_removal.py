@@ -48,9 +48,9 @@ class RetiredRelease:
     """Held segments that may be released."""
 
     settled: tuple[Retired, ...] = ()
-    """Those of which no winner can be lost."""
+    """Segments of compactions whose winners cannot be lost any more."""
     in_log: tuple[Retired, ...] = ()
-    """Those whose records every replica's log has."""
+    """Segments whose records are in the log of every replica."""
     is_all_settled: bool = False
     """Whether `PartitionManifest.unsettled` is settled as well."""
 
@@ -127,7 +127,7 @@ def plan_release(manifest: PartitionManifest, observations: Sequence[LogObservat
     """
     Return what of *manifest* may be released, as all *observations* (observations of its leader's log) agree.
 
-    The oldest are released first: a later compaction cannot be undone alone (`PartitionManifest.undone`).
+    The oldest are released first: a later compaction cannot be undone alone (`model.tail_cut.undone`).
     Without an observation nothing is released. A leader's log begins at or after every live replica's
     once a trim was acknowledged. A log start may come back lower after a crash, so callers pass two
     observations at least.

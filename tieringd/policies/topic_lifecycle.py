@@ -11,10 +11,10 @@ changes nothing. Until the purge begins every step can be taken back, and a topi
 live again. A topic without an id that was created again has the key of its purged archive: that begins anew
 once the purge is over for good. An archive that `redpanda.remote.delete` does not allow to delete is kept.
 
-`choose_topics` decides which of a bucket's topics are served under their names without a broker. A name
-can stand for several topics: incarnations of one that was deleted and created again, and topics of other
-clusters. Of incarnations the newest one that is not purged is served. Between clusters an operator
-chooses; a cluster that shows up later takes no name away from one that has it.
+`choose_topics` decides which of a bucket's topics are served under their names without a broker. A name can
+stand for several topics: incarnations of one that was deleted and created again, and topics of other
+clusters. The newest incarnation that is not purged is served. Between clusters an operator chooses; a cluster
+that shows up later takes no name away from one that has it.
 """
 
 from __future__ import annotations
@@ -361,8 +361,8 @@ class NamedTopics:
     """The served topics, by name."""
     contested: Mapping[str, tuple[str, ...]]
     """
-    By name, the clusters that have a topic of it. Such a name is in *topics* only if one cluster had it
-    before.
+    Contested names, each with the clusters that have a topic of that name. Such a name is in *topics* only if
+    one cluster had it before.
     """
 
 

@@ -434,7 +434,7 @@ def _units(
         is_whole = one.rewriting.kind is RewritingKind.COMPACTED
         groups = [left] if is_whole else [(each,) for each in left]
         units += [_Unit(group, one.rewriting.kind, one.stored_at_ms) for group in groups if group]
-    # Of a merge and a rewriting of the same segments, the merge still holds the removed records.
+    # A merge comes last: it still holds the records that a rewriting of the same segments removed.
     return sorted(
         units, key=lambda unit: (unit.kind is not RewritingKind.MERGED, unit.stored_at_ms), reverse=True
     )

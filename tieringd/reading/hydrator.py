@@ -158,7 +158,7 @@ class Hydrator:
             store, keeper, size_bytes_max=self._limits.index_bytes_max, metrics=metrics
         )
         # Downloads, and checks of cached files. Clients that disconnect early must not fill the queue with
-        # downloads that no one waits for.
+        # downloads that no reader waits for.
         self._flights: SingleFlight[_Place, _Arrival] = SingleFlight(_when_closed, unwaited_above=FLIGHTS_MAX)
         self._prefetches: set[Flight[_Place, _Arrival]] = set()
         self._sequences = ReadSequences()

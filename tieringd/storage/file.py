@@ -53,7 +53,7 @@ from tieringd.storage.base import (
     ObjectInfo,
 )
 from tieringd.storage.file_root import FileRoot, filesystem_type, make_work_directory, sync_directory
-from tieringd.storage.file_tree import WORK_DIRECTORY, Walk, copied, crc32c_of_file, name_of
+from tieringd.storage.file_tree import WORK_DIRECTORY, TreeWalk, copied, crc32c_of_file, name_of
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import finished
 
@@ -82,14 +82,14 @@ class _PageEnd(str):
 
     __slots__ = ("_prefix", "_walk")
     _prefix: str
-    _walk: Walk | None
+    _walk: TreeWalk | None
 
-    def __new__(cls, key: str, prefix: str, walk: Walk) -> Self:
+    def __new__(cls, key: str, prefix: str, walk: TreeWalk) -> Self:
         found = super().__new__(cls, key)
         found._prefix, found._walk = prefix, walk
         return found
 
-    def taken(self, prefix: str) -> Walk | None:
+    def taken(self, prefix: str) -> TreeWalk | None:
         """Return the walk, once. Return None after that, because a page may be asked for twice."""
         walk = self._walk if prefix == self._prefix else None
         self._walk = None
@@ -326,7 +326,7 @@ class FileStore:
     def _list(self, prefix: str, start_after: str | None, limit: int) -> ListPage:
         walk = start_after.taken(prefix) if isinstance(start_after, _PageEnd) else None
         with self._opened("list", to_write=False) as root:
-            walk = walk or Walk(self._base, prefix, start_after)
+            walk = walk or TreeWalk(self._base, prefix, start_after)
             found, has_more = walk.take(root, limit)
         objects = tuple(_info(key, status, None) for key, status in found)
         return ListPage(objects, _PageEnd(objects[-1].key, prefix, walk) if has_more else None)

@@ -118,7 +118,7 @@ def _is_continued(name: bytes) -> bool:
     return len(name) == _NAME_BYTES_MAX and name.endswith(_CONTINUED)
 
 
-class Walk:
+class TreeWalk:
     """
     The keys that begin with *prefix* and come after *start_after*, in UTF-8 byte order, taken in portions.
 

@@ -25,7 +25,7 @@ class ConnectionSettings:
     disable_tls: bool = False
     """Use http where the endpoint has no scheme."""
     max_connections: int = 20
-    """Of this store, over all CPUs. It also limits the threads that the store uses."""
+    """The limit for this store over all CPUs. It also limits the threads that the store uses."""
     max_idle_seconds: float = 5.0
     connect_timeout_seconds: float = 5.0
     read_timeout_seconds: float = 30.0

@@ -76,9 +76,9 @@ def _with_local_target(defaults: TieringDefaults, overrides: Mapping[str, str]) 
 
 def _target(overrides: Mapping[str, str], kind: str) -> int | None:
     """
-    Return the local target to record, of one kind: the total that the creator set.
+    Return the local target of one kind to record, which is the total retention that the creator set.
 
-    None where the creator set no total, or a local target: the topic itself has that one.
+    None if the creator set no total retention, or set a local target on the topic.
     """
     local = (f"retention.local.target.{kind}", f"local.retention.{kind}")
     if any(_limit(overrides, name) is not None for name in local):

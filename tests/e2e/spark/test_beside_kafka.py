@@ -12,7 +12,7 @@ from tests.e2e.archives import archived_manifest
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import APPEND_TIME, FIRST_TIME_MS, ISOLATIONS, STEP_MS, TRANSACTIONS, codec_topic
 from tests.e2e.spark.rows import s3_options
-from tieringd.spark.source.checkpoint import ended_at
+from tieringd.spark.source.query_checkpoint import ended_at
 
 COLUMNS = ("topic", "partition", "offset", "timestamp", "timestampType", "key", "value")
 PLAIN = codec_topic("none")

@@ -69,7 +69,7 @@ async def test_archive_is_what_a_consumer_would_keep(keyed, write_kafka_config, 
     assert (again.faults, again.figures["partitions_changed"]) == ((), 0)
     assert keyed.manifest == after
 
-    # All tombstones are of a while ago, and due as soon as nobody waits for them.
+    # All tombstones are old, and due as soon as no reader waits for them.
     options = CompactOptions(delete_retention_ms=0, drops_keyless=True)
     last = compact(
         spark, config_of(path), topics=[keyed.name], options=options, has_broker=False, delete_after_ms=0

@@ -122,7 +122,7 @@ async def test_all_archives_of_a_name_are_gone_over(keyed, write_kafka_config, s
 
 
 async def test_erasure_that_says_too_little_changes_nothing(keyed, write_kafka_config, spark):
-    """No key, nobody who asks, or no such topic: nothing is stored, not even a record."""
+    """No key, no requester, or no such topic: nothing is stored, not even a record."""
     path = write_kafka_config(topics={keyed.name: {"redpanda.remote.write": True}})
     before = keyed.objects.keys()
     with pytest.raises(ConfigError, match="no key is given"):

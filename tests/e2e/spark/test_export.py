@@ -276,7 +276,7 @@ def test_task_that_fails_whenever_it_is_tried_is_an_error_to_try_again_later(spa
 
 
 def wait_for_end(pid):
-    """Return when a process has ended, whoever's child it is."""
+    """Return when a process has ended, also one that is not a child of this one."""
     deadline = time.monotonic() + 60
     for _ in count():
         stat = Path(f"/proc/{pid}/stat")

@@ -186,7 +186,7 @@ def test_interrupt_ends_the_command_and_its_jvm(archive):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        # Whoever runs the tests may have asked for interrupts to be ignored.
+        # The tests may run in a process that ignores interrupts.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as process:
         try:

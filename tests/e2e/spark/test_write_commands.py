@@ -208,7 +208,7 @@ def test_damage_is_a_fault_and_exit_1(archive, ran):
 
 
 async def test_erase_does_what_a_dry_run_tells(ran, keyed, write_kafka_config, tmp_path):
-    """First it only looks; then no byte of the key is left, and the record says who asked."""
+    """The first run only reports; then no byte of the key is left, and the record names the requester."""
     await keyed.create()
     await keyed.write(seed=5)
     path = write_kafka_config(topics={keyed.name: {"redpanda.remote.write": True}})

@@ -38,7 +38,7 @@ async def test_topics_come_by_cluster_and_name(archive, tmp_path):
 
 
 async def test_topics_that_are_not_wanted_are_not_loaded(archive, store, tmp_path):
-    """One that is damaged is in nobody's way."""
+    """A damaged topic manifest does not affect other topics."""
     for name in ("orders", "audit"):
         await archive_of(LogWriter(tmp_path, name), archive)
     (audit,) = [each.key async for each in archive.catalog.topics(lambda key: key.topic == "audit")]

@@ -1,4 +1,4 @@
-"""Closing a manifest: whoever commits at the same time, it is closed, and with the last commit in it."""
+"""Closing a manifest: it is closed with the last commit in it, whichever process commits meanwhile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def held(writer, archive):
 
 
 class Racing:
-    """A manifest store of which somebody else commits after the first read."""
+    """A manifest store in which another process commits after the first read."""
 
     def __init__(self, manifests, commit) -> None:
         self._manifests, self._commit = manifests, commit

@@ -94,7 +94,7 @@ async def split(archive, manifest, *, store, directory):
 
 @pytest.mark.parametrize("read", [read_batches, read_records, read_chunk, rewrite, split])
 async def test_reader_names_object_and_position(archive, store, damaged, tmp_path, read):
-    """None of them gives, or stores, a record under another offset than it has."""
+    """No reader gives, or stores, a record under another offset than it has."""
     manifest, key, place = damaged
     options = {} if read in {read_batches, read_records} else {"store": store}
     if read in {rewrite, split}:

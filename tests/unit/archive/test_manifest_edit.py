@@ -1,4 +1,4 @@
-"""A job edits a manifest beside whoever archives the partition, and nobody is fenced by it."""
+"""A job edits a manifest while an archiver commits to it, and fences no archiver."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_restarted_archiver_goes_on_after_an_edit(store, archiver, job, pa
 
 
 async def test_edit_of_a_newer_leaders_manifest_still_fences(archiver, store, job, partition):
-    """Who was deposed stays so, whoever wrote last."""
+    """A deposed leader stays deposed, whichever process wrote last."""
     stored = await begun(archiver, partition)
     newer = archive_in(store, writer_id="bb").manifests
     await newer.commit(await newer.load(partition), grown(stored.existing), leader_epoch=4)

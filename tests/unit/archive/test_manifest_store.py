@@ -67,7 +67,7 @@ async def test_load_of_nothing_is_no_manifest(ours, partition):
 
 
 async def test_commit_is_what_the_next_load_finds(ours, theirs, partition):
-    """What was committed, with its writer, epoch, number and time, is what anyone reads."""
+    """Readers get what was committed, with its writer, epoch, number and time."""
     stored = await ours.commit(_NOTHING, longer(_NOTHING, partition), leader_epoch=3)
 
     assert await theirs.load(partition) == stored
@@ -145,7 +145,7 @@ async def test_manifest_of_a_newer_epoch_is_never_swapped(store, ours, theirs, p
 
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_refusal_that_changed_nothing_is_tried_again(store, ours, partition, is_first):
-    """A store may refuse a write that met another one; that says nothing of who owns the manifest."""
+    """A store may refuse a write that met another one; that says nothing of the manifest's owner."""
     stored = _NOTHING
     if not is_first:
         stored = await ours.commit(stored, longer(stored, partition), leader_epoch=1)
@@ -158,7 +158,7 @@ async def test_refusal_that_changed_nothing_is_tried_again(store, ours, partitio
 
 
 async def test_removed_manifest_fences(store, ours, partition):
-    """A manifest that someone removed is not written anew over who knows what."""
+    """A manifest that was removed is not written anew, because the objects may have changed too."""
     stored = await ours.commit(_NOTHING, longer(_NOTHING, partition), leader_epoch=0)
     await store.delete_many([manifest_key(partition)])
 
@@ -170,7 +170,7 @@ async def test_removed_manifest_fences(store, ours, partition):
 
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_own_commit_is_recognised_after_its_answer_was_lost(store, ours, partition, is_first):
-    """A commit that took effect is a success, although nobody said so."""
+    """A commit that took effect is a success, although its answer was lost."""
     stored = _NOTHING
     if not is_first:
         stored = await ours.commit(stored, longer(stored, partition), leader_epoch=0)
@@ -282,7 +282,7 @@ async def test_load_refuses_another_partitions_manifest(store, ours, partition, 
 
 
 async def test_topic_manifest_is_created_and_only_grows(store, ours, theirs):
-    """The count is that of the highest partition anyone archives; the creation time stays."""
+    """The count is that of the highest archived partition; the creation time stays."""
     await ours.ensure_topic(_TOPIC, partition_count=2)
     await theirs.ensure_topic(_TOPIC, partition_count=5)
     store.requests.clear()
@@ -304,7 +304,7 @@ async def test_topic_manifest_race_has_no_loser(store, ours, theirs):
 
 
 class ContestedStore(MemoryStore):
-    """A bucket in which someone else writes before each of our writes."""
+    """A bucket in which another process writes before each of our writes."""
 
     async def put(self, key, body, *, crc32c: int, condition=None):
         self.add(key, body.replace(b'"partition_count": 2', b'"partition_count": 1'))

@@ -98,7 +98,7 @@ async def test_sources_without_bytes_are_left_out(store_class, tmp_path):
 
 @pytest.mark.parametrize("store_class", [MemoryStore, PlainStore, CarelessStore])
 async def test_other_bytes_than_announced_are_refused(store_class, tmp_path):
-    """A source that has changed is found out, whoever reads it."""
+    """A source that has changed is noticed, whether the store or this process reads it."""
     store = store_class()
     sources = filled(store)
     store.add("part-0", b"X" * 1000)

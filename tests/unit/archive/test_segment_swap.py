@@ -221,7 +221,7 @@ async def test_only_what_is_due_is_deleted(store, writer, tmp_path):
 
 @pytest.mark.parametrize("until_ms", [4, 5, 6])
 async def test_what_expired_of_the_spilled_segments_is_deleted_as_well(store, writer, until_ms):
-    """Total retention let go of it in steps; where there is no daemon any more nobody else would."""
+    """Total retention released it in steps; where no daemon runs any more the job deletes it."""
     manifest, _ = await filled(writer, store)
     archive = archive_in(store)
     segments, spillovers = list(manifest.segments), archive.manifests.spillovers
@@ -276,7 +276,7 @@ def recorded(store, partition) -> list[Rewriting]:
 
 @pytest.mark.parametrize("is_whole", [False, True])
 async def test_record_names_just_what_took_its_place(store, writer, is_whole):
-    """Someone else commits in between: of a compaction nothing is recorded then, of an erasure the rest."""
+    """Another process commits in between: then a compaction records nothing, and an erasure the rest."""
     manifest, _ = await filled(writer, store)
     successors = await rewritten(store, manifest)
     swap = swap_in(store)

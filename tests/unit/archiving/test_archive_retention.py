@@ -521,7 +521,7 @@ async def test_msk_example_from_t0_to_t3(writer, archiver, broker, store, clock)
             clock.now_ms += MINUTE_MS
         return writer.bases_on_disk, objects(store, writer)
 
-    assert (writer.bases_on_disk, objects(store, writer)) == ([zero, one], []), "T0: nobody tiers it yet"
+    assert (writer.bases_on_disk, objects(store, writer)) == ([zero, one], []), "T0: it is not tiered yet"
     assert await days(1) == ([zero, one], [zero]), "T1: copied, and still local; 1 is not eligible"
     assert await days(1.99) == ([zero, one], [zero])
     assert await days(2.01) == ([one], [zero]), "T2: gone from the local disk"

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from tests.fakes.archive import archived, archiver_of, observed, values_in
 from tests.fakes.log_writer import LogWriter
-from tieringd.archiving.archiver import HoleWatch
+from tieringd.archiving.missing_offsets import HoleWatch
 from tieringd.broker.pins import PinDirectory
 from tieringd.errors import LocalFileError
 from tieringd.policies.pinning import Pin
@@ -42,7 +42,7 @@ def observe(writer, tmp_path):
 
 
 async def test_transaction_whose_marker_is_lost_counts_as_aborted(writer, observe, archive, broker):
-    """Nobody can tell how it ended, and it is not whole: the marker of a later one says nothing of it."""
+    """Its outcome is unknown and it is not whole: the marker of a later transaction says nothing of it."""
     archiver = archiver_of(writer, archive, broker)
     with pytest.raises(LocalFileError, match="has no marker in the local log"):
         await archiver.step(observe(0))

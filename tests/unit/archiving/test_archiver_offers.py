@@ -137,7 +137,7 @@ async def test_fenced_archiver_says_so(writer, archiver, store, broker):
 
 
 async def test_step_that_waits_for_its_lineage_gives_offers_back(writer, archive, broker, clock):
-    """A manifest whose tail may be another leader's is not changed, and nobody waits for that."""
+    """A manifest whose tail may be another leader's is not changed, and no caller waits for that."""
     writer.closed_segment(b"a")
     await archiver_of(writer, archive, broker, now_ms=clock).step(observed(writer))
     # The log does not know yet that it leads since epoch 4.
@@ -149,7 +149,7 @@ async def test_step_that_waits_for_its_lineage_gives_offers_back(writer, archive
 
 
 async def test_end_of_the_archiver_cancels_offers(writer, archiver):
-    """Those that wait and those that come later; whoever waits for one is not cancelled by that."""
+    """Waiting and later changes are cancelled; a task that waits for one is not."""
     before = archiver.offer(Mark(1))
     archiver.close()
     after = archiver.offer(Mark(2))

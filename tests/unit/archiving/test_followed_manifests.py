@@ -23,7 +23,7 @@ TWO = replace(PARTITION, partition=4)
 
 
 class CountingManifests(ManifestStore):
-    """A manifest store that remembers who was asked for and how, and fails for those in *faults*."""
+    """A manifest store that remembers the partitions asked for and how, and fails for those in *faults*."""
 
     def __init__(self, store) -> None:
         super().__init__(store, writer_id="leader", now_ms=Clock())
@@ -77,7 +77,7 @@ async def test_follower_learns_where_the_archive_ends(followed_manifests, manife
 
 
 async def test_follower_of_a_partition_without_a_manifest_knows_that(followed_manifests, manifests):
-    """That nothing is stored is known too, and whoever takes over begins from there."""
+    """That nothing is stored is known too, and the next leader begins from there."""
     assert await followed_manifests.step([PARTITION]) == 1
     assert followed_manifests.manifest(PARTITION) is None
     assert followed_manifests.take(PARTITION) == StoredManifest(None, None)

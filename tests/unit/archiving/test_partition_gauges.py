@@ -9,8 +9,8 @@ import pytest
 
 from tests.fakes.topics import topic_config
 from tests.unit.model.values import PARTITION, TIME_MS, local_log, remote, stored
-from tieringd.archiving.archiver import PartitionGauges
 from tieringd.archiving.observer import Observation
+from tieringd.archiving.partition_status import PartitionGauges
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import LogBounds
@@ -143,7 +143,7 @@ def test_held_seconds_count_while_the_stable_offset_stands_still(publish, value)
 
 @pytest.mark.parametrize("set_by_ms", [10**10, -(10**10)])
 def test_held_seconds_pass_by_no_clock_that_can_be_set(publish, value, set_by_ms):
-    """A clock that jumps by months alerts nobody of a transaction that has been open for a second."""
+    """A clock that jumps by months raises no alert about a transaction that has been open for a second."""
     publish(stable=15, at_ms=TIME_MS)
     publish(stable=15, at_ms=TIME_MS + 1000, set_by_ms=set_by_ms)
     assert value("upload_held_by_transaction_seconds") == 1

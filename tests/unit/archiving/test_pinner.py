@@ -419,7 +419,7 @@ async def test_pins_of_a_log_that_expired_as_a_whole_stay_before_it(make_pinner,
 
 
 async def test_active_segment_that_is_closed_and_deleted_in_one_go_stays_before_its_log(pinner, writer):
-    """Nobody sees it closed, and nothing of then is left in the log but its leader epoch."""
+    """It is never seen closed, and only its leader epoch is left in the log."""
     writer.append()
     await pinner.step([replace(facts_of(pinner, writer), expiring_end=12)], is_complete=True)
     writer.roll()

@@ -343,7 +343,7 @@ async def test_topic_manifest_counts_the_partitions(daemon, store):
 
 @virtually
 async def test_faults_of_topic_configuration_are_said_once(daemon):
-    """A value that the broker has and nobody understands is reported when it is new."""
+    """A value of the broker's that cannot be parsed is reported when it is new."""
     daemon.broker.configs["orders"] = {"local.retention.ms": "soon"}
     with capture_logs() as logs:
         async with daemon.running():

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.daemons import Daemon
 from tests.fakes.virtual_loop import virtually
-from tieringd.archiving.reconciler import PIN_UNKNOWN_AFTER_SECONDS
+from tieringd.archiving.pinner import PIN_UNKNOWN_AFTER_SECONDS
 from tieringd.errors import BrokerDenied
 
 HANGS_SECONDS = 600
@@ -81,7 +81,7 @@ async def test_store_that_hangs_in_a_commit_does_not_keep_segments_from_being_pi
 
 
 def hang_commits(store) -> None:
-    """Let every put of a partition's manifest wait for as long as anyone does."""
+    """Let every put of a partition's manifest wait for as long as its caller does."""
     put = store.put
 
     async def slow(key, body, *, crc32c, condition=None):
@@ -123,7 +123,7 @@ async def test_pins_of_a_partition_that_cannot_be_read_stay(make_daemon):
 
 @virtually
 async def test_followed_partition_is_pinned_although_its_manifest_cannot_be_read(make_daemon):
-    """When leadership moves while the store is away, whoever leads next has its own pins."""
+    """When leadership moves while the store is away, the next leader has its own pins."""
     daemon = make_daemon()
     name = daemon.writers[0].name
     daemon.broker.followed[name] = daemon.broker.epochs.pop(name)

@@ -239,7 +239,7 @@ async def test_file_rewritten_while_it_is_sent_is_refused(writer, leadership):
 
 
 async def test_failed_upload_is_the_callers_to_repeat(writer, remote_log, leadership, store):
-    """When the store does not take the index, the copy failed, and the data is nobody's."""
+    """When the store does not take the index, the copy failed, and no manifest names the data."""
     base = writer.closed_segment()
     put = store.put
 
@@ -284,7 +284,7 @@ async def test_copy_cancelled_anywhere_leaves_no_file_open(tmp_path):
         await asyncio.sleep(step * 0.002)
         copy.cancel()
         await asyncio.gather(copy, return_exceptions=True)
-    # Threads go on when nobody waits for them any more.
+    # Threads go on when no task waits for them any more.
     await asyncio.sleep(1)
 
     assert not is_open(writer.log_path(base))

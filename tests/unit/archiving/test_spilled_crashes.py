@@ -32,6 +32,7 @@ from tieringd.formats.object_keys import data_key
 from tieringd.metrics import Metrics
 from tieringd.model.manifest_parts import Retired
 from tieringd.model.partition import Leadership
+from tieringd.model.tail_cut import cut_back
 from tieringd.policies.total_retention import TotalRetention
 
 
@@ -291,7 +292,7 @@ async def test_what_is_held_again_under_its_name_is_not_deleted(tmp_path, is_spi
     first = await spillovers.load(name, spilled_names(world.store, world.writer)[0])
     (segment,) = first.segments
     await world.minutes(5, total=TotalRetention(limit_ms=None, limit_bytes=1))
-    anew = world.manifest.cut_back(0, leader_epoch=0, now_ms=0).appended([replace(segment, **change)])
+    anew = cut_back(world.manifest, 0, leader_epoch=0, now_ms=0).appended([replace(segment, **change)])
     if not is_spilled:
         anew = replace(anew, spillover=None, retired=(Retired(first.segments, world.clock()),))
     await archive.manifests.commit(await archive.manifests.load(name), anew, leader_epoch=0)

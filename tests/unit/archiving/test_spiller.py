@@ -409,7 +409,7 @@ async def test_gap_that_is_taken_back_is_not_announced_again(writer, archiver, s
 async def test_part_that_cannot_be_read_holds_up_no_upload(
     writer, archiver, store, clock, *, tmp_path, is_damaged
 ):
-    """Retention deletes nothing then, and who holds the segments trims nothing; all else goes on."""
+    """Retention deletes nothing then, and brokers with these segments trim nothing; all else goes on."""
     await filled(writer, archiver)
     (_, second, *_), before = spilled_names(store, writer), data_keys(store)
     key = spillover_key(writer.identified, second)

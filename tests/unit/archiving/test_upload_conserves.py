@@ -14,7 +14,7 @@ import pytest
 from tests.fakes.host import FakeHost
 from tests.fakes.uploads import gate_at, partition
 from tieringd.archiving.upload_controller import UploadController
-from tieringd.archiving.upload_gate import Urgency
+from tieringd.archiving.upload_queue import Urgency
 from tieringd.policies.upload_control import ControllerLimits, PaceLimits
 
 pytestmark = pytest.mark.looptime

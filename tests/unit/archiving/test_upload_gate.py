@@ -19,7 +19,7 @@ from tests.fakes.uploads import (
     partition,
     settle,
 )
-from tieringd.archiving.upload_gate import Urgency
+from tieringd.archiving.upload_queue import Urgency
 from tieringd.policies.upload_control import CPU, LIMIT, SLOTS, UploadPace
 
 pytestmark = pytest.mark.looptime
@@ -96,7 +96,7 @@ async def test_an_idle_gate_saves_up_one_second():
 )
 def test_pace_holds_over_every_window(uploads, bytes_per_second, asks):
     """
-    Whoever asks when: concurrency holds at every moment, and the rate over every window.
+    For requests at any times, concurrency holds at every moment, and the rate over every window.
 
     From any beginning to any later one, the bytes are those of the time between, of one second
     saved up, and of the last segment, which may be borrowed.

@@ -329,7 +329,7 @@ class PutsFail(MemoryStore):
 
 @pytest.mark.parametrize("cut", [None, 10], ids=["a stored segment's end", "another"])
 async def test_trim_that_cannot_be_recorded(writer, broker, clock, cut):
-    """A full disk is relieved while the store is away, where nobody takes the trim for a user's."""
+    """A full disk is relieved while the store is away, where the trim cannot be taken for a user's."""
     store = PutsFail()
     archiver = archiver_of(writer, archive_in(store, now_ms=clock), broker, now_ms=clock)
     await filled(writer, archiver)

@@ -1,4 +1,4 @@
-"""The ballast file: made, sized and deleted, and never anybody else's."""
+"""The ballast file: made, sized and deleted. Other files are never touched."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_ballast_takes_the_space_that_it_is_to_hold(ballast):
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
 def test_filesystem_that_cannot_reserve_gets_zeros_part_by_part(ballast, number):
-    """Each call writes no more than it may, so that nobody waits long, and the last part may be smaller."""
+    """Each call writes no more than its limit, so callers wait only briefly. The last part may be smaller."""
     sizes = [ballast.grow(allocate=unsupported(number), at_once_bytes=2 * MIB) for _ in range(3)]
     assert sizes == [2 * MIB, 3 * MIB, 3 * MIB]
     assert Path(ballast.path).stat().st_blocks * 512 >= 3 * MIB
@@ -82,7 +82,7 @@ def test_ballast_that_does_not_fit_leaves_nothing_behind(small_disk):
 
 @pytest.mark.parametrize("content", [b"x", bytes(4095) + b"x"])
 def test_file_that_holds_anything_is_neither_changed_nor_deleted(ballast, tmp_path, content):
-    """A mistyped path costs nobody a file."""
+    """A mistyped path deletes no file."""
     path = tmp_path / "precious"
     path.write_bytes(content)
     wrong = BallastFile(str(path), MIB)

@@ -170,7 +170,7 @@ async def test_replicas_without_a_broker_are_the_whole_cluster(broker, orders):
 
 
 async def test_topics_without_a_broker_have_no_settings_and_take_none(broker):
-    """Nobody keeps settings here, so there are none to read, and setting one is refused by name."""
+    """Without a broker there are no settings to read, and setting one is refused by name."""
     assert await broker.topic_configs(["orders"]) == {"orders": {}}
     assert await broker.topic_overrides("orders") == {}
     with pytest.raises(
@@ -180,7 +180,7 @@ async def test_topics_without_a_broker_have_no_settings_and_take_none(broker):
 
 
 async def test_directory_without_a_broker_has_no_id_and_no_clients(broker):
-    """Nobody writes here, so there is nobody to hold back, and each question says so."""
+    """Without a broker there are no producers to throttle, and each request says so."""
     with pytest.raises(BrokerDenied, match=r"the broker has no id: broker\.kind is none"):
         await broker.node_id()
     with pytest.raises(BrokerDenied, match=r"client quotas cannot be read: broker\.kind is none"):

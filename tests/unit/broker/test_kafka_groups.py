@@ -10,7 +10,6 @@ from kio.schema.errors import ErrorCode
 
 from tests.fakes.scripted_broker import scripted_broker
 from tests.support.kafka_messages import encoded, framed, milliseconds, response_module
-from tieringd.broker import kafka_target
 from tieringd.broker.kafka_protocol import KafkaSettings
 from tieringd.broker.kafka_target import TargetCluster, TargetTopic
 from tieringd.formats.recovery_mark import RecoveryMark, encode_mark
@@ -59,9 +58,8 @@ def offsets(*, error=ErrorCode.none, partition_error=None, mark=None):
     )
 
 
-async def asked(monkeypatch, answers, *, settled):
+async def asked(answers, *, settled):
     """Return the marks that are found with these answers, and what each request said of open transactions."""
-    monkeypatch.setattr(kafka_target, "_BACKOFF_SECONDS", 0.0)
     left, stable = list(answers), []
     async with scripted_broker() as peer:
 
@@ -79,7 +77,7 @@ async def asked(monkeypatch, answers, *, settled):
                 writer.write(framed(struct.pack(">i", head.correlation_id), b"\x00", encoded(message)))
 
         answering = asyncio.create_task(answer())
-        cluster = TargetCluster(KafkaSettings((f"127.0.0.1:{peer.port}",)))
+        cluster = TargetCluster(KafkaSettings((f"127.0.0.1:{peer.port}",)), backoff_seconds=0.0)
         try:
             marks = await cluster.marks("g", TOPIC, settled)
         finally:
@@ -97,15 +95,15 @@ async def asked(monkeypatch, answers, *, settled):
     ],
     ids=["loads", "moved", "transaction"],
 )
-async def test_mark_that_is_not_shown_yet_is_waited_for(monkeypatch, before):
+async def test_mark_that_is_not_shown_yet_is_waited_for(before):
     """Not taken for no mark: the recovery would begin anew, and write its records twice."""
-    marks, stable = await asked(monkeypatch, [before, offsets(mark=MARK)], settled={0})
+    marks, stable = await asked([before, offsets(mark=MARK)], settled={0})
     assert marks == {0: MARK}
     assert stable == [True, True]
 
 
-async def test_first_look_does_not_wait_for_a_killed_attempts_transaction(monkeypatch):
+async def test_first_look_does_not_wait_for_a_killed_attempts_transaction():
     """Only the writer that comes after it ends that transaction."""
-    marks, stable = await asked(monkeypatch, [offsets()], settled=None)
+    marks, stable = await asked([offsets()], settled=None)
     assert marks == {}
     assert stable == [False]

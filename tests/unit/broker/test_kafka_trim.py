@@ -1,4 +1,4 @@
-"""How a trim reaches a Kafka broker: whom is asked before, and what is never sent."""
+"""How a trim reaches a Kafka broker: which brokers are asked before, and which requests are never sent."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_scan_reads_the_owner_of_all_log_directories(tmp_path):
 
 
 def test_scan_of_log_directories_of_two_brokers_is_a_problem(tmp_path):
-    """Directories of different brokers belong to nobody, and the scan says so."""
+    """Directories of different brokers are refused, and the scan says so."""
     for name, meta in (("a", _META), ("b", _META.replace("node.id=7", "node.id=8"))):
         make_partition(tmp_path / name, f"{name}-0")
         (tmp_path / name / "meta.properties").write_text(meta)

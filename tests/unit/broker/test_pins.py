@@ -281,7 +281,7 @@ def test_note_keeps_the_inode_of_a_deleted_file_from_being_used_again(pins, writ
 
 
 def test_note_that_was_cut_short_is_none(pinned, writer):
-    """After a crash of the machine the file may be empty: then nobody knows, and the pins are still there."""
+    """After a crash of the machine the file may be empty: its content is unknown then, and the pins stay."""
     pinned.note(writer.local_log())
     (checkpoint,) = Path(pinned.root).rglob("leader-epoch-checkpoint")
     checkpoint.write_bytes(b"")
@@ -379,7 +379,7 @@ def test_others_are_removed_with_everything_in_them(pinned, writer, tmp_path):
 
 
 def test_root_that_is_gone_has_no_pins_and_is_made_again(pins, writer, tmp_path):
-    """Whoever removes the pin directory loses the pins, and not the pinning."""
+    """If the pin directory is removed, its pins are lost, and later pins are made as before."""
     (tmp_path / "pins").rmdir()
     assert pins.others([]) == set()
     assert pins.found(writer.partition).pins == ()

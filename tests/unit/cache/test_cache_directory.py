@@ -62,7 +62,7 @@ def test_abandoned_part_leaves_nothing(directory):
 
 
 def test_file_that_is_put_again_replaces_the_old_one(directory):
-    """Who has the old one open reads it to the end; the accounts count one."""
+    """A reader with the old file open reads it to the end; the accounts count one file."""
     put(directory, a_chunk(), b"old")
     old = directory.open(a_chunk(), 3)
     put(directory, a_chunk(), b"newer")
@@ -84,7 +84,7 @@ def test_file_of_another_size_is_removed(directory, data):
 
 
 def test_file_that_vanished_is_counted_no_more(directory):
-    """Somebody deleted it, with its directories or without."""
+    """The file was deleted by another program, with its directories or without."""
     put(directory, a_chunk(0), b"abc")
     put(directory, a_chunk(1), b"abc")
     (directory.path / a_chunk(0)).unlink()
@@ -115,7 +115,7 @@ def test_file_that_was_touched_is_not_trusted(directory):
 
 
 def test_deleted_file_is_not_intact(directory):
-    """Its reader goes on, and nobody else begins."""
+    """Its reader goes on, and no other reader begins."""
     put(directory, a_chunk(), b"abc")
     opened = directory.open(a_chunk(), 3)
     (directory.path / a_chunk()).unlink()
@@ -178,7 +178,7 @@ def test_what_stands_in_the_way_is_not_read_replaced_or_deleted(directory, tmp_p
 
 
 def test_foreign_files_are_reported_and_stay(tmp_path):
-    """Whatever is not named as the cache names things is somebody else's."""
+    """Files without a name of the cache's are not the cache's."""
     root = tmp_path / "cache"
     put(started(root), a_chunk(), b"abc")
     (root / "backup").mkdir()
@@ -216,7 +216,7 @@ def test_cache_that_was_deleted_whole_begins_anew(directory):
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_restart_counts_what_there_is_and_remembers_its_use(tmp_path, threads):
-    """What nobody noted was used when it was written; what was noted and is gone is forgotten."""
+    """A file without a noted use counts as used when it was written; notes of files that are gone go."""
     clock = Clock()
     first = started(tmp_path / "cache", clock=clock)
     for number in range(20):
@@ -261,7 +261,7 @@ def test_damaged_access_times_are_as_none(tmp_path, damage):
 
 
 def test_files_of_another_number_of_buckets_go_first(tmp_path):
-    """Nobody will look for them; they are counted until they are evicted."""
+    """They are never read; they are counted until they are evicted."""
     put(started(tmp_path / "cache", buckets=16), a_chunk(0, buckets=16), b"abc")
     directory = started(tmp_path / "cache", buckets=7)
     put(directory, a_chunk(1, buckets=7), b"abc")
@@ -272,7 +272,7 @@ def test_files_of_another_number_of_buckets_go_first(tmp_path):
 
 
 def test_part_that_somebody_writes_is_no_leftover(tmp_path, directory):
-    """A second process that starts removes only what nobody holds any more."""
+    """A second process that starts removes only files that no process holds any more."""
     part = directory.part(a_chunk(0), 3)
     left = PartFile.create(Tree(str(directory.path)), a_chunk(1), 3)
     os.close(left.fd)
@@ -383,7 +383,7 @@ def test_any_history_ends_in_accounts_that_are_the_disk(tmp_path_factory, operat
 
 
 def test_threads_that_put_open_and_evict_the_same_files_agree(directory):
-    """Names and accounts change together, whoever comes between."""
+    """Names and accounts change together, also with other calls in between."""
     names = [a_chunk(number, position) for number in range(2) for position in range(3)]
 
     def work(seed):

@@ -14,7 +14,7 @@ def state_of(site) -> dict:
 
 
 def test_deletion_is_noted_and_taken_back(own_site):
-    """The listing says who has deleted it, and when; nothing is deleted by the command itself."""
+    """The listing tells by which operator it was deleted, and when; the command itself deletes no object."""
     config = ("--config", own_site.config)
     assert tieringd("run", "--once", *config).exit_code == 0
     before = own_site.objects("*.log*")

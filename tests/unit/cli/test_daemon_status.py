@@ -62,13 +62,13 @@ async def test_partitions_that_wait_say_why(tmp_path, host):
     ],
 )
 async def test_page_that_is_no_status_tells_nothing(tmp_path, answer):
-    """Whoever answers there, the archive can be looked at."""
+    """The archive can be read, whatever answers at that address."""
     async with page(answer()) as port:
         assert await waiting(config_with(tmp_path, port=port), "orders") == {}
 
 
 async def test_daemon_that_does_not_run_tells_nothing(tmp_path):
-    """Nobody listens on the port; or the page is off, or on a port that nobody knows."""
+    """The port is closed, the page is off, or its port is not known."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         assert await waiting(config_with(tmp_path, port=unused.getsockname()[1]), "orders") == {}

@@ -90,7 +90,7 @@ def test_run_again_writes_only_what_is_new(place):
 
 
 def test_partition_whose_mark_was_forgotten_is_not_written_again(place, cluster):
-    """It holds records, and nobody knows which: that is refused, with the way out."""
+    """It holds unknown records: that is refused, with the way out."""
     place.recover()
     before = dict(cluster.commits)
     cluster.forget("orders", 0)

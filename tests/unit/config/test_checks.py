@@ -127,7 +127,7 @@ def test_pin_directory_is_not_part_of_the_archive():
     [("pin_segments", "true", 5), ("pin_segments", "false", 5), ("pin_max_bytes", "1GiB", 5)],
 )
 def test_pins_have_no_effect_without_a_broker(name, value, line):
-    """Where nobody else deletes segments there is nothing to hold on to, and saying so is a warning."""
+    """Where no broker deletes segments pins have no use, and setting them is a warning."""
     assert parsed(SMALLEST + f"{name}: {value}\n").warnings == (
         f"t.yaml:{line}: {name}: has no effect with broker.kind none: only this daemon deletes segments",
     )
@@ -390,7 +390,7 @@ def test_keeping_everything_without_remote_write_is_a_warning(text, is_warned):
     "name", ["log_retention_ms", "delete_retention_ms", "log.retention.ms", "retention_bytes"]
 )
 def test_limit_of_total_retention_that_is_none_is_refused(name, value):
-    """Keeping nothing at all is nothing that anybody means."""
+    """A retention that keeps nothing at all is taken for a mistake."""
     (problem,) = problems_of(SMALLEST + f"{name}: {value}\n")
     assert problem.startswith(f"t.yaml:5: {name}: ")
 

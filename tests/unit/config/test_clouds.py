@@ -158,7 +158,7 @@ def test_source_of_another_cloud_is_refused(backend, source, of):
 
 
 def test_two_ways_into_google_contradict():
-    """Nobody can say which of them was meant."""
+    """It is ambiguous which of them was meant."""
     found = faults(EXAMPLES["gcs hmac"] + "cloud_storage_gcs_credentials_file: /a.json\n")
     assert [line.split(": ", 2)[1] for line in found] == [
         "cloud_storage_access_key",

@@ -71,7 +71,7 @@ def test_ballast_inside_the_archive_is_refused():
     ],
 )
 def test_ballast_that_is_not_wanted_needs_no_properties(line, value):
-    """Whoever describes a ballast file most likely means to have one."""
+    """An operator who describes a ballast file most likely means to have one."""
     assert warnings_of(f"{SMALLEST}{line}: {value}\n") == [
         f"{line}: has no effect while tune_ballast_file is false"
     ]
@@ -91,13 +91,13 @@ def test_ballast_that_is_not_wanted_needs_no_properties(line, value):
     ["storage_degraded_action: throttle_producers", "storage_degraded_producer_byte_rate: 1MiB"],
 )
 def test_degraded_mode_is_for_kafka(base, reason, line):
-    """Elsewhere there is nobody to hold back, and the file says so when it is loaded."""
+    """Without a Kafka broker there are no producers to throttle, and loading the file says so."""
     name = line.partition(":")[0]
     assert warnings_of(f"{base}{line}\n") == ([f"{name}: {reason}"] if reason else [])
 
 
 def test_rate_has_no_effect_where_a_degraded_disk_only_alerts():
-    """Alert only holds nobody back."""
+    """With `alert` no producer is throttled."""
     text = "storage_degraded_action: alert\nstorage_degraded_producer_byte_rate: 1MiB\n"
     assert warnings_of(KAFKA + text) == [
         "storage_degraded_producer_byte_rate: has no effect while storage_degraded_action is alert"

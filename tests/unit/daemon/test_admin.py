@@ -423,7 +423,7 @@ def guarded_client(metrics, reconciler, asked_to_reload):
 async def test_reload_takes_the_token_that_is_configured(
     guarded_client, asked_to_reload, token, headers, expected
 ):
-    """Without one it is refused to everybody; with one to those who do not carry it."""
+    """Without a token it is refused always; with one, to requests that do not carry it."""
     async with guarded_client(token) as client:
         async with client.post("/reload", headers=headers) as response:
             assert response.status == expected

@@ -174,7 +174,7 @@ async def test_stop_has_a_deadline(config, bucket, log):
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 async def test_second_signal_does_not_wait(config, bucket, log, second):
-    """Whoever asks twice is not kept waiting for the deadline."""
+    """A second signal ends the wait for the deadline."""
     async with running(run_daemon(config(shutdown_timeout_ms=_LONG_MS))) as daemon:
         await bucket.held.wait()
         interrupt()

@@ -144,7 +144,7 @@ async def test_ballast_is_kept_where_it_is_wanted_and_goes_with_the_disk_state(h
 @virtually
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 async def test_order_in_which_the_parts_begin_decides_nothing(host, order):
-    """Each waits for what it needs of the others, whoever comes first."""
+    """Each waits for what it needs of the others, in any order."""
     wanted = {"tune_ballast_file": True, "ballast_file_size": 4096, "ballast_release_when_degraded": True}
     full = host.config(storage_min_free_bytes=MORE_THAN_THERE_IS, **wanted)
     roomy = host.config(**NOTHING_IS_LOW, **wanted)

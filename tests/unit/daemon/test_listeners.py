@@ -50,7 +50,7 @@ async def test_gateway_ends_with_its_listener(tmp_path):
 
 
 async def test_archive_endpoint_ends_with_its_listener(tmp_path):
-    """Nobody asks it to stop."""
+    """No request asks it to stop."""
     archive = archive_in(MemoryStore())
     cache = ReadCache(endpoint_config(tmp_path), archive, Metrics())
     server = FaultyServer()

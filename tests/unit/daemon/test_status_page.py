@@ -17,7 +17,7 @@ from tieringd.archiving.partition_status import PartitionFault, PartitionStatus
 from tieringd.daemon.overview import MOST_PARTITIONS, DaemonFacts, OverviewMaker, PartitionLine, Task
 from tieringd.daemon.recent_errors import RecentErrors, remembering
 from tieringd.daemon.status_page import duration, page, scaled, size
-from tieringd.metrics.partitions import PartitionFigures
+from tieringd.metrics.partition_figures import PartitionFigures
 from tieringd.model.partition import NO_TOPIC_ID, Leadership, TopicIdPartition, TopicPartition
 from tieringd.storage.memory import MemoryStore
 

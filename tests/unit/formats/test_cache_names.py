@@ -58,7 +58,7 @@ def test_key_that_holds_the_checksum_of_its_index_is_a_name_too(suffix):
 
 
 def test_without_buckets_a_name_is_the_objects_key():
-    """A person who knows the object knows the file."""
+    """The name of the object tells the name of the file."""
     assert chunk_name(KEY, 0, buckets=0) == f"{KEY}_chunks/0"
     assert cached_name(MANIFEST, buckets=0) == MANIFEST
 

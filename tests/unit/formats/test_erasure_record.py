@@ -20,14 +20,14 @@ from tieringd.formats.job_records import (
 
 
 def test_records_are_written_as_the_golden_ones():
-    """Someone's audit may rest on every field of them."""
+    """Audits may rely on every field of the records."""
     begun, done = OWN / "erasure-begun.v2.json", OWN / "erasure-done.v2.json"
     assert encode_erasure_request(ERASURE_REQUEST) == begun.read_bytes()
     assert encode_erasure_outcome(ERASURE_REQUEST, ERASURE_OUTCOME) == done.read_bytes()
 
 
 def test_last_record_says_what_the_first_one_does():
-    """Whoever has one of them needs not look for the other."""
+    """Each of the two records has all fields, so one is enough."""
     begun = json.loads(encode_erasure_request(ERASURE_REQUEST))
     done = json.loads(encode_erasure_outcome(ERASURE_REQUEST, ERASURE_OUTCOME))
     assert begun.items() <= done.items()

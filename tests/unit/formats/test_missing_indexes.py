@@ -78,7 +78,7 @@ def test_made_transaction_index_has_those_that_end_in_the_segment():
 
 
 def test_side_files_of_the_broker_are_kept():
-    """All but the producers, whom a new cluster does not know."""
+    """All side files but that of the producers, which a new cluster does not know."""
     theirs = BrokerIndexes(b"offsets", b"times", b"transactions", b"producers")
     found = whole_indexes(SEGMENT, replace(INDEX, broker=theirs), (AbortedTransaction(1, 100, 150),))
     assert found == BrokerIndexes(b"offsets", b"times", b"transactions", None)

@@ -175,7 +175,7 @@ def hashed_again(key: str) -> str:
     ],
 )
 def test_other_keys_are_no_data_keys(key):
-    """A key with another shape, or whose hash is not of the rest, is nobody's data object."""
+    """A key with another shape, or whose hash is not of the rest, names no data object."""
     assert parse_data_key(key) is None
 
 
@@ -238,7 +238,7 @@ def test_owner_of_an_object_is_in_its_name(partition, segment):
     ],
 )
 def test_other_objects_have_no_owner(key):
-    """What has another shape, or a wrong hash, is nobody's: it is not deleted with a topic."""
+    """A key with another shape, or a wrong hash, belongs to no topic: it is not deleted with one."""
     assert owner_of(key) is None
 
 
@@ -293,7 +293,7 @@ def test_other_keys_are_no_disk_states(key):
 
 @given(partitions, segments)
 def test_object_in_quarantine_keeps_its_key_after_a_prefix(partition, segment):
-    """The key that it had comes back from the one in quarantine, which is nobody's data."""
+    """The original key comes back from the key in quarantine, which names no data object."""
     for key in (data_key(partition, segment), index_key(partition, segment), manifest_key(partition)):
         assert quarantined_key(key) == f"quarantine/objects/{key}"
         assert parse_quarantined_key(quarantined_key(key)) == key

@@ -174,7 +174,7 @@ def test_written_records_reach_a_client_s_library():
 
 
 def test_batches_that_count_leave_holes_and_the_others_leave_none():
-    """A transaction's fence takes a Kafka offset that nobody is served; a configuration takes none."""
+    """A transaction's fence takes a Kafka offset that no client gets; a configuration takes none."""
     log = RedpandaLog().roll(term=1).data([b"a"]).bookkeeping(TX_FENCE).data([b"b"])
     log.bookkeeping(CONFIGURATION, records=4).data([b"c"]).bookkeeping(PLACEHOLDER, records=0)
     out, done = reframe(log.segments[0])

@@ -82,7 +82,7 @@ def test_spillover_manifest_is_named_after_what_it_holds():
 
 
 def test_spillover_key_tells_its_name():
-    """A key lies under the live manifest's and says each part of the name; other keys are nobody's."""
+    """A key lies under the live manifest's and has each part of the name; other keys are refused."""
     key = spillover_key(PARTITION, NAME)
     assert key == f"{manifest_key(PARTITION)}.700.999.1700000000000.1700000600000.{NAME.crc32c}"
     assert key.startswith(spillover_prefix(PARTITION))

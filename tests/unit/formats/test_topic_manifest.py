@@ -101,7 +101,7 @@ def test_golden_mark_of_a_purged_topic_is_read_and_written():
 
 
 def test_golden_topic_manifest_of_version_4_is_read():
-    """What version 4 could not say is: a topic that nobody has deleted, and that keeps its archive if so."""
+    """Defaults for fields that version 4 lacks: the topic is not deleted, and keeps its archive if it is."""
     found = decode_topic_manifest((OWN / "topic-manifest.v4.json").read_bytes())
     assert found == TOPIC_MANIFEST_V4
     assert (found.lifecycle, found.deletion, found.remote_delete, found.moved_to) == (
@@ -119,7 +119,7 @@ def test_topic_manifest_with_an_unknown_state_is_corrupt():
 
 
 def test_golden_topic_manifest_of_version_3_is_read():
-    """What version 3 could not say is what held for a managed topic before, whoever had set it."""
+    """Defaults for fields that version 3 lacks: what held for a managed topic before."""
     found = decode_topic_manifest((OWN / "topic-manifest.v3.json").read_bytes())
     assert found == TOPIC_MANIFEST_V3
     assert found.original_retention == OriginalRetention("604800000", None, None, None)

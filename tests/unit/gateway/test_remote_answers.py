@@ -40,6 +40,7 @@ from tieringd.gateway.archive_answers import (
 from tieringd.gateway.readable_partitions import FRESH_SECONDS, ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
 from tieringd.model.manifest_parts import RecordDeletion
+from tieringd.model.tail_cut import cut_back
 from tieringd.policies.cache_trim import TrimLimits
 from tieringd.reading.partition_reader import PartitionReader
 
@@ -421,7 +422,7 @@ async def test_deletion_of_a_partition_that_is_not_archived_any_more_is_recorded
 async def overwrite(daemon, writer, *, leader_epoch):
     """Let a new leader, which has other records from offset 3 on, commit to the archive."""
     stored = await daemon.archive.manifests.load(writer.identified)
-    cut = stored.existing.cut_back(3, leader_epoch=leader_epoch, now_ms=0)
+    cut = cut_back(stored.existing, 3, leader_epoch=leader_epoch, now_ms=0)
     segment = replace(stored.existing.segments[1], leader_epoch=leader_epoch)
     grown = cut.appended([segment], [(leader_epoch, segment.base_offset)])
     await daemon.archive.manifests.commit(stored, grown, leader_epoch=leader_epoch)

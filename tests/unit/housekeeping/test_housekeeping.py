@@ -110,7 +110,7 @@ async def test_finished_job_is_asked_again_a_window_after_the_round():
 
 @virtually
 async def test_traffic_pauses_and_its_end_resumes():
-    """While requests come nobody has a turn; after a window without them it goes on."""
+    """While requests come no job gets a turn; after a window without requests housekeeping goes on."""
     job = Job("merge", pieces=1000)
     async with running(Daemon(job)) as daemon:
         await asyncio.sleep(15)

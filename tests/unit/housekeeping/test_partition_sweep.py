@@ -13,7 +13,7 @@ RESTS = ShareResult(may_rest=True)
 
 
 class Job:
-    """A job over three partitions that notes to whom it gave a share."""
+    """A job over three partitions that notes which of them got a share."""
 
     def __init__(self):
         self.led = [Leadership(TopicIdPartition("cluster", "orders", "id", number), 0) for number in range(3)]
@@ -35,7 +35,7 @@ class Job:
         return answer
 
     async def turn(self):
-        """Give a turn, and return who had a share."""
+        """Give a turn, and return the partitions that had a share."""
         self.served = []
         await self.sweep.turn(requests_max=100)
         return self.served

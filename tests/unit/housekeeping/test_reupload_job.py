@@ -137,7 +137,7 @@ async def test_partition_that_is_not_known_waits(store, tmp_path):
 
 
 async def test_archiver_that_ends_takes_its_changes_along(store, tmp_path):
-    """A change that nobody commits is dropped, and the turn goes on with other partitions."""
+    """A change that no archiver commits is dropped, and the turn goes on with other partitions."""
     gone, other = [await compacted(store, tmp_path, number) for number in range(2)]
     gone.is_gone = True
     before = gone.manifest

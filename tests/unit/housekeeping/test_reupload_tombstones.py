@@ -23,6 +23,7 @@ from tieringd.formats.record_batch import NewRecord, encode_batch, parse_header
 from tieringd.formats.records import iter_records
 from tieringd.model.manifest_parts import Unsettled
 from tieringd.model.segment import RewritingKind
+from tieringd.model.tail_cut import cut_back
 
 
 @pytest.fixture
@@ -181,7 +182,7 @@ async def test_reupload_is_given_up_where_its_winners_are_cut_off(store, writer)
     seen = observed(writer)
     (run,) = reuploading.reuploader.plan(stored.existing, seen).reuploads
     change = await reuploading.reuploader.prepare(seen, run)
-    stored = await reuploading.claim.commit(stored, stored.existing.cut_back(1, leader_epoch=0, now_ms=9))
+    stored = await reuploading.claim.commit(stored, cut_back(stored.existing, 1, leader_epoch=0, now_ms=9))
     assert await change.commit(reuploading.claim, stored) is stored
 
 

@@ -126,7 +126,7 @@ async def test_last_piece_of_a_local_segment_may_be_the_rewritten_one(writer, st
 async def test_rewritten_segment_is_no_proof_without_a_history_of_leader_epochs(
     writer, store, archive, tmp_path
 ):
-    """Another leader has written other records at its offsets: nobody else would notice."""
+    """Another leader has written other records at its offsets, and no other check notices that."""
     await filled(writer, archive)
     await rewrite(store, writer, 0, without={0}, tmp_path=tmp_path)
     writer.truncate(0)

@@ -1,4 +1,4 @@
-"""Deleted topics: nothing is lost by mistake, nothing is left behind, whoever dies on the way."""
+"""Deleted topics: nothing is lost by mistake and nothing is left behind, also when a process dies."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_grace_that_cannot_be_told_begins_anew(world, purging, noted_at_ms
 
 
 async def test_lease_that_ends_years_ahead_is_no_lease(world, purging):
-    """A daemon with a wrong clock that died keeps nobody from the purge for longer than a lease lasts."""
+    """A dead daemon with a wrong clock holds up the purge for at most the length of a lease."""
     await purging.note()
     lease = Lease("dead", DEFAULT_TIME_MS + 4000 * DAY_MS)
     await purging.archive.manifests.change_topic(
@@ -289,7 +289,7 @@ async def test_archive_of_a_topic_that_the_cluster_has_is_not_deleted(world, pur
 
 
 async def test_archive_that_a_restored_topic_goes_on_from_is_kept(world, purging):
-    """The link decides, of whichever cluster it is; the mark says who goes on from it."""
+    """The link decides, whichever cluster it names; the mark names the topic that continues the archive."""
     await archive_in(world.store).history.link(HistoryLink(LATER, OLD, ((0, 5),)))
     before = world.keys_of(OLD)
     await purging.work()

@@ -12,6 +12,7 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap, Retired
 from tieringd.model.segment import CrossingTransaction
 from tieringd.model.segment_table import SegmentTable
+from tieringd.model.tail_cut import undone
 
 MANIFEST = PartitionManifest.begin(PARTITION, start_offset=0).appended(
     [remote(0, 9), remote(10, 19), remote(20, 29), remote(30, 39)]
@@ -59,4 +60,4 @@ def test_nothing_is_put_back_into_the_gap():
     found = with_gap_inside(manifest, gap(10, 19))
     assert [one.is_held for one in found.retired] == [True, False]
     assert found.crossing == (kept,)
-    assert found.undone(32, now_ms=6).faults() == ()
+    assert undone(found, 32, now_ms=6).faults() == ()

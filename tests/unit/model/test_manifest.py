@@ -13,6 +13,7 @@ from tieringd.model.manifest import SEGMENTS_REMEMBERED, PartitionManifest
 from tieringd.model.manifest_parts import Gap, Replacement, Retired
 from tieringd.model.segment import CrossingTransaction
 from tieringd.model.segment_table import SegmentTable
+from tieringd.model.tail_cut import cut_back
 
 EMPTY = PartitionManifest.begin(PARTITION, start_offset=10)
 TWO = stored([remote(10, 19), remote(20, 29)])
@@ -123,7 +124,7 @@ LONG = (
 )
 def test_cut_back_manifest_ends_at_the_cut_and_remembers_what_was_replaced(next_offset, rows, gaps, epochs):
     """Segments, gaps and epochs from the cut on go; the range, the new epoch and the time stay."""
-    cut = LONG.cut_back(next_offset, leader_epoch=12, now_ms=99)
+    cut = cut_back(LONG, next_offset, leader_epoch=12, now_ms=99)
     assert [one.base_offset for one in cut.segments] == rows
     assert len(cut.gaps) == gaps
     assert [epoch for epoch, _ in cut.epochs] == epochs
@@ -137,13 +138,13 @@ def test_cut_back_manifest_ends_at_the_cut_and_remembers_what_was_replaced(next_
 def test_cut_back_refuses_any_other_place(next_offset):
     """Not inside a segment or gap, not at the end, and not outside."""
     with pytest.raises(ValueError, match=f"orders-3 cannot be cut back to offset {next_offset}"):
-        LONG.cut_back(next_offset, leader_epoch=12, now_ms=99)
+        cut_back(LONG, next_offset, leader_epoch=12, now_ms=99)
 
 
 @pytest.mark.parametrize("next_offset", [0, 9])
 def test_cut_back_before_the_start_leaves_nothing_and_begins_there(next_offset):
     """Another leader wrote from there on, and nothing of it was ever archived."""
-    cut = LONG.cut_back(next_offset, leader_epoch=12, now_ms=99)
+    cut = cut_back(LONG, next_offset, leader_epoch=12, now_ms=99)
     assert (cut.start_offset, cut.next_offset) == (next_offset, next_offset)
     assert (len(cut.segments), cut.gaps, cut.faults()) == (0, (), ())
     assert cut.replacements == (Replacement(next_offset, 59, 12, 99),)
@@ -151,9 +152,9 @@ def test_cut_back_before_the_start_leaves_nothing_and_begins_there(next_offset):
 
 def test_cut_back_manifest_goes_on_with_another_leader_s_segments():
     """What follows the cut is appended as ever, and another replacement is added to the first."""
-    cut = LONG.cut_back(40, leader_epoch=12, now_ms=99)
+    cut = cut_back(LONG, 40, leader_epoch=12, now_ms=99)
     longer = cut.appended([remote(40, 43)], ((12, 40),))
-    again = longer.cut_back(40, leader_epoch=14, now_ms=100)
+    again = cut_back(longer, 40, leader_epoch=14, now_ms=100)
     assert longer.faults() == again.faults() == ()
     assert again.replacements == (Replacement(40, 59, 12, 99), Replacement(40, 43, 14, 100))
     assert again.epochs == ((3, 10), (5, 20))
@@ -164,14 +165,14 @@ def test_cut_back_keeps_who_wrote_it_and_when_it_began():
     signed = dataclasses.replace(LONG, began_at_ms=5).committed(
         writer_id=WRITERS[1], leader_epoch=9, commit_number=3, now_ms=50
     )
-    cut = signed.cut_back(40, leader_epoch=12, now_ms=99)
+    cut = cut_back(signed, 40, leader_epoch=12, now_ms=99)
     assert (cut.began_at_ms, cut.leader_epoch, cut.commit_number, cut.committed_at_ms) == (5, 9, 3, 50)
 
 
 def test_empty_manifest_has_nothing_to_cut():
     """Nothing was stored, so nothing can be replaced."""
     with pytest.raises(ValueError, match="cannot be cut back"):
-        EMPTY.cut_back(10, leader_epoch=1, now_ms=0)
+        cut_back(EMPTY, 10, leader_epoch=1, now_ms=0)
 
 
 def test_manifest_remembers_when_it_began():
@@ -338,15 +339,15 @@ def test_gap_takes_the_transactions_whose_markers_are_lost_in_it():
 def test_cut_at_the_archives_start_leaves_no_transaction_that_began_before_it():
     """Nothing of it is archived. With it, each round would find it reopened, and nothing to cut off."""
     inside = TWO.appended((), crossing=[crossing(5, 45)]).starting_inside(TWO.segments[0], 15, now_ms=7)
-    assert inside.cut_back(20, leader_epoch=12, now_ms=8).crossing == (crossing(5, 45),)
-    cut = inside.cut_back(15, leader_epoch=12, now_ms=8)
+    assert cut_back(inside, 20, leader_epoch=12, now_ms=8).crossing == (crossing(5, 45),)
+    cut = cut_back(inside, 15, leader_epoch=12, now_ms=8)
     assert (cut.start_offset, cut.next_offset, cut.crossing, cut.faults()) == (15, 15, (), ())
 
 
 def test_cut_back_manifest_keeps_the_transactions_that_began_before_the_cut():
     """Their markers may be cut off, and are past the archive's end then."""
     told = [crossing(12, 18), crossing(12, 28), crossing(25, 45), crossing(15, 50)]
-    cut = TWO.appended((), crossing=told).cut_back(20, leader_epoch=9, now_ms=1)
+    cut = cut_back(TWO.appended((), crossing=told), 20, leader_epoch=9, now_ms=1)
     assert cut.crossing == (told[0], told[1], told[3])
     assert cut.faults() == ()
 
@@ -429,8 +430,8 @@ def test_archive_begun_anew_forgets_no_trim():
     """What was below its start may have been trimmed as expired, which needs no record."""
     emptied = TWO.expired(2, now_ms=1)
     assert emptied.trimmed_offset == 10
-    assert emptied.cut_back(4, leader_epoch=1, now_ms=2).trimmed_offset == 30
-    assert TWO.cut_back(20, leader_epoch=1, now_ms=2).trimmed_offset == 10
+    assert cut_back(emptied, 4, leader_epoch=1, now_ms=2).trimmed_offset == 30
+    assert cut_back(TWO, 20, leader_epoch=1, now_ms=2).trimmed_offset == 10
 
 
 def test_archive_that_begins_inside_its_first_segment_goes_on():
@@ -442,7 +443,7 @@ def test_archive_that_begins_inside_its_first_segment_goes_on():
     merged = inside.merged(remote(10, 29, size_bytes=2048), now_ms=8)
     assert (merged.start_offset, merged.faults()) == (15, ())
     for cut in (10, 15, 20):
-        assert inside.cut_back(cut, leader_epoch=1, now_ms=8).faults() == ()
+        assert cut_back(inside, cut, leader_epoch=1, now_ms=8).faults() == ()
     for segment, offset in ((0, 10), (0, 15), (0, 20), (1, 25)):
         with pytest.raises(ValueError, match=f"cannot begin at {offset}"):
             inside.starting_inside(TWO.segments[segment], offset, now_ms=9)
@@ -484,7 +485,7 @@ def test_compacted_segment_that_was_retired_before_is_refused():
 
 
 def test_compaction_over_a_gap_is_refused():
-    """A gap stays recorded: nobody knows what was there."""
+    """A gap stays recorded: it is unknown what was there."""
     manifest = stored([remote(0, 4)]).with_gap(Gap(5, 6, "lost", 0)).appended([remote(7, 9)])
     with pytest.raises(ValueError, match="cannot be replaced by compacted segments"):
         manifest.compacted([remote(0, 9, size_bytes=1)], now_ms=0)

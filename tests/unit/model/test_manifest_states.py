@@ -15,6 +15,7 @@ from tests.support.examples import examples
 from tests.unit.model.values import PARTITION, WRITERS, remote_segments
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap, Replacement
+from tieringd.model.tail_cut import cut_back
 
 if TYPE_CHECKING:
     from tieringd.model.segment import RemoteSegment
@@ -84,7 +85,7 @@ class ManifestMachine(RuleBasedStateMachine):
             return
         cut = data.draw(st.sampled_from(sorted(one.base_offset for one in entries)))
         self.replacements.append(Replacement(cut, self.next_offset - 1, len(self.replacements), 5))
-        self.manifest = self.manifest.cut_back(cut, leader_epoch=len(self.replacements) - 1, now_ms=5)
+        self.manifest = cut_back(self.manifest, cut, leader_epoch=len(self.replacements) - 1, now_ms=5)
         self.segments = [one for one in self.segments if one.last_offset < cut]
         self.gaps = [one for one in self.gaps if one.last_offset < cut]
         self.holders = {offset: holder for offset, holder in self.holders.items() if offset < cut}
@@ -218,7 +219,7 @@ class ManifestMachine(RuleBasedStateMachine):
             return
         cut = data.draw(st.integers(0, self.start_offset - 1))
         self.replacements.append(Replacement(cut, self.next_offset - 1, len(self.replacements), 5))
-        self.manifest = self.manifest.cut_back(cut, leader_epoch=len(self.replacements) - 1, now_ms=5)
+        self.manifest = cut_back(self.manifest, cut, leader_epoch=len(self.replacements) - 1, now_ms=5)
         self.segments, self.gaps, self.holders = [], [], {}
         self.epochs = [(epoch, start) for epoch, start in self.epochs if start < cut]
         self.start_offset = self.next_offset = cut
@@ -229,7 +230,7 @@ class ManifestMachine(RuleBasedStateMachine):
         is_inside = self.start_offset <= offset < self.next_offset and offset not in bases
         if offset < 0 or offset >= self.next_offset or is_inside:
             with pytest.raises(ValueError, match="cannot be cut back"):
-                self.manifest.cut_back(offset, leader_epoch=0, now_ms=0)
+                cut_back(self.manifest, offset, leader_epoch=0, now_ms=0)
 
     @rule(distance=st.integers(-LONGEST, LONGEST).filter(bool), data=st.data())
     def refuse_another_place(self, distance: int, data: st.DataObject) -> None:

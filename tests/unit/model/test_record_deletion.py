@@ -10,6 +10,7 @@ from tests.unit.model.values import PARTITION, remote, stored
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap, RecordDeletion
+from tieringd.model.tail_cut import cut_back
 
 ARCHIVE = stored([remote(0, 99), remote(100, 199), remote(200, 299)])
 
@@ -81,14 +82,14 @@ def test_later_leaders_records_stay_when_they_are_uploaded():
 
 
 def test_deletion_of_a_replaced_tail_ends_at_the_cut():
-    """The new leader's records take the place of deleted ones, and nobody has deleted those."""
+    """The new leader's records take the place of deleted ones, and are not deleted themselves."""
     recorded = replace(ARCHIVE, deletions=(RecordDeletion(400, 5),))
-    assert recorded.cut_back(200, leader_epoch=6, now_ms=1).deleted_before == 200
-    assert recorded.cut_back(200, leader_epoch=5, now_ms=1).deleted_before == 400, "of that very leader"
+    assert cut_back(recorded, 200, leader_epoch=6, now_ms=1).deleted_before == 200
+    assert cut_back(recorded, 200, leader_epoch=5, now_ms=1).deleted_before == 400, "of that very leader"
     assert (
-        replace(ARCHIVE, deletions=(RecordDeletion(150, 5),))
-        .cut_back(200, leader_epoch=6, now_ms=1)
-        .deleted_before
+        cut_back(
+            replace(ARCHIVE, deletions=(RecordDeletion(150, 5),)), 200, leader_epoch=6, now_ms=1
+        ).deleted_before
         == 150
     )
 
@@ -129,12 +130,12 @@ def test_cut_leaves_no_two_deletions_of_one_end():
     """What a later leader replaces ends both, and one of them is left."""
     found = deleted(341, deleted(350, leader_epoch=3), leader_epoch=4)
     assert len(found.deletions) == 2
-    assert found.cut_back(200, leader_epoch=6, now_ms=1).deletions == (RecordDeletion(200, 4),)
+    assert cut_back(found, 200, leader_epoch=6, now_ms=1).deletions == (RecordDeletion(200, 4),)
 
 
 @pytest.mark.parametrize(("same_to", "before_offset"), [(0, 200), (240, 240), (400, 250)])
 def test_deletion_outlives_a_cut_as_far_as_the_records_are_the_same(same_to, before_offset):
     """A segment that diverges inside is cut off as a whole; its first records are archived anew."""
     recorded = replace(ARCHIVE, deletions=(RecordDeletion(250, 5),))
-    cut = recorded.cut_back(200, leader_epoch=6, now_ms=1, same_to=same_to)
+    cut = cut_back(recorded, 200, leader_epoch=6, now_ms=1, same_to=same_to)
     assert cut.deleted_before == before_offset

@@ -185,7 +185,7 @@ def test_table_refuses_a_writer_number_that_does_not_fit():
 
 
 def test_table_refuses_a_writer_that_is_not_listed():
-    """The number after the last writer's is nobody's."""
+    """The number after the last writer's names no writer."""
     assert len(SegmentTable.from_columns(_columns(), [0, 1], ["a", "b"])) == 2
     with pytest.raises(ValueError, match="names a writer that the manifest does not list"):
         SegmentTable.from_columns(_columns(), [0, 2], ["a", "b"])

@@ -17,6 +17,7 @@ from tieringd.model.spilling import (
     with_parts,
 )
 from tieringd.model.spillover import ExpiredSpillover
+from tieringd.model.tail_cut import cut_back
 
 
 def spilling(manifest, *rows: int):
@@ -126,13 +127,13 @@ def test_nothing_spills_behind_an_expired_part():
 
 
 def test_cut_leaves_a_live_segment_or_takes_the_spilled_ones_back():
-    """Who looks at the archive's newest segment finds it, as long as there is any."""
+    """The archive's newest segment is in the live manifest, as long as there is one."""
     manifest, parts = spilling(stored(segments(6)), 2, 2)
     for cut in (0, 10, 20, 40):
         with pytest.raises(ValueError, match="cannot be cut back"):
-            manifest.cut_back(cut, leader_epoch=1, now_ms=0)
-    assert manifest.cut_back(50, leader_epoch=1, now_ms=0).faults() == ()
-    found = with_parts(manifest, parts[1:]).cut_back(40, leader_epoch=1, now_ms=0)
+            cut_back(manifest, cut, leader_epoch=1, now_ms=0)
+    assert cut_back(manifest, 50, leader_epoch=1, now_ms=0).faults() == ()
+    found = cut_back(with_parts(manifest, parts[1:]), 40, leader_epoch=1, now_ms=0)
     assert found.faults() == ()
     assert [one.base_offset for one in found.segments] == [20, 30]
 

@@ -32,6 +32,7 @@ from tieringd.model.spilling import (
     spillover_expired,
     with_parts,
 )
+from tieringd.model.tail_cut import cut_back
 
 if TYPE_CHECKING:
     from tieringd.model.segment import RemoteSegment
@@ -163,12 +164,12 @@ class SpillingMachine(RuleBasedStateMachine):
         cut = data.draw(st.sampled_from(sorted((one.base_offset for one in entries), reverse=True)[:4]))
         if self.is_spilled and not any(one.next_offset <= cut for one in self.manifest.segments):
             with pytest.raises(ValueError, match="cannot be cut back"):
-                self.manifest.cut_back(cut, leader_epoch=0, now_ms=5)
+                cut_back(self.manifest, cut, leader_epoch=0, now_ms=5)
             # Back to the newest part that has a segment below the cut; all of them where none has.
             parts = self.parts()
             kept = [number for number, part in enumerate(parts) if part.segments[0].next_offset <= cut]
             self.manifest = with_parts(self.manifest, parts[max(kept, default=0) :])
-        self.manifest = self.manifest.cut_back(cut, leader_epoch=0, now_ms=5)
+        self.manifest = cut_back(self.manifest, cut, leader_epoch=0, now_ms=5)
         self.segments = [one for one in self.segments if one.last_offset < cut]
         self.gaps = [one for one in self.gaps if one.last_offset < cut]
         self.next_offset = cut
@@ -178,7 +179,7 @@ class SpillingMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def begin_anew(self, data: st.DataObject) -> None:
         cut = data.draw(st.integers(0, self.start_offset - 1))
-        self.manifest = self.manifest.cut_back(cut, leader_epoch=0, now_ms=5)
+        self.manifest = cut_back(self.manifest, cut, leader_epoch=0, now_ms=5)
         self.segments, self.gaps = [], []
         self.start_offset = self.next_offset = cut
 

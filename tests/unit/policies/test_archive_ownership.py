@@ -1,4 +1,4 @@
-"""Which daemons may write to an archive: what is recorded, what the bucket holds, and who asks."""
+"""Which daemons may write to an archive: by the record, the bucket's content and the daemon's identity."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_least_recently_used_chunks_go_until_it_is_enough():
 
 
 def test_index_goes_with_the_last_chunk_of_its_segment():
-    """While one chunk of it is left, the index stays, however long nobody used it."""
+    """While one chunk of it is left, the index stays, however long it was unused."""
     files = [index("s"), chunk("a", 1), chunk("b", 2), index("t"), chunk("c", 3, segment="t")]
     assert went(plan_cache_trim(files, bytes_demand(10), in_use=())) == [("a", LEAST_USED)]
     assert went(plan_cache_trim(files, bytes_demand(20), in_use=())) == [

@@ -58,7 +58,7 @@ def test_share_of_a_segment_is_its_ratio_or_all_of_a_small_one(chunk_count, rati
 
 
 def test_eager_closes_all_that_nobody_reads():
-    """And says that nobody does."""
+    """The plan gives as its reason that no reader uses the chunk."""
     open_chunks = chunks({0: 0, 1: 2, 2: 0})
     plan = plan_releases(open_chunks, {"s": 3}, limits(EAGER))
     assert [(one.chunk.number, one.because) for one in plan.releases] == [
@@ -105,7 +105,7 @@ def test_predictive_sorts_by_the_number_of_readers_to_come():
 
 
 def test_predictive_without_readers_is_as_capped():
-    """Then nobody will need any of them sooner than another."""
+    """Then no chunk is needed sooner than another."""
     open_chunks = chunks(dict.fromkeys((5, 3, 9, 1, 2, 7, 0, 8, 4, 6), 0))
     assert released(open_chunks, 10, limits(PREDICTIVE)) == released(open_chunks, 10, limits(CAPPED))
 

@@ -1,4 +1,4 @@
-"""Degraded mode: who acts, and which quotas are lowered and put back."""
+"""Degraded mode: which daemon acts, and which quotas are lowered and put back."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def used_by(user: str, client_id: str, current) -> float | None:
 
 @given(quotas, st.sampled_from(["a", "b", "other"]), st.sampled_from(["a", "b", "other"]))
 def test_after_lowering_no_client_may_write_more(current, user, client_id):
-    """Whatever is set, and whoever the client is: the quota that counts for it is at most the rate."""
+    """With any settings, the quota that counts for a client is at most the rate."""
     changes = plan_lowering(current, RATE)
     lowered = current | still_to_lower(changes, current, RATE)
     found = used_by(user, client_id, lowered)

@@ -516,7 +516,7 @@ def test_parts_of_a_merged_segment_are_told_of_once():
     ],
 )
 def test_local_segment_that_retention_took_from_the_archive_is_expired(changes, next_step):
-    """It is not called unproved: nobody wants it any more."""
+    """It is not called unproved, because no tier has to keep it."""
     found = explained(facts(**changes), manifest=archive(*BASES).expired(2, now_ms=NOW_MS))
     assert [found[base].state for base in BASES[:3]] == [State.EXPIRED, State.EXPIRED, State.KEPT]
     assert found[0].reason == "total retention keeps only offset 20 and later"

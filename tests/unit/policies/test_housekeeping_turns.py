@@ -117,7 +117,7 @@ def test_job_that_is_done_waits_for_the_next_round():
 
 
 def test_round_does_not_begin_before_its_time():
-    """Between two rounds nobody is asked again and again."""
+    """Between two rounds no job is asked again."""
     plan = planned(job(), round_at=NOW + 7)
     assert (plan.state, plan.job, plan.wait_seconds) == (HousekeepingState.IDLE, None, 7.0)
 

@@ -11,6 +11,7 @@ from tests.unit.model.values import local_log, remote, stored
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import LogBounds
 from tieringd.model.segment import CrossingTransaction
+from tieringd.model.tail_cut import cut_back
 from tieringd.policies.lineage import (
     ArchiveTruncation,
     Lineage,
@@ -643,7 +644,7 @@ def test_archive_that_retention_emptied_is_still_compared(epochs, log_end_offset
         return
     assert found.lineage is Lineage.DIVERGES
     assert (found.replacement.segment_count, found.replacement.only_archived) == (0, None)
-    anew = EMPTIED.cut_back(resume_offset, leader_epoch=NEW, now_ms=2)
+    anew = cut_back(EMPTIED, resume_offset, leader_epoch=NEW, now_ms=2)
     assert (anew.start_offset, anew.next_offset, anew.faults()) == (resume_offset, resume_offset, ())
     again = replace(anew, leader_epoch=NEW)
     assert plan(again, epochs=epochs, log_end_offset=log_end_offset).lineage is Lineage.HOLDS
@@ -660,7 +661,7 @@ def test_emptied_archive_has_no_transaction_that_reopens():
 def test_cut_that_leaves_no_segment_leaves_no_transaction(next_offset, left):
     """Where users deleted up to the middle of a segment, the archive begins inside it."""
     manifest = replace(crossed((50, 320, OLD), entries=((0, 99), (100, 199))), start_offset=60)
-    cut = manifest.cut_back(next_offset, leader_epoch=NEW, now_ms=2)
+    cut = cut_back(manifest, next_offset, leader_epoch=NEW, now_ms=2)
     assert (len(cut.segments), len(cut.crossing)) == (left, left)
 
 
@@ -672,7 +673,7 @@ def test_emptied_archive_holds_for_the_leader_that_filled_it():
 
 
 def test_archive_does_not_begin_anew_with_what_is_on_its_way_out():
-    """Files below the log's start are there for a moment more, and nobody wants them archived."""
+    """Files below the log's start exist for a moment more, and must not be archived."""
     later = archive((100, 199), (200, 299), epochs=((OLD, 100),))
     log = replace(local_log((0, 50, 100, 200)), epochs=((NEW, 0),))
     found = plan_replacement(later, log, LogBounds(60, 400, 400), leader_epoch=NEW)

@@ -102,7 +102,7 @@ def test_what_an_off_lineage_object_says_of_epochs_does_not_count():
 
 
 def test_merged_by_a_newer_leader_beside_what_an_older_one_stored():
-    """Who stored it says nothing of the records: a merge of old segments comes before what was not merged."""
+    """The writer says nothing of the records: a merge of old segments comes before unmerged ones."""
     merged, later = stored(0, 19, epoch=9, epochs=((3, 0),)), stored(20, 29)
     assert plan_rebuild([merged, later]).chosen == (merged, later)
 
@@ -306,7 +306,7 @@ def test_rebuilt_manifest_tells_epochs_gaps_and_aborted_transactions():
 
 
 def test_what_is_known_of_an_old_manifest_goes_on():
-    """Where it ends and begins, why offsets are missing, and what nobody else can know."""
+    """The manifest's start and end, the reasons of its gaps, and facts that only a manifest has."""
     translation = OffsetTranslation(5, 3)
     known = replace(
         PartitionManifest.begin(PARTITION, start_offset=0, now_ms=7)

@@ -24,7 +24,7 @@ def index_of(part) -> SegmentIndex:
 
 
 def test_row_of_a_merged_segment_is_the_writer_s_own():
-    """The merging writer and its epoch are in the name, so it is nobody else's, nor a part's."""
+    """The merging writer and its epoch are in the name, so it differs from the names of the parts."""
     parts = [remote(0, 4), remote(5, 9)]
     merged = row(parts)
     assert (merged.base_offset, merged.last_offset, merged.size_bytes) == (0, 9, 2048)

@@ -277,7 +277,7 @@ def test_pin_is_of_the_log_where_the_histories_share_an_epoch_past_its_end(noted
     ],
 )
 def test_pin_is_of_the_log_that_has_a_file_of_that_time(anchor, expected):
-    """Nothing below a segment's base was cut off for as long as the file is there, whoever leads since."""
+    """While the file exists, nothing below its base was cut off, whichever broker has led since."""
     assert strays(log_with([(9, 20)]), PinnedLog(HEAD, ((3, 0),), anchor)) == expected
 
 
@@ -304,7 +304,7 @@ def test_pins_of_an_empty_directory_are_not_judged():
 
 
 def test_what_was_set_aside_stays_aside():
-    """A log that is known again does not bring back what nobody looked after meanwhile."""
+    """A log that is known again does not bring back pins that were not kept meanwhile."""
     aside = tuple(replace(each, is_stray=True) for each in HEAD)
     assert strays(log_with([(3, 0)]), PinnedLog(aside, ((3, 0),))) == [0, 10]
 

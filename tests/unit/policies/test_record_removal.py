@@ -9,6 +9,7 @@ import pytest
 from tests.unit.model.values import PARTITION, remote
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Unsettled
+from tieringd.model.tail_cut import cut_back
 from tieringd.policies.record_removal import (
     CompactionBasis,
     LogObservation,
@@ -40,7 +41,7 @@ def compacted(manifest, *numbers, writer="e1", winners_end=50, is_held=True) -> 
 
 
 def writers(manifest) -> list[str]:
-    """Return who has written each segment."""
+    """Return the writer of each segment."""
     return [one.writer_id for one in manifest.segments]
 
 
@@ -51,7 +52,7 @@ def basis(manifest, rows=5, *, has_log=True) -> CompactionBasis:
 def test_cut_that_loses_a_winner_puts_the_originals_back():
     """The compacted segments leave with it, and their objects are to be deleted."""
     before = archive()
-    after = compacted(before, 0, 1).cut_back(40, leader_epoch=1, now_ms=9)
+    after = cut_back(compacted(before, 0, 1), 40, leader_epoch=1, now_ms=9)
     assert list(after.segments) == list(before.segments)[:4]
     assert [(one.segments[0].writer_id, one.is_held) for one in after.retired] == [("rewritten-e1", False)]
     assert after.faults() == ()
@@ -60,7 +61,7 @@ def test_cut_that_loses_a_winner_puts_the_originals_back():
 def test_cut_behind_all_winners_undoes_nothing():
     """What was compacted stays, and its originals are held on."""
     manifest = compacted(archive(), 0, 1, winners_end=30)
-    after = manifest.cut_back(30, leader_epoch=1, now_ms=9)
+    after = cut_back(manifest, 30, leader_epoch=1, now_ms=9)
     assert writers(after) == ["rewritten-e1", "rewritten-e1", "0a"]
     assert after.retired == manifest.retired
 
@@ -68,13 +69,13 @@ def test_cut_behind_all_winners_undoes_nothing():
 def test_later_compactions_are_undone_with_an_earlier_one():
     """The later one may have dropped the tombstone of what the earlier one brings back."""
     manifest = compacted(compacted(archive(), 0, winners_end=50), 2, writer="e2", winners_end=30)
-    assert writers(manifest.cut_back(40, leader_epoch=1, now_ms=9)) == ["0a"] * 4
+    assert writers(cut_back(manifest, 40, leader_epoch=1, now_ms=9)) == ["0a"] * 4
 
 
 def test_compaction_of_a_compaction_is_undone_alone():
     """Of two of the same segments the first stays where its winners are all there."""
     manifest = compacted(compacted(archive(), 0, 1, winners_end=30), 0, 1, writer="e2", winners_end=50)
-    assert writers(manifest.cut_back(40, leader_epoch=1, now_ms=9)) == [
+    assert writers(cut_back(manifest, 40, leader_epoch=1, now_ms=9)) == [
         "rewritten-e1",
         "rewritten-e1",
         "0a",
@@ -86,14 +87,14 @@ def test_joined_segments_come_apart_again():
     """One that was made of three gives way to them."""
     joined = remote(0, 29, writer_id="rewritten-e1", size_bytes=10, leader_epoch=0)
     manifest = archive().compacted([joined], now_ms=1, winners_end=50)
-    after = manifest.cut_back(40, leader_epoch=1, now_ms=9)
+    after = cut_back(manifest, 40, leader_epoch=1, now_ms=9)
     assert list(after.segments) == list(archive().segments)[:4]
 
 
 def test_what_has_expired_does_not_come_back():
     """Retention took the oldest compacted segment: its original stays away."""
     manifest = compacted(archive(), 0, 1).expired(1, now_ms=5)
-    after = manifest.cut_back(40, leader_epoch=1, now_ms=9)
+    after = cut_back(manifest, 40, leader_epoch=1, now_ms=9)
     assert [one.base_offset for one in after.segments] == [10, 20, 30]
     assert writers(after) == ["0a"] * 3
     assert not any(one.is_held for one in after.retired)
@@ -105,7 +106,7 @@ def test_an_erasure_ends_the_holding():
     manifest = compacted(archive(), 0, 1)
     after = manifest.released(manifest.retired, is_settled=False)
     assert after.unsettled == Unsettled(0, 50)
-    assert writers(after.cut_back(40, leader_epoch=1, now_ms=9)) == [
+    assert writers(cut_back(after, 40, leader_epoch=1, now_ms=9)) == [
         "rewritten-e1",
         "rewritten-e1",
         "0a",
@@ -184,8 +185,8 @@ def test_log_takes_the_place_of_what_is_not_held(cut_offset, log_start_offset, e
 def test_cut_forgets_what_is_unsettled_past_it():
     """Nothing is unsettled any more where the log takes the place of all of it."""
     manifest = compacted(archive(), 1, is_held=False)
-    assert manifest.cut_back(10, leader_epoch=1, now_ms=9).unsettled is None
-    assert manifest.cut_back(30, leader_epoch=1, now_ms=9).unsettled == Unsettled(10, 30)
+    assert cut_back(manifest, 10, leader_epoch=1, now_ms=9).unsettled is None
+    assert cut_back(manifest, 30, leader_epoch=1, now_ms=9).unsettled == Unsettled(10, 30)
 
 
 def test_compaction_needs_all_that_its_winners_came_from():
@@ -193,7 +194,7 @@ def test_compaction_needs_all_that_its_winners_came_from():
     manifest = archive()
     read = basis(manifest, 4)
     assert why_winners_may_be_gone(read, manifest, base_offset=0) == ""
-    cut = manifest.cut_back(30, leader_epoch=1, now_ms=9)
+    cut = cut_back(manifest, 30, leader_epoch=1, now_ms=9)
     assert "election" in why_winners_may_be_gone(read, cut, base_offset=0)
     again = cut.appended([segment(3, writer_id="0b"), segment(4, writer_id="0b")])
     assert "election" in why_winners_may_be_gone(read, again, base_offset=0)
@@ -203,7 +204,8 @@ def test_compaction_is_not_refused_for_what_it_has_not_read():
     """A cut behind it, new segments, merges and other rewritings lose no winner."""
     manifest = archive()
     read = basis(manifest, 3)
-    assert why_winners_may_be_gone(read, manifest.cut_back(30, leader_epoch=1, now_ms=9), base_offset=0) == ""
+    cut = cut_back(manifest, 30, leader_epoch=1, now_ms=9)
+    assert why_winners_may_be_gone(read, cut, base_offset=0) == ""
     merged = remote(10, 29, writer_id="0b", size_bytes=200, leader_epoch=0)
     assert why_winners_may_be_gone(read, manifest.merged(merged, now_ms=1), base_offset=0) == ""
     assert why_winners_may_be_gone(read, compacted(manifest, 1, winners_end=0), base_offset=0) == ""
@@ -212,7 +214,7 @@ def test_compaction_is_not_refused_for_what_it_has_not_read():
 
 def test_manifest_that_was_made_again_does_not_tell_of_cuts():
     """It has lost the replacements that were known: the compaction is refused."""
-    cut = archive().cut_back(40, leader_epoch=1, now_ms=9)
+    cut = cut_back(archive(), 40, leader_epoch=1, now_ms=9)
     read = basis(cut, 4)
     assert why_winners_may_be_gone(read, replace(cut, replacements=()), base_offset=0)
 

@@ -1,4 +1,4 @@
-"""Which objects nobody needs: a table of reasons, and what no sequence of changes may ever make an orphan."""
+"""Which objects are orphans: a table of reasons, and objects that no sequence of changes makes orphans."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tieringd.formats.object_keys import (
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Replacement
 from tieringd.model.spilling import part_to_spill, spilled, spillover_expired, with_parts
+from tieringd.model.tail_cut import cut_back
 from tieringd.policies.scrub import Keep, Orphan, Owner, StoredObject, TopicState, plan_orphans
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def test_object_is_kept_for_a_reason(segment, changes, age_ms, expected, name):
     ],
 )
 def test_unnamed_object_is_an_orphan_after_its_grace(segment, name):
-    """What nobody can name any more is an orphan once it is as old as the grace."""
+    """An object that no manifest can name any more is an orphan once it is as old as the grace."""
     found = judged(segment, owner(), age_ms=GRACE_MS, name=name)
     assert isinstance(found, Orphan)
     assert not found.needs_operator
@@ -141,7 +142,7 @@ def test_what_a_join_has_left_is_an_orphan_after_its_grace(segment, age_ms, is_k
 
 @pytest.mark.parametrize("place", ["held", "retired", "spilled", None])
 def test_record_of_a_rewriting_stays_while_anything_rewritten_does(place):
-    """Then nobody needs it: all that was rewritten has left the archive."""
+    """Once all rewritten segments have left the archive, the record is not needed."""
     rewritten = [replace(one, writer_id="rewritten-0b") for one in HELD]
     manifest, parts = MANIFEST, ()
     match place:
@@ -173,7 +174,7 @@ def test_decision_that_nothing_has_ended_is_an_orphan_after_its_grace():
 
 
 def test_object_of_another_partition_is_not_judged():
-    """A name that is not of this partition is left alone, whoever asks."""
+    """A name that is not of this partition is left alone."""
     other = replace(PARTITION, partition=4)
     key = data_key(other, LEFT)
     plan = plan_orphans(owner(), [StoredObject(key, 1, 0)], grace_ms=0, now_ms=NOW_MS)
@@ -262,7 +263,7 @@ class OrphanMachine(RuleBasedStateMachine):
     def replace_the_tail(self) -> None:
         last = self.manifest.segments[-1]
         self.named -= self._keys(last)
-        self.manifest = self.manifest.cut_back(last.base_offset, leader_epoch=5, now_ms=-GRACE_MS)
+        self.manifest = cut_back(self.manifest, last.base_offset, leader_epoch=5, now_ms=-GRACE_MS)
 
     @precondition(lambda self: len(self.manifest.segments) > 1)
     @rule()

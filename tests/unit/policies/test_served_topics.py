@@ -31,7 +31,7 @@ def test_newest_incarnation_has_the_name():
 
 
 def test_name_of_two_clusters_is_contested():
-    """Nobody can know which is meant; other names are not touched."""
+    """It is ambiguous which topic is meant; other names are not touched."""
     chosen = choose_topics([WEST, OLD, NEW, AUDIT])
     assert chosen.topics == {"audit": AUDIT}
     assert chosen.contested == {"orders": ("east", "west")}

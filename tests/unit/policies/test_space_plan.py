@@ -248,7 +248,7 @@ def test_rounds_that_take_little_take_from_everyone_in_turn():
 
 
 def test_cursor_stays_when_no_lap_ends_early():
-    """Whole laps treat everyone alike, so the next round begins where this one did."""
+    """Whole laps treat all partitions alike, so the next round begins where this one did."""
     partitions = [space_partition("a-0", [10] * 3), space_partition("b-0", [10] * 3)]
     assert str(plan(partitions, EVERYTHING, cursor="a-0").cursor) == "a-0"
     assert str(plan(partitions, 0, cursor="a-0").cursor) == "a-0"

@@ -245,7 +245,7 @@ def check_amount(plan: SpacePlan, partitions: Sequence[SpacePartition], taken: s
 
 
 def check_fairness(phase: Phase, partitions: Sequence[SpacePartition], found: set) -> None:
-    """See that nobody gives two segments more in a lap phase than another that could still give one."""
+    """Check that in a lap phase no partition gives two segments more than one that could still give."""
     given = {
         one.topic_partition: sum((phase, one.topic_partition) == each[:2] for each in found)
         for one in partitions

@@ -267,7 +267,7 @@ def leased(owner: str, *, left_ms: int) -> TopicManifest:
     ],
 )
 def test_purge_waits_for_the_grace_and_for_the_lease(manifest, after_ms, step):
-    """Nobody purges within the grace, or while another's lease runs; after the late check nothing is left."""
+    """No daemon purges within the grace, or under another's lease; after the late check nothing is left."""
     assert step_of(manifest, after_ms=after_ms) is step
 
 

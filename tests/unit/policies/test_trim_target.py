@@ -118,7 +118,7 @@ def test_trim_target_of_a_log_that_is_never_trimmed_is_its_start(hint, cloud_gc)
     ],
 )
 def test_some_logs_are_never_trimmed(is_kafka, is_compact_only, is_internal, is_read_remotely, begins):
-    """What DeleteRecords refuses, and what nobody could read any more."""
+    """DeleteRecords refuses some trims, and some would leave records unreadable."""
     found = why_never_trimmed(
         is_kafka=is_kafka,
         is_compact_only=is_compact_only,
@@ -209,7 +209,7 @@ offsets = st.integers(0, 60)
 
 @given(offsets, st.none() | offsets, st.none() | offsets, offsets, st.sampled_from(["", "awaits", "never"]))
 def test_trim_target_lets_go_of_what_is_durable_and_not_wanted(durable, hint, cloud_gc, log_start, state):
-    """Offset by offset: it is gone already, or it is durable and someone lets go of it."""
+    """Each trimmed offset was gone before, or is durable and released by a hint or a request."""
     found = choose(
         durable,
         hint=hint,

@@ -47,12 +47,12 @@ def test_a_machine_is_wanted_where_it_has_no_room(load, expected):
 
 
 def test_a_machine_with_room_is_not_contended():
-    """Uploads run and processors are idle: nobody is in anybody's way, and nothing needs to be heard."""
+    """Uploads run and processors are idle, so nothing has to be measured without uploads."""
     assert after(ContentionState(CPU), ROOM, UNHEARD) == ContentionState()
 
 
 def test_a_busy_machine_is_listened_to():
-    """Who makes it busy is not known before it was heard without uploads."""
+    """A measurement without uploads is needed to tell what makes the machine busy."""
     assert after(ContentionState(), BUSY, UNHEARD) == ContentionState(listening_since=100.0)
 
 
@@ -98,7 +98,7 @@ def test_listening_to_a_machine_while_the_store_is_away_costs_nothing():
 
 
 def test_nothing_is_listened_to_where_a_brake_would_hold_nothing():
-    """New segments are not braked: who else wants the machine is no question while only those wait."""
+    """New segments are not braked, so other load does not matter while only those wait."""
     assert not after(ContentionState(), BUSY, UNHEARD, is_catching_up=False).is_listening
     listening = ContentionState(listening_since=99.9)
     assert not after(listening, BUSY, UNHEARD, is_catching_up=False).is_listening

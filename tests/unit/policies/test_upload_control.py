@@ -295,7 +295,7 @@ def test_whoever_is_nearest_to_loss_goes_first():
 
 
 def test_danger_that_is_far_off_gives_no_precedence():
-    """100 seconds ahead counts as near, 101 do not: those go by turn like everyone else."""
+    """100 seconds ahead counts as near, 101 do not: those partitions go by turn like all others."""
     found = upload_order(
         [waiting(1, loss_at=1101, served=5), waiting(2, served=3), waiting(3, loss_at=1100, served=9)],
         ORDER,
@@ -312,7 +312,7 @@ def test_the_last_moment_comes_a_little_before_the_loss():
 
 
 def test_the_least_recently_served_goes_first():
-    """Without danger it is a round: whoever was served last is served again last."""
+    """Without danger it is a round: the partition that was served last is served again last."""
     found = upload_order(
         [waiting(1, served=9), waiting(2, served=7), waiting(3, served=8)], ORDER, turn=10, now=0
     )

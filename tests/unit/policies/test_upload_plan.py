@@ -294,7 +294,7 @@ def test_upload_plan_is_contiguous_stable_and_ends_where_it_must(
 def test_upload_plans_one_after_another_take_every_stable_offset_once(
     log, start, last_stable_offset, limit, is_overdue
 ):
-    """Whoever carries out plan after plan has taken each offset that may be taken, in order."""
+    """Carrying out plan after plan takes each offset that may be taken, in order."""
     held = {
         offset
         for each in log.segments

@@ -91,7 +91,7 @@ def test_rewritten_segments_without_a_record_are_better_than_nothing():
 
 
 def test_compaction_counts_as_a_whole():
-    """Where one of its segments is missing none of them counts, unless nothing else is there."""
+    """If one of its segments is missing, no segment of it counts, unless there is nothing else."""
     records = [record(COMPACTED, [A, B, C], [NEW_A, NEW_B, NEW_C], at=3)]
     assert planned(A, B, C, NEW_A, NEW_B, NEW_C, records=records).chosen == (NEW_A, NEW_B, NEW_C)
     assert planned(A, B, C, NEW_A, NEW_C, records=records).chosen == (A, B, C)
@@ -262,7 +262,7 @@ def test_nothing_is_told_where_nothing_is_back():
 
 
 def test_rewritten_segment_may_hold_batches_of_a_newer_epoch_than_its_name_has():
-    """Its leader was elected again meanwhile: nobody has cut it back."""
+    """Its leader was elected again meanwhile, so its records were not cut off."""
     old, new = (
         stored(0, 9, writer=writer, at=at, epochs=((3, 0), (4, 5))) for writer, at in (("0a", 1), ("E1", 2))
     )

@@ -269,7 +269,7 @@ async def test_access_times_outlive_a_restart_in_the_order_of_eviction(tmp_path,
 
 @virtually
 async def test_foreign_files_are_said_once_and_stay(tmp_path, store, stored):
-    """Somebody pointed the cache at a directory of something else."""
+    """The cache was configured to use a directory with other files."""
     (tmp_path / "cache" / "photos").mkdir(parents=True)
     (tmp_path / "cache" / "photos" / "me.jpg").write_text("x")
     host = host_with(tmp_path, store, room_for(1))
@@ -320,7 +320,7 @@ async def test_drift_is_found_by_the_hourly_comparison(tmp_path, store, stored):
 
 @virtually
 async def test_full_disk_degrades_to_streaming_and_recovers(tmp_path, store):
-    """Eight MiB that somebody else has filled: the cache gives up what it holds, and then streams."""
+    """Eight MiB that other files have filled: the cache gives up what it holds, and then streams."""
     segments = [Stored(store, base, batches=3000) for base in range(0, 54_000, 9000)]
     with small_disk_at(tmp_path / "disk", 8 * MIB) as disk:
         host = Host(disk / "cache", store)

@@ -1,4 +1,4 @@
-"""The budget of slots and bytes: never more than there is, in order, and nobody is forgotten."""
+"""The budget of slots and bytes: never more than there is, in order, and no download is forgotten."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def chunk_of(host, stored, number=0):
 
 @virtually
 async def test_chunk_is_downloaded_once_and_then_read_from_its_file(host, store, stored):
-    """The second reader waits for nobody, and gets the same bytes from the page cache."""
+    """The second reader does not wait, and gets the same bytes from the page cache."""
     async with running(host) as hydrator:
         chunk = chunk_of(host, stored, 1)
         async with hydrator.chunk(PARTITION, stored.segment, stored.index, chunk) as found:
@@ -555,7 +555,7 @@ async def test_cancelled_at_any_moment_nothing_is_left_behind(tmp_path, store, s
 
 @virtually
 async def test_downloads_that_nobody_waits_for_do_not_fill_the_line(host, store):
-    """Some are finished for whoever comes next; what readers leave behind beyond that is ended."""
+    """Some downloads are finished for the next reader; all others that readers leave behind are ended."""
     segments = [Stored(store, 36 * number) for number in range(hydrator_module.FLIGHTS_MAX + 20)]
     store.latency_seconds = 10
     async with running(host):
@@ -571,7 +571,7 @@ async def test_downloads_that_nobody_waits_for_do_not_fill_the_line(host, store)
 
 @virtually
 async def test_download_that_others_wait_for_goes_on(host, store, stored):
-    """Whoever else leaves."""
+    """The other readers may leave."""
     others = [Stored(store, 36 * number + 360) for number in range(hydrator_module.FLIGHTS_MAX)]
     store.latency_seconds = 10
     async with running(host):

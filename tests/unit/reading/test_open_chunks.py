@@ -1,4 +1,4 @@
-"""Open chunks: one descriptor for all readers of a chunk, closed when it is nobody's."""
+"""Open chunks: one descriptor for all readers of a chunk, closed when no reader has it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_readers_share_a_descriptor(opened, directory):
 
 
 def test_reader_keeps_a_forgotten_chunk_to_the_end(opened, directory):
-    """Nobody else gets it; it is closed when it is given back."""
+    """No other reader gets it; it is closed when it is given back."""
     name = add(opened, directory, 0)
     entry = opened.take(name, 3)
     before = open_files()
@@ -98,7 +98,7 @@ def test_chunk_that_is_added_again_takes_the_place_of_the_old_one(opened, direct
 
 
 def test_sweep_closes_what_the_strategy_does_not_keep(opened, directory, time):
-    """Eager closes all that nobody reads, capped the least recently used over the segment's share."""
+    """Eager closes all chunks without readers, capped the least recently used over the segment's share."""
     names = [add(opened, directory, number) for number in range(4)]
     entry = opened.take(names[1], 3)
     opened.limits = CAPPED

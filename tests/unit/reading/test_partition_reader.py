@@ -209,7 +209,7 @@ async def test_history_comes_under_the_first_epoch(writer, archive, host):
 
 
 async def test_gap_at_the_end_is_of_no_leader(writer, archive, host):
-    """A client takes no epoch from a batch that nobody wrote."""
+    """A client takes no epoch from a batch that no leader wrote."""
     writer.append(), writer.roll()
     manifest = await archived(writer, archive)
     manifest = manifest.with_gap(Gap(manifest.next_offset, manifest.next_offset + 4, "lost", 0))

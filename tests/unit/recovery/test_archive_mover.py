@@ -495,7 +495,7 @@ class TestObjectCopier:
         assert target.objects == {}
 
     async def test_another_object_in_the_target_is_not_written_over(self, stores, tmp_path):
-        """Names are unique: whoever wrote it there is to be found first."""
+        """Names are unique: an operator has to find out first which process wrote it."""
         source, target = stores
         source.add("k", b"ours")
         target.add("k", b"else")

@@ -135,7 +135,7 @@ async def test_object_that_is_missing_ends_it_after_what_comes_before(writer, ar
 
 
 async def test_gaps_are_told(writer, archive, elsewhere):
-    """What nobody has any more is passed, and is in the result."""
+    """Offsets that are lost are skipped, and are in the result."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     gap = Gap(3, 9, "lost", 0)

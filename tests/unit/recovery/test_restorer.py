@@ -144,7 +144,7 @@ async def test_shallow_restore_is_an_empty_log_where_the_archive_ends(writer, ar
 
 @pytest.mark.parametrize("ended_as", ["commit", "abort"])
 async def test_transaction_over_the_end_gets_its_end(writer, archive, site, ended_as):
-    """Its marker was not archived, and without one nobody could read past it."""
+    """Its marker was not archived, and without one no client could read past it."""
     writer.append(b"in", producer_id=7)
     writer.roll()
     writer.append(b"in as well", producer_id=7)
@@ -348,7 +348,7 @@ async def test_restored_replica_has_no_producer_to_remember(writer, archive, sit
     assert (GOLDEN / "rolled" / f"{15:020d}.snapshot").read_bytes() == EMPTY_PRODUCER_SNAPSHOT
     logs = sorted(site.place.glob("*.log"))
     assert (logs[-1].name, logs[-1].stat().st_size) == (f"{end:020d}.log", 0)
-    # Of a segment without one Kafka would read all batches, and remember who wrote them.
+    # Kafka would read all batches of a segment without one, and remember their producers.
     assert all(path.with_suffix(".index").is_file() for path in logs)
     points = parse_offset_checkpoint((site.directory / "recovery-point-offset-checkpoint").read_bytes())
     assert points == {TopicPartition("other", 0): 7, writer.name: end}

@@ -121,7 +121,7 @@ async def test_producers_are_held_back_until_the_last_disk_has_room(nodes, quota
         await asyncio.sleep(INTERVAL_SECONDS)
         assert nodes[2].shown("degraded_brokers") == 2
         assert [node.broker.quota_orders for node in nodes] == [1, 0, 0]
-        # Somebody takes the quotas away by hand, as if nothing had been lowered yet.
+        # An operator removes the quotas by hand, as if nothing had been lowered yet.
         del quotas[EVERY_PRODUCER]
         await asyncio.sleep(2 * INTERVAL_SECONDS)
         assert [node.broker.quota_orders for node in nodes] == [2, 0, 0]
@@ -135,7 +135,7 @@ async def test_producers_are_held_back_until_the_last_disk_has_room(nodes, quota
 
 @pytest.mark.looptime
 async def test_others_leave_it_to_the_broker_with_the_lowest_id(nodes, quotas):
-    """Those who only see that it is degraded neither lower quotas nor put them back, whoever is first."""
+    """Daemons that only see that it is degraded neither lower quotas nor put them back, in any order."""
     nodes[0].state = nodes[2].state = DEGRADED
     nodes[0].broker.fail_next("alter_client_quotas", BrokerUnavailable("away"))
     for node in (nodes[0], nodes[1], nodes[2]):

@@ -167,7 +167,7 @@ async def test_ends_of_transactions_go_with_their_records(writer, store):
 
 
 async def test_tombstone_without_a_time_stays(writer, store):
-    """Nobody can tell how old it is."""
+    """Its age cannot be known."""
     writer.append(None, keys=[b"a"], timestamp_ms=-1)
     writer.append(None, b"x", keys=[b"b", b"c"], timestamp_ms=DEFAULT_TIME_MS)
     writer.roll()
@@ -196,7 +196,7 @@ async def test_segment_of_which_nothing_is_left_is_empty(writer, store):
 
 
 async def test_records_before_the_start_neither_win_nor_stay(writer, store):
-    """A user deleted them: they are in the first segment, and nobody reads them."""
+    """A user deleted them: they are in the first segment, and readers skip them."""
     writer.append(b"1", b"2", b"3", keys=[b"gone", b"a", b"a"])
     writer.roll()
     writer.append(b"4", keys=[b"a"])
@@ -291,7 +291,7 @@ async def test_archive_that_grew_meanwhile_is_compacted_where_it_was_read(writer
 
 
 async def test_swap_that_was_overtaken_is_given_up(writer, store):
-    """Someone else compacted the same segments: the partition is as they left it, and their objects stay."""
+    """Another job compacted the same segments: the partition and its objects stay as that job left them."""
     write(writer, Random(1), segments=3)
     await archived(writer, archive_in(store))
     slow, quick = Job(store, writer.identified), Job(store, writer.identified, job_id="e2")

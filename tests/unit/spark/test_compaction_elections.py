@@ -13,6 +13,7 @@ from tieringd.archive.retired_objects import delete_retired
 from tieringd.formats.object_keys import data_key
 from tieringd.model.manifest_parts import Unsettled
 from tieringd.model.spilling import part_to_spill, spilled
+from tieringd.model.tail_cut import cut_back
 from tieringd.policies.total_retention import RetentionPace
 
 PACE = RetentionPace(interval_ms=1_000, delete_delay_ms=0)
@@ -65,7 +66,7 @@ async def test_election_during_a_compaction_refuses_it(store, writer):
     assert [one.parts[0].base_offset for one in prepared] == [0]
 
     async def cut(found):
-        return found.cut_back(2, leader_epoch=1, now_ms=9)
+        return cut_back(found, 2, leader_epoch=1, now_ms=9)
 
     await job.archive.manifests.edit(writer.identified, cut)
     swapped = await job.swap_in(manifest, prepared)

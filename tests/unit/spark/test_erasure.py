@@ -38,7 +38,7 @@ def without(records, keys):
 
 
 async def stored_keys(store, manifest) -> set[bytes | None]:
-    """Return every key in the objects that a manifest names, of records that nobody reads as well."""
+    """Return every key in the objects that a manifest names, also of records that readers skip."""
     archive, found = archive_in(store), set()
     for segment in manifest.segments:
         index = await archive.remote_log.index_of(manifest.partition, segment)
@@ -149,7 +149,7 @@ async def test_markers_have_no_key_that_could_be_erased(writer, store):
 
 
 async def test_no_key_is_not_the_empty_key(writer, store):
-    """A record without a key is nobody's to erase."""
+    """A record without a key is never erased."""
     writer.append(b"1", b"2", keys=[None, b""])
     writer.roll()
     await archived(writer, archive_in(store))

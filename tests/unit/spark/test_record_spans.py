@@ -25,7 +25,7 @@ def test_code_is_made_again_where_it_cannot_be_kept(tmp_path):
     place = tmp_path / "site-packages"
     package = Path(tieringd.__file__).parent
     shutil.copytree(package, place / "tieringd", ignore=shutil.ignore_patterns("__pycache__"))
-    # Where a file is in the way nobody can make a directory, root included.
+    # No user can make a directory where a file is in the way, root included.
     (place / "tieringd" / "spark" / "__pycache__").write_bytes(b"")
     (tmp_path / "home").write_bytes(b"")
     outer = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_", "XDG_"))}

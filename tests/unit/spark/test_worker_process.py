@@ -43,7 +43,7 @@ def test_what_comes_later_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_program_of_a_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever plans or reads in a process of its own collects as before."""
+    """A process that only plans or reads collects garbage as before."""
     monkeypatch.delenv("SPARK_REUSE_WORKER", raising=False)
     spare_collections()
     assert gc.get_freeze_count() == 0

@@ -27,7 +27,7 @@ def nothing_left_by_others():
 
 @pytest.fixture(autouse=True)
 def nothing_forgotten(caplog):
-    """Fail a test that leaves a task or future behind whose exception nobody looked at."""
+    """Fail a test that leaves a task or future behind whose exception was not retrieved."""
     yield
     gc.collect()
     records = caplog.get_records("call") + caplog.get_records("teardown")

@@ -27,7 +27,7 @@ ASSERTION = "secret-assertion"
 
 
 class Container:
-    """A store that takes some tokens, keeps the bodies, and challenges whoever shows another."""
+    """A store that takes some tokens, keeps the bodies, and challenges requests with other tokens."""
 
     def __init__(self, *accepted: str):
         self.accepted = set(accepted)

@@ -191,7 +191,7 @@ async def test_unknown_host_is_unavailable_and_without_effect():
 
 
 async def test_refused_connection_is_known_to_be_without_effect():
-    """A put that reached nobody has no unknown outcome."""
+    """A put that reached no server has no unknown outcome."""
     async with serving(Refusing("201 Created")) as url:
         pass
     store = await AzureStore.open(settings(url))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 async def test_truncated_download_is_noticed():
-    """An answer that ends before its announced length is unavailable, and nobody asks again."""
+    """An answer that ends before its announced length is unavailable, and is not asked for again."""
     requests = []
 
     async def handle(exchange: Exchange) -> None:

@@ -40,7 +40,7 @@ async def test_cancelled_caller_outlasts_its_thread_and_disposes_of_the_result()
 
 
 async def test_cancelled_caller_of_a_failing_thread_is_cancelled():
-    """There is nothing to dispose of, and the error is nobody's any more."""
+    """There is nothing to dispose of, and no caller is left to get the error."""
     begun, may_end, disposed = threading.Event(), threading.Event(), []
 
     def work():

@@ -87,7 +87,7 @@ async def test_damaged_object_is_stored_again(tells, condition):
 
 
 async def test_store_that_keeps_other_bytes_is_given_up():
-    """Nobody is told that the object is there."""
+    """No caller is told that the object exists."""
     store = TrustingStore(tells=True)
     store.flips = 3
     with pytest.raises(ChecksumRejected, match="3 times in a row"):
@@ -95,7 +95,7 @@ async def test_store_that_keeps_other_bytes_is_given_up():
 
 
 async def test_another_writers_object_is_not_replaced():
-    """Who wrote between our put and the check has the object, damaged or not."""
+    """A writer between our put and the check has the object, damaged or not."""
     store = TrustingStore()
     puts = CheckedPuts(store)
     await puts.find_out()
@@ -139,7 +139,7 @@ async def test_store_is_tried_once_and_before_the_first_put():
 
 
 async def test_join_in_such_a_store_proves_nothing():
-    """Whoever asked for it reads the object back then."""
+    """The caller of the put reads the object back then."""
 
     class Joining(TrustingStore):
         async def join(self, key, sources, *, crc32c, condition=None):

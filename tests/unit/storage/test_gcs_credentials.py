@@ -185,7 +185,7 @@ async def test_token_is_renewed_before_it_expires_while_requests_run():
 
 
 async def test_early_refresh_that_fails_is_tried_again_later():
-    """While the token still works a failing refresh harms nobody, and is repeated after a pause."""
+    """While the token still works a failing refresh does no harm, and is repeated after a pause."""
     bucket = Bucket()
     async with running_metadata_server() as metadata, instance_store(bucket, metadata) as (store, clock):
         await store.get("key")
@@ -214,7 +214,7 @@ async def test_expired_token_is_not_sent():
 
 
 async def test_refused_token_is_dropped_and_the_next_one_tried():
-    """The first 401 is worth another try, for all who had the token; the next request has a fresh one."""
+    """After the first 401 all requests with that token may be tried again; the next one has a fresh token."""
     bucket = Bucket()
     bucket.is_good = lambda token: token != "token-1"
     async with running_metadata_server() as metadata, instance_store(bucket, metadata) as (store, _):
@@ -294,7 +294,7 @@ async def test_metadata_server_without_a_token_is_told_by_class(status, error, m
 
 
 async def test_metadata_server_that_is_away_is_unavailable():
-    """Nobody at the metadata server's address means to try again later."""
+    """No answer at the metadata server's address is a fault that may pass."""
     async with running_metadata_server() as metadata:
         pass
     async with instance_store(Bucket(), metadata) as (store, _):

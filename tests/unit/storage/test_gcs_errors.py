@@ -115,7 +115,7 @@ async def test_redirection_is_not_followed():
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
 async def test_server_that_is_not_reached_has_done_nothing(host):
-    """A put that reached nobody, for want of a listener or of a name, has no unknown outcome."""
+    """A put that reached no server, for want of a listener or of a name, has no unknown outcome."""
     async with serving(refusing("200 OK")) as url:
         pass
     store = await GcsStore.open(gcs_settings(url.replace("127.0.0.1", host)))

@@ -107,7 +107,7 @@ async def test_pause_that_the_store_asks_for_is_kept():
 
 
 async def test_success_after_an_outage_ends_the_backoff_of_others():
-    """The first request that succeeds again shows that the store is back: nobody waits any longer."""
+    """The first request that succeeds again shows that the store is back: no request waits any longer."""
     memory = MemoryStore()
     memory.add("key", b"content")
     memory.fail_next("get", unavailable(), times=6)

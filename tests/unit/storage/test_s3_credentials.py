@@ -166,7 +166,7 @@ async def test_many_waiters_share_one_fetch(role, source):
 
 
 async def test_cancelled_waiter_does_not_end_the_fetch(role):
-    """Whoever asked first may go away: the others get the credentials all the same."""
+    """The first caller may be cancelled: the others get the credentials all the same."""
     service = CredentialService()
     service.is_open.clear()
     async with store_with(role, "sts", service, Bucket()) as store:

@@ -165,7 +165,7 @@ async def test_put_tells_the_checksum_of_the_answer():
 
 @pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted", ""])
 async def test_conflict_is_no_lost_condition(code):
-    """Two writes that meet may both be refused: nobody came first then, and a caller must not believe so."""
+    """Two writes that meet may both be refused: neither came first then, so the error allows a retry."""
     async with store_of(refusing("409 Conflict", code)) as store:
         for condition in (IfVersion('"v"'), IfAbsent()):
             with pytest.raises(StorageUnavailable):
@@ -216,7 +216,7 @@ async def test_put_that_breaks_off_is_known_to_be_lost(slice_of):
 
 
 async def test_refused_connection_is_known_to_be_without_effect():
-    """A put that reached nobody has no unknown outcome."""
+    """A put that reached no server has no unknown outcome."""
     async with serving(refusing("200 OK")) as url:
         pass
     store = await S3Store.open(settings(url))

@@ -1,4 +1,4 @@
-"""Single flight: who shares what, and who is cancelled when."""
+"""Single flight: which callers share a call, and when a call is cancelled."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_s3_is_reached_with_a_role():
 
 
 def plugged_in(tmp_path, monkeypatch, *, value: str):
-    """Install a package, as far as anybody can tell, that offers a store named `mine`."""
+    """Make it look as if a package that offers a store named `mine` were installed."""
     info = tmp_path / "my_store-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-store\nVersion: 1.0\n")

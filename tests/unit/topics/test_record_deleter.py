@@ -120,7 +120,7 @@ async def test_records_go_in_both_tiers(writers, store, cluster, delete, before_
 
 
 async def test_two_records_tell_of_it(writers, store, delete):
-    """Who asked for what, and what came of it; the last has all that the first has."""
+    """The records tell requester, request and outcome; the last one has all fields of the first."""
     done = await delete(6, numbers=[1])
     begun, outcome = records_in(store)["begun.json"], records_in(store)["done.json"]
     assert begun["requested_by"] == "ops@host"

@@ -1,4 +1,4 @@
-"""What the bucket says of topics: found by listing, read when it changed, changed by everyone."""
+"""Topic manifests in the bucket: found by listing, read when they change, written by every daemon."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_topic_of_another_cluster_is_not_ours(registry, manifests):
 
 
 async def test_what_was_seen_last_stays_while_the_store_is_away(registry, manifests, store):
-    """A topic that is paused stays paused when nobody can be asked."""
+    """A paused topic stays paused while the store does not answer."""
     await manifests.change_topic(ORDERS, lambda known: replace(known, archiving=Archiving.PAUSED))
     await registry.refresh("cluster")
     store.fail_next("list_page", lambda: StorageUnavailable("away"))

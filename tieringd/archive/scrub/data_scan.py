@@ -56,7 +56,7 @@ async def scan_data(
     Scan the whole data object of *segment*.
 
     *index* is its index, if there is one. A merged segment's index has the entries of its parts, so the
-    scan looks for entries at the positions in *index*.
+    scan searches for entries at the positions in *index*.
 
     Raises:
         StorageUnavailable: The store does not answer; the object's state is unknown.

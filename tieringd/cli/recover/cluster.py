@@ -22,8 +22,8 @@ from tieringd.cli.recover.validation import MISSING, Findings, missing, validate
 from tieringd.clock import wall_clock_ms
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
-from tieringd.daemon.archive_owner import admit_restored
 from tieringd.daemon.local_broker import kafka_settings
+from tieringd.daemon.ownership_check import admit_restored
 from tieringd.errors import BrokerUnavailable, ConfigError
 from tieringd.formats.recovery_mark import RecoveryMark
 from tieringd.model.manifest import PartitionManifest

@@ -17,7 +17,7 @@ from tieringd.cli.recover.selection import TopicSelection, matching_once
 from tieringd.cli.recover.validation import MISSING, Findings, missing, validated
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
-from tieringd.daemon.archive_owner import admit_restored
+from tieringd.daemon.ownership_check import admit_restored
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey

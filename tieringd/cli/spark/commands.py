@@ -370,7 +370,7 @@ def offsets(
     A query on the broker that begins there reads exactly what the query on the archive has not read.
     """
     with optional_parts():
-        from tieringd.spark.source.checkpoint import ended_at  # noqa: PLC0415 - as for the jobs
+        from tieringd.spark.source.query_checkpoint import ended_at  # noqa: PLC0415 - as for the jobs
 
     typer.echo(json.dumps(ended_at(checkpoint, partitions=partitions)))
 

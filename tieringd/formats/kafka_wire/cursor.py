@@ -1,13 +1,13 @@
 """
-A position in bytes of Kafka's protocol, which never leaves them.
+A position in bytes of Kafka's protocol; it never moves past their end.
 
 A cursor knows the protocol's primitives and no message. Reading past the end is an error of its own,
 because a walk over a message that is still arriving only has to wait then.
 
-A `Walk` reads a message while it passes: fields are read whole, and large parts are skipped. It keeps no
-bytes. Bytes that it did not take must be offered again with more; they are never longer than one topic name
-and the fixed fields around it. So no byte is passed on before it is read. The subclass for a message knows
-the meaning of the fields.
+A `MessageWalk` reads a message while it passes: fields are read whole, and large parts are skipped. It keeps
+no bytes. Bytes that it did not take must be offered again with more; they are never longer than one topic
+name and the fixed fields around it. So no byte is passed on before it is read. The subclass for a message
+knows the meaning of the fields.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def uvarint(value: int) -> bytes:
     return bytes(encoded)
 
 
-class Walk:
+class MessageWalk:
     """
     A walk over one message of *size* bytes after its size field; *position* is its progress.
 
@@ -158,13 +158,13 @@ class Walk:
 
     def passed(self, size: int) -> None:
         """Count *size* bytes, at most `passing`, that passed without being offered to `feed`."""
-        assert size <= self._skipping, "bytes that must be looked at were passed"
+        assert size <= self._skipping, "bytes that must be read were passed"
         self._skipping -= size
         self.position += size
 
     def feed(self, view: memoryview) -> int:
         """
-        Walk over the bytes at `position` and return how many were taken.
+        MessageWalk over the bytes at `position` and return how many were taken.
 
         *view* may hold more than this message; no byte is taken beyond its end.
 
@@ -225,7 +225,7 @@ class Walk:
         return 0
 
 
-class PartitionsWalk(Walk):
+class PartitionsWalk(MessageWalk):
     """
     A walk over a message that names partitions by topic: a count of topics, and in each one of partitions.
 

@@ -58,7 +58,7 @@ without inspection.
 """
 
 MAX_PARTITIONS: Final = 50_000
-"""How many partitions, or other entries of one array, a message may have. No client names as many."""
+"""The most partitions, or entries of another array, in one message. Clients send fewer."""
 _KIB, _MIB = 1 << 10, 1 << 20
 REQUEST_BYTES_MAX: Final[dict[int, int]] = {
     InspectedApi.FETCH: 4 * _MIB,

@@ -42,9 +42,9 @@ from tieringd.spark.jobs.compaction_tasks import KEY_SCHEMA, KeyReader, RunRewri
 from tieringd.spark.jobs.job_progress import Progress, silent, spark_may_be_gone, watched
 from tieringd.spark.jobs.report import Report, Table, Value
 from tieringd.spark.jobs.swapping import (
-    Outcome,
     PartitionSwap,
     SwapKind,
+    SwapOutcome,
     delete_replaced,
     expired_parts,
     outcome_reported,
@@ -144,7 +144,7 @@ def compact(
         StorageUnavailable: The store does not answer, and nothing was changed; else a fault as well.
         TaskFailed: An executor failed, and nothing was changed; else a fault as well.
     """
-    bucket, outcome = bucket_of(config), Outcome()
+    bucket, outcome = bucket_of(config), SwapOutcome()
     chosen = bucket.run(chosen_partitions(bucket, topics))
     clock_status = bucket.clock.status()
     if clock_status.doubt:
@@ -249,7 +249,7 @@ class _Compaction:
         self,
         spark: SparkSession,
         bucket: Bucket,
-        outcome: Outcome,
+        outcome: SwapOutcome,
         *,
         with_log: frozenset[TopicIdPartition],
         progress: Progress,

@@ -43,9 +43,9 @@ from tieringd.spark.jobs.job_progress import Progress, silent
 from tieringd.spark.jobs.leftovers import Leftovers, find_leftovers, search, suspect_faults
 from tieringd.spark.jobs.report import Report, Value
 from tieringd.spark.jobs.swapping import (
-    Outcome,
     PartitionSwap,
     SwapKind,
+    SwapOutcome,
     SwappedPartition,
     delete_replaced,
     end_holding,
@@ -144,7 +144,7 @@ def erase(
     chosen = bucket.run(chosen_partitions(bucket, topics))
     _store_record(bucket, request, encode_erasure_request(request), is_done=False)
 
-    outcome = Outcome(faults=list(chosen.faults))
+    outcome = SwapOutcome(faults=list(chosen.faults))
     shared_keys = spark.sparkContext.broadcast(frozenset(keys))
     eraser = _Eraser(config, shared_keys, f"{REWRITER_PREFIX}{job_id}")
     reached = _Reached({one.partition: one for one in chosen.partitions if not one.segments})
@@ -223,7 +223,7 @@ class _Reached:
         self.gone_over.update({one.partition: one for one in some if one.partition not in faulty})
 
 
-def _swap(bucket: Bucket, rewritten: Sequence[_Rewritten], outcome: Outcome) -> set[TopicIdPartition]:
+def _swap(bucket: Bucket, rewritten: Sequence[_Rewritten], outcome: SwapOutcome) -> set[TopicIdPartition]:
     """
     Swap in the rewritten segments; return the partitions of which a part may still have a key.
 

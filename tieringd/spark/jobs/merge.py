@@ -33,9 +33,9 @@ from tieringd.spark.jobs.chosen import LOADS_AT_ONCE, chosen_partitions, loaded_
 from tieringd.spark.jobs.job_progress import Progress, silent
 from tieringd.spark.jobs.report import Report, Value
 from tieringd.spark.jobs.swapping import (
-    Outcome,
     PartitionSwap,
     SwapKind,
+    SwapOutcome,
     delete_replaced,
     outcome_reported,
     swap_all,
@@ -128,7 +128,7 @@ def merge(
         StorageUnavailable: The store does not answer, and nothing was merged; else a fault as well.
         TaskFailed: An executor failed, and nothing was merged; else a fault as well.
     """
-    bucket, outcome = bucket_of(config), Outcome()
+    bucket, outcome = bucket_of(config), SwapOutcome()
     chosen = bucket.run(chosen_partitions(bucket, topics))
     outcome.faults += chosen.faults
     compacted = {one.key for one in chosen.topics if config.topic(one.key.topic, {}, one).is_compacted}
@@ -222,7 +222,7 @@ class _CurrentManifests:
         return self._known[number]
 
 
-def _swap(bucket: Bucket, done: Sequence[_Done], outcome: Outcome) -> int:
+def _swap(bucket: Bucket, done: Sequence[_Done], outcome: SwapOutcome) -> int:
     """Swap in the merged segments; return how many bytes went through executors."""
     merges: dict[TopicIdPartition, list[PreparedMerge]] = defaultdict(list)
     for one in done:

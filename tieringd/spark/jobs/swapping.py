@@ -49,7 +49,7 @@ class SwappedPartition:
 
 
 @dataclass(slots=True)
-class Outcome:
+class SwapOutcome:
     """What a job has changed so far, and its faults. Owned by the job."""
 
     swapped: list[SwappedPartition] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Outcome:
     has_begun: bool = False
     """Whether the job has tried to replace anything."""
 
-    def add(self, part: Outcome) -> None:
+    def add(self, part: SwapOutcome) -> None:
         """Add the outcome of a part of the job."""
         self.swapped += part.swapped
         self.faults += part.faults
@@ -109,7 +109,7 @@ class Outcome:
 
 @contextmanager
 def outcome_reported(
-    outcome: Outcome, fault: str = "the job stopped before its end; run it again"
+    outcome: SwapOutcome, fault: str = "the job stopped before its end; run it again"
 ) -> Iterator[None]:
     """
     Turn an error in the context into a *fault* if segments may have been replaced before.
@@ -150,30 +150,35 @@ class PartitionSwap:
 
 @dataclass(frozen=True, slots=True)
 class NotSwapped:
-    """The partitions of which segments stay as they are, although new ones are stored."""
+    """Partitions whose segments were not replaced, although new ones are stored."""
 
     faulty: set[TopicIdPartition]
-    """Those with a fault in the outcome."""
+    """Partitions with a fault in the outcome."""
     overtaken: dict[TopicIdPartition, PartitionManifest]
-    """The current manifests of those of which retention took some segments of a compaction's run."""
+    """Current manifests of partitions where retention removed some segments of a compaction's run."""
 
 
 async def swap_all(
-    bucket: Bucket, swaps: Sequence[PartitionSwap], outcome: Outcome, *, kind: SwapKind
+    bucket: Bucket,
+    swaps: Sequence[PartitionSwap],
+    outcome: SwapOutcome,
+    *,
+    kind: SwapKind,
+    count: int = PARTITIONS_AT_ONCE,
 ) -> NotSwapped:
     """
-    Do the swaps of different partitions, some at once, and return the partitions that were not swapped.
+    Do the swaps of different partitions, *count* at once, and return the partitions that were not swapped.
 
     The results and faults go to *outcome*, in the order of *swaps*.
     """
     overtaken: dict[TopicIdPartition, PartitionManifest] = {}
 
-    async def one(each: PartitionSwap, part: Outcome) -> None:
+    async def one(each: PartitionSwap, part: SwapOutcome) -> None:
         manifest = await swap(bucket, each.partition, each.successors, part, kind=kind, basis=each.basis)
         if manifest is not None:
             overtaken[each.partition] = manifest
 
-    parts = await _for_each(swaps, one, outcome)
+    parts = await _for_each(swaps, one, outcome, count=count)
     faulty = {each.partition for each, part in zip(swaps, parts, strict=True) if part.faults}
     return NotSwapped(faulty, overtaken)
 
@@ -184,18 +189,20 @@ def expired_parts(successor: Successor, manifest: PartitionManifest) -> int:
 
 
 async def _for_each(
-    items: Sequence[T], work: Callable[[T, Outcome], Awaitable[None]], outcome: Outcome
-) -> list[Outcome]:
+    items: Sequence[T],
+    work: Callable[[T, SwapOutcome], Awaitable[None]],
+    outcome: SwapOutcome,
+    *,
+    count: int = PARTITIONS_AT_ONCE,
+) -> list[SwapOutcome]:
     """
-    Do *work* for each of *items*, some at once, each with an outcome of its own, and return those.
+    Do *work* for each of *items*, *count* at once, each with an outcome of its own, and return those.
 
     All are added to *outcome* in the order of *items*, also when an item ends with an error.
     """
-    parts = [Outcome() for _ in items]
+    parts = [SwapOutcome() for _ in items]
     try:
-        await at_once(
-            list(zip(items, parts, strict=True)), lambda pair: work(*pair), count=PARTITIONS_AT_ONCE
-        )
+        await at_once(list(zip(items, parts, strict=True)), lambda pair: work(*pair), count=count)
     finally:
         for part in parts:
             outcome.add(part)
@@ -206,7 +213,7 @@ async def swap(
     bucket: Bucket,
     partition: TopicIdPartition,
     successors: Sequence[Successor],
-    outcome: Outcome,
+    outcome: SwapOutcome,
     *,
     kind: SwapKind,
     basis: CompactionBasis | None = None,
@@ -260,7 +267,7 @@ async def swap(
     return None
 
 
-async def end_holding(bucket: Bucket, partitions: Sequence[TopicIdPartition], outcome: Outcome) -> None:
+async def end_holding(bucket: Bucket, partitions: Sequence[TopicIdPartition], outcome: SwapOutcome) -> None:
     """
     Stop holding the segments that compactions replaced in *partitions*, after an erasure.
 
@@ -268,7 +275,7 @@ async def end_holding(bucket: Bucket, partitions: Sequence[TopicIdPartition], ou
     """
     segment_swap = _swap_in(bucket)
 
-    async def release(partition: TopicIdPartition, part: Outcome) -> None:
+    async def release(partition: TopicIdPartition, part: SwapOutcome) -> None:
         try:
             await segment_swap.release(partition)
         except TieringError as error:
@@ -283,7 +290,7 @@ async def end_holding(bucket: Bucket, partitions: Sequence[TopicIdPartition], ou
 async def delete_replaced(
     bucket: Bucket,
     partitions: Sequence[TopicIdPartition],
-    outcome: Outcome,
+    outcome: SwapOutcome,
     *,
     after_ms: int,
     gone_since: Mapping[TopicIdPartition, GoneSince] | None = None,
@@ -310,7 +317,7 @@ async def delete_replaced(
     away: StorageUnavailable | None = None
     left: list[TopicIdPartition] = []
 
-    async def delete(partition: TopicIdPartition, part: Outcome) -> None:
+    async def delete(partition: TopicIdPartition, part: SwapOutcome) -> None:
         nonlocal away
         if away is not None:
             # Each other partition would wait for the store as well.

@@ -66,7 +66,7 @@ class Stretch:
 
     partition: TopicIdPartition
     segments: SegmentTable
-    """Those that have some of the offsets."""
+    """The segments that have some of the offsets."""
     from_offset: int
     next_offset: int
 

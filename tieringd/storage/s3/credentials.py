@@ -62,7 +62,7 @@ _PROVIDER_ERRORS = (
 )
 
 
-class Source(Protocol):
+class CredentialSource(Protocol):
     """A provider of credentials."""
 
     async def load(self) -> Any:
@@ -85,7 +85,7 @@ class RoleCredentials:
 
     method = "role"  # The SDK reads the kind of credentials from this.
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: CredentialSource) -> None:
         self._source = source
         self._loaded: Any = None
         self._frozen: Any = None

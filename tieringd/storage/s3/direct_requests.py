@@ -161,7 +161,7 @@ class DirectRequests:
             self._key_in_progress.reset(token)
 
     def _observe(self, request: AWSPreparedRequest, **_: Any) -> None:
-        """Learn the form from a request that the SDK is about to send. Of several, the last one counts."""
+        """Learn the form from a request that the SDK is about to send. The last such request counts."""
         key = self._key_in_progress.get()
         if key is not None and not self._is_unusual:
             self._form = Form.of(request, key)

@@ -16,22 +16,14 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, contextmanager
 from email.utils import parsedate_to_datetime
-from functools import cache
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
-from aiobotocore.config import AioConfig
-from aiobotocore.httpsession import AIOHTTPSession
-from aiobotocore.session import get_session
 from botocore.credentials import ReadOnlyCredentials
-from botocore.exceptions import BotoCoreError
-from botocore.handlers import add_expect_header
-from botocore.loaders import Loader, create_loader
 from crc32c import crc32c as crc32c_of
 
 from tieringd.clock import wall_clock_ms
-from tieringd.errors import BucketNotFound, ConfigError, ObjectNotFound, StorageError, StorageUnavailable
+from tieringd.errors import BucketNotFound, ObjectNotFound, StorageError, StorageUnavailable
 from tieringd.storage.base import (
     Body,
     Condition,
@@ -43,9 +35,10 @@ from tieringd.storage.base import (
     ObjectInfo,
 )
 from tieringd.storage.body import FileBody
-from tieringd.storage.calls import Call, send_once
+from tieringd.storage.calls import Call
 from tieringd.storage.receive import ranged, receive
-from tieringd.storage.s3.credentials import RoleCredentials, role_credentials
+from tieringd.storage.s3.client import USER_AGENT, OneTrySession, check, open_client
+from tieringd.storage.s3.credentials import RoleCredentials
 from tieringd.storage.s3.direct_requests import DirectRequests
 from tieringd.storage.s3.errors import bucket_not_found, from_answer, is_expired, require, translated
 from tieringd.storage.s3.joining import PartJoin
@@ -53,11 +46,8 @@ from tieringd.storage.s3.multipart import CHECKSUM_METADATA, MultipartUploads, d
 from tieringd.storage.store_settings import S3Settings
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
-from tieringd.storage.tls_transport import TlsConnector
 
-_USER_AGENT = "tieringd"  # botocore builds its own for each request: 15% of a small one's cost.
 _DELETE_BATCH = 1000  # The most that one DeleteObjects takes.
-_OFFLINE_CLASSES = {"GLACIER", "DEEP_ARCHIVE"}
 
 _ANSWERED_EARLY = frozenset({"CompleteMultipartUpload", "CopyObject", "UploadPartCopy"})
 """Operations whose responses begin, with their Date header, minutes before they end."""
@@ -116,28 +106,6 @@ def status_of(error: StorageError) -> int:
     return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
-class OneTrySession(AIOHTTPSession):  # type: ignore[misc]
-    """
-    An HTTP session that sends each request once.
-
-    By default aiohttp repeats a PUT whose connection breaks before the response. A conditional PUT that
-    succeeded would then fail against its own first attempt.
-
-    Its connections can be lent to threads, except those through a proxy.
-    """
-
-    async def _create_connector(self, proxy_url: str | None) -> Any:
-        if proxy_url is not None:
-            return await super()._create_connector(proxy_url)
-        context = await asyncio.to_thread(self._build_verify_context)
-        return TlsConnector(limit=self._max_pool_connections, ssl=context, **self._connector_args)
-
-    async def _get_session(self, proxy_url: str | None) -> Any:
-        session = await super()._get_session(proxy_url)
-        send_once(session)
-        return session
-
-
 class S3Store:
     """
     A bucket on an S3 server. Build it with `open`, inside the loop that uses it.
@@ -152,7 +120,7 @@ class S3Store:
         settings: S3Settings,
         client: Any,
         resources: AsyncExitStack,
-        session: Callable[[], AIOHTTPSession],
+        session: Callable[[], OneTrySession],
         credentials: RoleCredentials | None = None,
     ) -> None:
         self._settings = settings
@@ -172,7 +140,7 @@ class S3Store:
             client,
             session=session,
             credentials=self._keys if credentials is None else credentials.get_frozen_credentials,
-            user_agent=_USER_AGENT,
+            user_agent=USER_AGENT,
             note_headers=self._times.note_date,
         )
 
@@ -195,48 +163,10 @@ class S3Store:
         Raises:
             ConfigError: The endpoint, a file or the credentials of the settings cannot be used.
         """
-        _check(settings)
-        built: list[OneTrySession] = []
-
-        def build_session(**options: Any) -> OneTrySession:
-            built.append(OneTrySession(**options))
-            return built[-1]
-
-        session = get_session()
-        session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
+        check(settings)
         async with AsyncExitStack() as resources:
-            credentials = None
-            if settings.credentials_source != "config_file":
-                credentials = role_credentials(
-                    settings.credentials_source,
-                    session,
-                    region=settings.region,
-                    trust_file=settings.trust_file,
-                )
-                session.register_component("credential_provider", credentials)
-                resources.push_async_callback(credentials.close)
-            is_fixed = credentials is None
-            try:
-                client = await resources.enter_async_context(
-                    session.create_client(
-                        "s3",
-                        region_name=settings.region,
-                        endpoint_url=settings.endpoint_url,
-                        aws_access_key_id=settings.access_key if is_fixed else None,
-                        aws_secret_access_key=settings.secret_key if is_fixed else None,
-                        use_ssl=not settings.disable_tls,
-                        verify=settings.trust_file,
-                        config=_client_config(settings, build_session),
-                    )
-                )
-            except (BotoCoreError, ValueError) as error:
-                raise ConfigError(
-                    f"the S3 client for bucket {settings.bucket} cannot be built: {error}",
-                    hint="check cloud_storage_api_endpoint and cloud_storage_region",
-                ) from error
-            # This header costs every file-like body a round trip before the first byte.
-            client.meta.events.unregister("before-call.s3", add_expect_header)
-            return cls(settings, client, resources.pop_all(), lambda: built[-1], credentials)
+            client, session, credentials = await open_client(settings, resources)
+            return cls(settings, client, resources.pop_all(), session, credentials)
         raise AssertionError("an exit stack swallows nothing")
 
     @contextmanager
@@ -533,52 +463,6 @@ class S3Store:
         await self._resources.aclose()
 
 
-def _client_config(settings: S3Settings, build_session: Callable[..., OneTrySession]) -> AioConfig:
-    """Return the SDK's configuration for a store whose HTTP session *build_session* makes."""
-    return AioConfig(
-        connect_timeout=settings.connect_timeout_seconds,
-        read_timeout=settings.read_timeout_seconds,
-        max_pool_connections=settings.max_connections,
-        connector_args={"keepalive_timeout": settings.max_idle_seconds},
-        http_session_cls=build_session,
-        retries={"total_max_attempts": 1, "mode": "standard"},
-        # The settings alone name the endpoint; AWS_ENDPOINT_URL of the environment is ignored.
-        ignore_configured_endpoint_urls=True,
-        # Every call carries a CRC32C for integrity. The SDK's defaults would hash every body again, with
-        # SHA-256 and on the loop's thread.
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-        parameter_validation=False,
-        user_agent=_USER_AGENT,
-        s3={
-            "addressing_style": "path" if settings.url_style == "path" else "virtual",
-            "payload_signing_enabled": False,
-        },
-    )
-
-
-def _check(settings: S3Settings) -> None:
-    """
-    Raise an error for settings that no client could work with.
-
-    Raises:
-        ConfigError: Names the property.
-    """
-    if settings.trust_file is not None and not Path(settings.trust_file).is_file():
-        raise ConfigError(f"cloud_storage_trust_file: the file {settings.trust_file} does not exist")
-    if settings.credentials_source == "config_file" and not (settings.access_key and settings.secret_key):
-        raise ConfigError(
-            "cloud_storage_access_key and cloud_storage_secret_key must be set for bucket " + settings.bucket,
-            hint="set both, or set cloud_storage_credentials_source to aws_instance_metadata or sts",
-        )
-    if settings.storage_class in _OFFLINE_CLASSES:
-        raise ConfigError(
-            f"cloud_storage_storage_class {settings.storage_class}: objects of this class cannot be read "
-            "immediately",
-            hint="choose a class with immediate access, such as STANDARD_IA or GLACIER_IR",
-        )
-
-
 def _stored(call: Call, key: str, size_bytes: int, answer: dict[str, Any], crc32c: int) -> ObjectInfo:
     """Return the stored object's description. Its checksum is the server's, if the response has one."""
     told = answer.get("ChecksumCRC32C")
@@ -590,12 +474,6 @@ def _condition_parameters(condition: Condition | None) -> dict[str, str]:
     if condition is None:
         return {}
     return {"IfNoneMatch": "*"} if isinstance(condition, IfAbsent) else {"IfMatch": condition.version}
-
-
-@cache
-def _loader(data_path: str | None) -> Loader:
-    """Return the loader of the SDK's description of S3: a megabyte of JSON, read once per process."""
-    return create_loader(data_path)
 
 
 def _encryption_parameters(settings: S3Settings) -> dict[str, str]:

@@ -31,7 +31,7 @@ from tieringd.formats.kafka_wire.kio_decoding import (
 )
 
 NEW_TAG = uvarint(1) + uvarint(50) + uvarint(3) + b"new"
-"""A section of tagged fields with one that nobody knows."""
+"""A section of tagged fields with an unknown one."""
 
 
 def offsets(code=ErrorCode.none, *, version=7, count=1):

@@ -29,7 +29,7 @@ async def test_orphan_that_cannot_be_copied_stays_and_the_others_go(bucket):
 
 @pytest.mark.parametrize("damage", ["rotten", "gone"])
 async def test_named_object_that_cannot_go_back_is_left_and_the_others_are_deleted(bucket, damage):
-    """A copy that rotted, or that somebody else took out meanwhile, does not keep the rest from going."""
+    """A damaged copy, or one that was removed meanwhile, does not stop the deletion of the others."""
     orphans = await left_behind(bucket)
     await bucket.scrub(fix=True)
     partition, key = bucket.writer.identified, (await bucket.data_keys())[1]

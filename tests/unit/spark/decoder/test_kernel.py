@@ -41,7 +41,7 @@ RECORDS = [
 
 @pytest.fixture(scope="module")
 def guarded():
-    """Give a function that puts bytes right before a page that nobody may read."""
+    """Give a function that puts bytes right before a page that cannot be read."""
     room = mmap.mmap(-1, 3 * PAGE_BYTES)
     start = ctypes.addressof(ctypes.c_char.from_buffer(room))
     protect = ctypes.CDLL(None, use_errno=True).mprotect
@@ -153,7 +153,7 @@ def run_probe(place: Path, home: Path, **environment: str) -> int:
 
 @pytest.fixture
 def no_directory(tmp_path):
-    """Give a path at which nobody can make a directory, root included: a file is in its way."""
+    """Give a path at which no user can make a directory, root included: a file is in its way."""
     path = tmp_path / "file"
     path.write_bytes(b"")
     return path

@@ -73,7 +73,7 @@ def test_topics_are_names_or_patterns(bucket, archive, topics, count):
 
 
 def test_topic_that_is_not_asked_for_may_be_damaged(bucket, archive, config):
-    """One that is asked for may not: nobody knows which partitions it has."""
+    """A topic that is asked for must be readable: its partitions are unknown otherwise."""
     key = topic_manifest_key(TopicKey("cluster", "payments", IDS["payments"]))
     (config.cloud_storage_file_root / key).write_bytes(b"damaged")
     assert len(bucket.run(chosen_partitions(bucket, ["orders"])).partitions) == 3
@@ -107,7 +107,7 @@ async def test_history_is_there_and_what_is_beyond_return_is_not(bucket, archive
 
 
 async def test_damaged_manifest_is_told_and_the_rest_is_done(bucket, archive, config):
-    """Nobody knows what to do with its partition."""
+    """It is unknown what to do with its partition."""
     topic = await archive.manifests.load_topic(TopicKey("cluster", "orders", IDS["orders"]))
     path = config.cloud_storage_file_root / manifest_key(topic.partitions()[0])
     path.write_bytes(b"damaged")

@@ -88,7 +88,7 @@ async def test_keys_are_handed_on_before_they_are_too_many(tmp_path, config):
 @pytest.mark.parametrize("name", [data_key, index_key])
 @pytest.mark.parametrize("data", [None, b"damaged"])
 def test_segment_that_cannot_be_read_is_told(config, manifest, name, data):
-    """The others are read all the same; who sums up leaves the partition alone."""
+    """The others are read all the same; the driver leaves the partition alone."""
     path = config.cloud_storage_file_root / name(manifest.partition, manifest.segments[1])
     if data is None:
         path.unlink()

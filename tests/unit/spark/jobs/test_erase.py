@@ -16,6 +16,7 @@ from tieringd.errors import StorageDenied, StorageUnavailable, TieringError
 from tieringd.formats.job_records import ErasureRequest
 from tieringd.formats.object_keys import data_key, manifest_key
 from tieringd.model.manifest import CLOSED_EPOCH
+from tieringd.model.tail_cut import cut_back
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.spark.jobs.erase import _store_record, erase
 from tieringd.spark.jobs.key_search import search
@@ -214,7 +215,7 @@ def test_what_another_leader_puts_in_its_place_was_not_gone_over(shelf):
 
     def elect():
         if not shelf.manifest(writer).replacements:
-            edit(shelf, writer, lambda manifest: manifest.cut_back(3, leader_epoch=1, now_ms=1))
+            edit(shelf, writer, lambda manifest: cut_back(manifest, 3, leader_epoch=1, now_ms=1))
 
     report, record = erased(shelf, spark=LocalSpark(elect), keys=[b"none"], delete_after_ms=0)
 
@@ -259,7 +260,7 @@ def failing_spark(shelf):
 
 
 def test_erasure_whose_record_cannot_be_stored_at_its_end_reports(shelf, failing_spark):
-    """The records are gone: a job that failed over it would not tell which, and who had asked for it."""
+    """The records are gone: a job that failed here would tell neither which ones nor by whose request."""
     report = erase(failing_spark, shelf.config, topics=["orders"], keys=[b"k0"], requested_by="me")
 
     assert report.figures["records_removed"] > 0

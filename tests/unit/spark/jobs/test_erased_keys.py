@@ -37,7 +37,7 @@ def test_key_is_what_the_text_stands_for(text, encoding, key):
     ],
 )
 def test_text_in_another_encoding_is_refused(text, encoding):
-    """The error tells the encoding, and not the key: whoever sees the error need not know it."""
+    """The error tells the encoding, and not the key, which may be secret."""
     with pytest.raises(ConfigError, match=f"a key is not in {encoding}: ") as raised:
         decoded_key(text, encoding)
     assert text not in str(raised.value).removeprefix(f"a key is not in {encoding}: ").split()

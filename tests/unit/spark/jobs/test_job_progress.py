@@ -127,7 +127,7 @@ def test_group_of_the_caller_comes_back(session):
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, ValueError])
 def test_tasks_of_a_block_that_fails_are_cancelled(session, failure):
-    """Executors do not work on for nobody."""
+    """Executors do not go on with tasks whose results are not used."""
 
     def fail():
         with watched(session, "scrub", silent):

@@ -33,7 +33,7 @@ def config(text):
 
 
 def test_list_prices_go_by_the_store():
-    """A directory costs nothing that anybody could know."""
+    """The price of a directory cannot be known."""
     assert list_prices(config(S3)) is LIST_PRICES["aws"]
     assert list_prices(config(AZURE)) is LIST_PRICES["azure"]
     assert list_prices(config(FILE)) is None

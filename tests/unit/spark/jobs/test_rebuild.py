@@ -329,7 +329,7 @@ def test_damaged_index_counts_as_lost(shelf, damage):
 
 
 def test_transaction_that_nothing_ends_leaves_its_segment_out(shelf, life):
-    """Without its index nobody knows whether the records count."""
+    """Without its index it is unknown whether the records count."""
     keys = shelf.data_keys(life)
     lose_manifests(shelf)
     shelf.remove(f"{keys[1]}.index")
@@ -426,7 +426,7 @@ def test_deep_rebuild_finds_the_same(shelf, life):
 
 
 def test_manifest_that_comes_meanwhile_stays(shelf, life):
-    """Whoever stored one first keeps it; the others are written all the same."""
+    """The manifest that was stored first stays; the others are written all the same."""
     other = shelf.fill("other", segments=2)
     stored = {one: shelf.read(manifest_key(one.identified)) for one in (life, other)}
     lose_manifests(shelf)
@@ -474,7 +474,7 @@ def test_topic_that_is_being_purged_is_left_alone(shelf, life):
 
 
 def test_closed_manifest_is_left_alone(shelf, life):
-    """The archive was moved: nobody may write here."""
+    """The archive was moved: no process may write here."""
     closed = replace(shelf.manifest(life), leader_epoch=2**31 - 1)
     shelf.write(manifest_key(life.identified), encode_manifest(closed))
     _, document = rebuild(shelf, write=True, replace=True)

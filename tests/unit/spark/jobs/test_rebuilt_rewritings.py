@@ -191,7 +191,7 @@ def test_rewritten_segments_are_merged_and_merged_again(shelf, tmp_path):
 
 
 def test_nothing_is_written_while_a_record_cannot_be_read(shelf):
-    """Without it what it names counts as what a killed job has left: so someone has to say so."""
+    """Without the record, its segments count as leftovers of a killed job, so nothing is written."""
     writer = archived_secret(shelf)
     before = readings(shelf, writer)
     asyncio.run(job_on(shelf, writer).erase([b"secret"]))
@@ -224,7 +224,7 @@ def test_erased_records_that_are_back_are_told(shelf):
 
 
 def test_unfinished_rewriting_is_told_where_nothing_else_is_there(shelf):
-    """Someone has to know that old values may be back."""
+    """The report says that old values may be back."""
     writer = archived_secret(shelf)
     (old,) = shelf.data_keys(writer)
     asyncio.run(job_on(shelf, writer).erase([b"secret"]))

@@ -181,7 +181,7 @@ def test_orphans_need_not_be_searched(shelf):
 
 
 def test_topics_are_chosen_by_pattern(spilled):
-    """Others are neither read nor judged; a name or pattern that is nobody's is a mistake."""
+    """Others are neither read nor judged; a name or pattern that matches no topic is a mistake."""
     gone = spilled.data_keys(spilled.writers["other-1"])[0]
     spilled.remove(gone)
     assert scrub(spilled, "ord*")[0].faults == ()

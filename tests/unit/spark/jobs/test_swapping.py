@@ -17,12 +17,11 @@ from tests.unit.housekeeping.test_merging import filled
 from tieringd.archive.retired_objects import GoneSince
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import manifest_key
-from tieringd.spark.jobs import swapping
 from tieringd.spark.jobs.swapping import (
     PARTITIONS_AT_ONCE,
-    Outcome,
     PartitionSwap,
     SwapKind,
+    SwapOutcome,
     delete_replaced,
     outcome_reported,
     swap,
@@ -44,14 +43,14 @@ def bucket_in(store, clock=None):
     )
 
 
-async def swapped(store, writer, tmp_path, *failures, clock=None) -> Outcome:
+async def swapped(store, writer, tmp_path, *failures, clock=None) -> SwapOutcome:
     """Merge what may be merged; each of *failures* says whether a commit that is not answered has effect."""
     manifest, limits = await filled(writer, store)
     successors = await prepared(store, manifest, limits, tmp_path)
     bucket = bucket_in(store, clock)
     for after_effect in failures:
         store.fail_next("put", unanswered, after_effect=after_effect)
-    outcome = Outcome()
+    outcome = SwapOutcome()
     await swap(bucket, writer.identified, successors, outcome, kind=SwapKind.MERGED)
     return outcome
 
@@ -75,8 +74,8 @@ async def test_store_that_is_away_is_told(store, writer, tmp_path):
 
 
 def test_job_that_has_replaced_something_reports_what_stopped_it():
-    """Nobody else tells what it has done by then."""
-    outcome = Outcome(faults=["another"], has_begun=True)
+    """No other report tells what it has done by then."""
+    outcome = SwapOutcome(faults=["another"], has_begun=True)
 
     with outcome_reported(outcome):
         raise StorageUnavailable("no answer")
@@ -86,7 +85,7 @@ def test_job_that_has_replaced_something_reports_what_stopped_it():
 
 def test_job_that_has_replaced_nothing_fails():
     """There is nothing to report."""
-    outcome = Outcome()
+    outcome = SwapOutcome()
     with pytest.raises(StorageUnavailable, match="no answer"), outcome_reported(outcome):
         raise StorageUnavailable("no answer")
     assert outcome.faults == []
@@ -95,7 +94,7 @@ def test_job_that_has_replaced_nothing_fails():
 async def test_deletion_ends_with_the_store(store, writer, tmp_path):
     """Each of the other partitions would wait for it as long; one fault tells of all."""
     await swapped(store, writer, tmp_path)
-    outcome, asked = Outcome(), []
+    outcome, asked = SwapOutcome(), []
 
     class Away:
         async def edit(self, partition, _change):
@@ -133,7 +132,7 @@ async def test_delay_counts_from_when_the_store_took_the_commit(store, writer, t
         store.place(key, data, replace(info, modified_ms=ms))
 
     async def deleted(gone_since=None) -> int:
-        outcome = Outcome()
+        outcome = SwapOutcome()
         known = {partition: gone_since} if gone_since else None
         await delete_replaced(bucket, [partition], outcome, after_ms=10 * MINUTE_MS, gone_since=known)
         assert outcome.faults == []
@@ -159,16 +158,15 @@ async def test_nothing_is_deleted_by_age_after_a_commit_from_the_future(store, w
     loaded = await manifests.load(writer.identified)
     await manifests.commit(loaded, loaded.existing, leader_epoch=0)
     bucket = SimpleNamespace(store=store, manifests=manifests, clock=ArchiveClock(wall_ms=now_ms))
-    outcome = Outcome()
+    outcome = SwapOutcome()
     await delete_replaced(bucket, [writer.identified], outcome, after_ms=1)
     (fault,) = outcome.faults
     assert "in the future by this host's clock" in fault
     assert outcome.deleted_segments == 0
 
 
-async def test_partitions_are_swapped_some_at_once(store, tmp_path, monkeypatch):
+async def test_partitions_are_swapped_some_at_once(store, tmp_path):
     """Ten thousand, one by one, took half an hour; faults and results stay in the order of the partitions."""
-    monkeypatch.setattr(swapping, "PARTITIONS_AT_ONCE", 3)
     swaps, damaged = [], 4
     for number in range(8):
         writer = LogWriter(tmp_path / "logs", partition=number)
@@ -178,10 +176,10 @@ async def test_partitions_are_swapped_some_at_once(store, tmp_path, monkeypatch)
         if number == damaged:
             store.remove(manifest_key(writer.identified))
     waiting = AnsweringTogether(store, 3)
-    outcome = Outcome()
+    outcome = SwapOutcome()
     bucket = bucket_in(waiting)
 
-    left = await swap_all(bucket, swaps, outcome, kind=SwapKind.MERGED)
+    left = await swap_all(bucket, swaps, outcome, kind=SwapKind.MERGED, count=3)
 
     assert waiting.most_at_once == 3
     done = [one.partition.partition for one in outcome.swapped]

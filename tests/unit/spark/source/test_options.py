@@ -256,7 +256,7 @@ def test_limits_of_a_stream_may_not_contradict_each_other():
 
 
 def test_options_of_a_client_have_no_effect(warnings):
-    """Whoever changes only the format's name is told what is not read any more."""
+    """After a change of only the format's name, the error names the options that are not read any more."""
     parsed(
         **{"kafka.bootstrap.servers": "b:9092", "fetchOffset.numRetries": "3", "maxOffsetsPerTrigger": "1"}
     )

@@ -66,7 +66,7 @@ def test_every_secret_of_the_configuration_is_among_the_credentials():
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
 @pytest.mark.parametrize("name", sorted(one for one in CREDENTIALS if not SPARK_REDACTS.search(one)))
 def test_credential_that_spark_would_show_is_refused(name, place):
-    """Whoever writes it out hears what to write, and the message does not have it."""
+    """The error says what to write instead of the key id, and does not contain it."""
     with pytest.raises(ConfigError, match=f"{name}.*in plans") as caught:
         read_settings({"path": place, name: "c2VjcmV0LXZhbHVl"})
     assert "c2VjcmV0LXZhbHVl" not in str(caught.value)
@@ -237,7 +237,7 @@ def test_fault_of_a_file_is_where_it_stands(tmp_path):
 
 
 def test_text_that_is_no_configuration(tmp_path):
-    """What is wrong with it, whoever parses it says."""
+    """The parser says what is wrong with it."""
     path = tmp_path / "tieringd.yaml"
     path.write_text("cloud_storage_bucket: [")
     with pytest.raises(ConfigError, match="not valid YAML"):

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 from tieringd.errors import ConfigError, DataLossError, ObjectNotFound
+from tieringd.model.tail_cut import cut_back
 from tieringd.spark.source.data_source import TieringdDataSource
 from tieringd.spark.source.schema import schema_of
 
@@ -391,6 +392,6 @@ def test_archive_that_is_cut_back_after_the_start_was_reached_is_a_loss(archive)
     archive.add(writer)
     assert query.steps() == [2]
     last = archive.manifest(writer).segments[2]
-    archive.edit(writer, lambda manifest: manifest.cut_back(last.base_offset, leader_epoch=1, now_ms=0))
+    archive.edit(writer, lambda manifest: cut_back(manifest, last.base_offset, leader_epoch=1, now_ms=0))
     with pytest.raises(DataLossError, match="cut back"):
         query.steps()

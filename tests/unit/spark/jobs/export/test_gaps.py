@@ -11,6 +11,7 @@ from tests.support.exports import ArchivedLogs, ParquetDirectory, attempted, exp
 from tieringd.errors import TieringError
 from tieringd.formats.object_keys import manifest_key, topic_key
 from tieringd.model.manifest_parts import Gap
+from tieringd.model.tail_cut import cut_back
 from tieringd.spark.jobs.export.job import report_of
 from tieringd.spark.jobs.report import Table
 
@@ -52,7 +53,7 @@ async def test_gap_stops_the_export_before_anything_is_written(logs, directory):
 
 
 async def test_first_export_begins_where_the_archive_does(logs, directory):
-    """What expired before is nobody's loss."""
+    """What expired before does not count as lost."""
     await logs.fill(3)
     await logs.edit(lambda manifest: manifest.expired(1, now_ms=1))
 
@@ -271,7 +272,7 @@ async def test_archive_that_ends_before_what_was_exported_is_an_error(logs, dire
     """An unclean election: the target has records that the log does not have any more."""
     await logs.fill(2)
     exported(logs, directory.topic())
-    await logs.edit(lambda manifest: manifest.cut_back(6, leader_epoch=1, now_ms=1))
+    await logs.edit(lambda manifest: cut_back(manifest, 6, leader_epoch=1, now_ms=1))
 
     with pytest.raises(TieringError, match="exported up to offset 11, but the archive ends at 5"):
         exported(logs, directory.topic())
@@ -285,7 +286,7 @@ async def test_replacement_of_what_was_exported_is_a_fault_of_the_next_report(lo
     segment = manifest.segments[1]
     later_ms = directory.topic().checkpoint().state.committed_at_ms + 1
     await logs.edit(
-        lambda found: found.cut_back(6, leader_epoch=1, now_ms=later_ms).appended([segment]),
+        lambda found: cut_back(found, 6, leader_epoch=1, now_ms=later_ms).appended([segment]),
     )
     await logs.fill(1)
 

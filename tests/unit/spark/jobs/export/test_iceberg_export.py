@@ -507,13 +507,13 @@ async def test_number_that_someone_has_changed_is_told_with_a_way_out(logs, cata
 
 
 def compact(catalog):
-    """Commit as someone does who puts other files in the place of the table's."""
+    """Commit as another program that replaces the table's files."""
     table = catalog.load_table(NAME)
     table.append(table.scan().to_arrow().slice(0, 0))
 
 
 async def test_offsets_that_cannot_be_read_stop_the_export(logs, catalog, make_topic):
-    """Whoever changed them has to say what is in the table."""
+    """An operator has to say what is in the table after such a change."""
     await logs.fill(1)
     make_topic().checkpoint()
     table = catalog.load_table(NAME)
@@ -528,7 +528,7 @@ async def test_offsets_that_cannot_be_read_stop_the_export(logs, catalog, make_t
 
 
 async def test_times_that_no_calendar_names_are_the_nearest_that_one_does(tmp_path, catalog, make_topic):
-    """A client that sent microseconds must not make a table that nobody can read; the report counts them."""
+    """A client that sent microseconds must not make a table unreadable; the report counts such records."""
     logs = ArchivedLogs.made(tmp_path / "garbage")
     (writer,) = logs.writers
     writer.append(b"none", timestamp_ms=-1)

@@ -1,4 +1,4 @@
-"""Export to Parquet: what a plain reader sees, whoever is killed whenever and wherever."""
+"""Export to Parquet: what a plain reader sees, after any process was killed at any point."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ async def test_what_a_killed_run_began_of_a_topic_that_was_created_anew_is_left_
 
 
 async def test_target_with_files_and_no_state_is_refused(logs, directory):
-    """Nobody knows what of the archive is in them."""
+    """It is unknown which records of the archive are in them."""
     await logs.fill()
     exported(logs, directory.topic())
     state = directory.root / "_tieringd" / "orders.json"

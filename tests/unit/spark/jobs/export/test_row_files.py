@@ -57,7 +57,7 @@ def hour_of(micros: int | None) -> int | None:
 
 @given(st.lists(INT64, min_size=1))
 def test_every_hour_has_a_date(times):
-    """Also where nobody would want to live."""
+    """Also times long before and after the present."""
     for hour, micros in zip(hours_of(pa.array(times, pa.timestamp("us"))), times, strict=True):
         assert int(hour) == hour_of(micros)
         assert 1 <= utc(int(hour)).year <= 9999

@@ -120,7 +120,7 @@ def test_object_is_swapped_only_by_whoever_has_read_it(bucket):
 
 
 def test_trial_of_a_store_is_beside_the_data(bucket):
-    """What is left of it when it dies, at any request, must not break whoever reads the target."""
+    """What is left when the job dies, at any request, must not break readers of the target."""
     for dies_at in itertools.count(1):
         try:
             TargetStore(Dying(bucket.store, dies_at, after_effect=True), bucket.run).check(config_of(S3))

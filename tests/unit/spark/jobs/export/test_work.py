@@ -7,6 +7,7 @@ import pytest
 from tests.support.exports import ArchivedLogs
 from tieringd.errors import CorruptDataError, ObjectNotFound, TieringError
 from tieringd.formats.object_keys import data_key
+from tieringd.model.tail_cut import cut_back
 from tieringd.spark.jobs.export.plan import Portion
 from tieringd.spark.jobs.export.work import Losses, Work
 
@@ -140,11 +141,11 @@ async def test_what_expires_while_it_is_read_is_missed_only_where_that_is_allowe
 
 
 async def test_archive_that_was_cut_back_is_an_error(logs):
-    """What was planned is not there, and nobody says what will be."""
+    """The planned segments are gone, and it is unknown what takes their place."""
     await logs.fill(2)
 
     async def cut(manifest):
-        return manifest.cut_back(6, leader_epoch=1, now_ms=1)
+        return cut_back(manifest, 6, leader_epoch=1, now_ms=1)
 
     await logs.services.manifests.edit(logs.writers[0].identified, cut)
 

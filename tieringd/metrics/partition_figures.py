@@ -191,7 +191,7 @@ class Sums:
     lag_seconds: float = 0.0
     held_seconds: float = 0.0
     seconds_to_loss: float = math.inf
-    """Of partitions in which something waits."""
+    """The least of all partitions with pending bytes; infinity if none has any."""
     topics: defaultdict[str, TopicSums] = field(default_factory=lambda: defaultdict(TopicSums))
 
     def add(self, topic: str, figures: PartitionFigures) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.cli.commands import invoked
 from tieringd.errors import CorruptDataError, LocalFileError, TieringError
-from tieringd.spark.source.checkpoint import ended_at
+from tieringd.spark.source.query_checkpoint import ended_at
 
 OFFSET = {"orders": {"0": 23, "2": 42}, "@topicIds": {"orders": "W1xN"}, "@begins": {"orders": {"2": 0}}}
 ABOUT = '{"batchWatermarkMs":0,"conf":{}}'

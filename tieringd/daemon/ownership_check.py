@@ -1,5 +1,5 @@
 """
-Whether the archive is that of this daemon's cluster, and who this daemon is towards archives.
+Whether the archive belongs to this daemon's cluster, and the identity under which a daemon claims archives.
 
 The check is made once in each process and for each cluster that the broker tells, before anything is written:
 at the start, or as soon as the store answers and the cluster's id is known. Until then the store refuses
@@ -64,7 +64,9 @@ def note_host(config: Config) -> None:
 
 def claimant_of(config: Config, cluster: str) -> Claimant:
     """
-    Return who a daemon with *config* is towards archives; *cluster* is the id of its cluster. Blocks.
+    Return the identity under which a daemon with *config* claims archives. Blocks.
+
+    *cluster* is the id of its cluster.
 
     Raises:
         ConfigError: The state directory cannot be used.

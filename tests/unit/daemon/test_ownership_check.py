@@ -11,8 +11,8 @@ from tests.support.daemon import directory_config, write_config
 from tieringd.archive.owner_record import OwnerRecord
 from tieringd.config import load_config
 from tieringd.daemon.archive import opened_archive
-from tieringd.daemon.archive_owner import ArchiveCheck, claimant_of, cluster_on_disk, note_host
 from tieringd.daemon.file_archive import claim_file_root, note_first_start
+from tieringd.daemon.ownership_check import ArchiveCheck, claimant_of, cluster_on_disk, note_host
 from tieringd.errors import ConfigError, StorageUnavailable
 from tieringd.formats.archive_owners import ARCHIVE_OWNERS_KEY, BROKER
 from tieringd.policies.archive_ownership import Claimant
