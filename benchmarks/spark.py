@@ -5,6 +5,10 @@ The same records lie in a broker's log, in an archive on this machine, and in Pa
 of them. One session reads all three in turns. A full scan takes every column of every record and keeps
 nothing; a fingerprint is a full scan with a result, by which the three are compared in every round. The
 broker shares the machine and its page cache, as the archive does: on a cluster it is elsewhere.
+
+Beside the seconds by the clock, which other work on the machine lengthens, stand the CPU seconds of Spark's
+Python workers, of its JVM and of the broker. `--limit` adds a source that only hands over record batches
+which exist already (`benchmarks.held_batches`): no Python data source can be faster.
 """
 
 from __future__ import annotations
@@ -12,18 +16,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import tempfile
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Producer
+from pyspark import SparkContext
 from pyspark.sql import functions as F  # noqa: N812 - as everyone calls it
 
 from benchmarks.harness import machine, write_json
+from benchmarks.held_batches import HeldBatches
 from benchmarks.kafka_connector import connector_jars
 from tests.support.daemon import run_json, run_well, write_config
 from tests.support.kafka import KafkaCluster
@@ -31,7 +39,7 @@ from tests.support.spark_session import running_spark
 from tieringd.spark import register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -44,6 +52,7 @@ _CONSUMER = {"kafka.max.partition.fetch.bytes": str(32 << 20), "kafka.fetch.max.
 """Else the connector waits for many small answers."""
 _SESSION = {"spark.python.unix.domain.socket.enabled": "true"}
 """As docs/spark.md has it; the others have nothing to do with Python."""
+_TICKS = os.sysconf("SC_CLK_TCK")
 _COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 
 
@@ -53,6 +62,7 @@ class Records:
 
     topic: str
     codec: str
+    value_bytes: int
     value: Callable[[random.Random, int], bytes]
 
 
@@ -72,7 +82,7 @@ def document(source: random.Random, number: int) -> bytes:
     return (text + " " * max(0, 1024 - len(text)))[:1024].encode()
 
 
-KINDS = (Records("r100", "none", small_value), Records("j1k", "zstd", document))
+KINDS = (Records("r100", "none", 88, small_value), Records("j1k", "zstd", 1024, document))
 
 
 async def write_topics(kafka: KafkaCluster, counts: dict[str, int]) -> None:
@@ -140,11 +150,14 @@ class Ways:
     def __init__(self, spark: SparkSession, kind: Records, config: Path, bootstrap: str) -> None:
         self._spark = spark
         self._topic = kind.topic
+        self._value_bytes = kind.value_bytes
         self._directory = config.parent
         self._bootstrap = bootstrap
         rows = run_json("archive", "describe", kind.topic, "--config", str(config))
         # The newest segment is not closed, and so in the broker alone.
-        self._ends = json.dumps({kind.topic: {str(row["partition"]): row["next_offset"] for row in rows}})
+        ends = {str(row["partition"]): row["next_offset"] for row in rows}
+        self._ends = json.dumps({kind.topic: ends})
+        self._records = sum(ends.values())
 
     def write_parquet(self) -> None:
         """Write the Parquet files, from what the archive gives."""
@@ -158,6 +171,8 @@ class Ways:
         """Return the records, read in one of the ways."""
         if way == "parquet":
             return self._spark.read.parquet(self._parquet)
+        if way == "limit":
+            return self._held()
         reader = self._spark.read.option("subscribe", self._topic).option("endingOffsets", self._ends)
         if way == "archive":
             return reader.format("tieringd").load(f"file://{self._directory / 'bucket'}")
@@ -165,6 +180,73 @@ class Ways:
         for name, value in _CONSUMER.items():
             reader = reader.option(name, value)
         return reader.load()
+
+    def _held(self) -> DataFrame:
+        options = {
+            "topic": self._topic,
+            "records": str(self._records),
+            "tasks": str(self.frame("archive").rdd.getNumPartitions()),
+            "valueBytes": str(self._value_bytes),
+        }
+        return self._spark.read.format("held").options(**options).load()
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one query took, or what a set of processes had taken at some moment; all in seconds."""
+
+    wall: float
+    python: float
+    """CPU of Spark's Python workers, user and system."""
+    jvm: float
+    broker: float
+
+    @property
+    def spark_cpu(self) -> float:
+        """Return the CPU seconds of Spark, which leave out the broker."""
+        return self.python + self.jvm
+
+    def since(self, earlier: Taken) -> Taken:
+        """Return what was taken between *earlier* and this moment."""
+        return Taken(
+            self.wall - earlier.wall,
+            self.python - earlier.python,
+            self.jvm - earlier.jvm,
+            self.broker - earlier.broker,
+        )
+
+
+class Meter:
+    """Tells what the JVM of the session, its workers and the broker have taken so far."""
+
+    def __init__(self, broker_pid: int) -> None:
+        """Watch the broker, and the JVM that PySpark has started."""
+        gateway = SparkContext._gateway  # noqa: SLF001 - PySpark tells nowhere else which process its JVM is
+        assert gateway is not None, "a session runs"
+        self._jvm_pid: int = gateway.proc.pid
+        self._broker_pid = broker_pid
+
+    def read(self) -> Taken:
+        """Return the seconds up to now. The Python workers are the JVM's descendants."""
+        own: dict[int, float] = {}
+        ended: dict[int, float] = {}
+        children = defaultdict(list)
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                # After the command's name, which may hold anything, come the state and the parent.
+                fields = path.read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            pid = int(path.parent.name)
+            children[int(fields[1])].append(pid)
+            own[pid] = (int(fields[11]) + int(fields[12])) / _TICKS
+            ended[pid] = (int(fields[13]) + int(fields[14])) / _TICKS
+        python, waiting = ended[self._jvm_pid], list(children[self._jvm_pid])
+        while waiting:
+            pid = waiting.pop()
+            python += own[pid] + ended[pid]
+            waiting += children[pid]
+        return Taken(time.perf_counter(), python, own[self._jvm_pid], own[self._broker_pid])
 
 
 def scan(frame: DataFrame) -> None:
@@ -179,89 +261,118 @@ def fingerprint(frame: DataFrame) -> tuple[Any, ...]:
     return tuple(row)
 
 
-def measure(ways: Ways, rounds: int) -> Iterator[tuple[str, str, float]]:
-    """Yield the seconds of each way and query, in turns, after one round that counts for nothing."""
+def measure(ways: Ways, meter: Meter, rounds: int, *, with_limit: bool) -> Iterator[tuple[str, str, Taken]]:
+    """Yield what each way and query takes, in turns, after one round that counts for nothing."""
     for number in range(rounds + 1):
         found = {}
-        for way in _WAYS:
-            begun = time.perf_counter()
+        for way in (*_WAYS, *(["limit"] if with_limit else [])):
+            begun = meter.read()
             scan(ways.frame(way))
-            scanned = time.perf_counter()
+            scanned = meter.read()
             found[way] = fingerprint(ways.frame(way))
-            ended = time.perf_counter()
+            ended = meter.read()
             if number:
-                yield way, "scan", scanned - begun
-                yield way, "fingerprint", ended - scanned
+                yield way, "scan", scanned.since(begun)
+                yield way, "fingerprint", ended.since(scanned)
+        counted = {row[0] for row in found.values()}
+        assert len(counted) == 1, f"the ways give different numbers of records: {found}"
+        found.pop("limit", None)
         assert len(set(found.values())) == 1, f"the ways give different records: {found}"
         assert found["archive"][0], "there are records"
 
 
-async def run(directory: Path, counts: dict[str, int], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Set everything up, and return the seconds of all rounds by topic and query, and way."""
+async def run(
+    directory: Path, counts: dict[str, int], rounds: int, *, with_limit: bool
+) -> dict[str, dict[str, list[Taken]]]:
+    """Set everything up, and return what all rounds took by topic and query, and way."""
     kafka = await KafkaCluster.start(directory / "kafka", heap_mib=1024)
     try:
         await write_topics(kafka, counts)
         config = archive_topics(kafka, directory)
-        return await asyncio.to_thread(_read, directory, config, kafka.bootstrap, rounds)
+        return await asyncio.to_thread(_read, directory, config, kafka, rounds, with_limit=with_limit)
     finally:
         await kafka.stop()
 
 
-def _read(directory: Path, config: Path, bootstrap: str, rounds: int) -> dict[str, dict[str, list[float]]]:
-    seconds: dict[str, dict[str, list[float]]] = {}
+def _read(
+    directory: Path, config: Path, kafka: KafkaCluster, rounds: int, *, with_limit: bool
+) -> dict[str, dict[str, list[Taken]]]:
+    all_taken: dict[str, dict[str, list[Taken]]] = {}
     options = {**_SESSION, "spark.jars": connector_jars()}
     with running_spark(directory / "spark", memory="4g", options=options) as spark:
         register(spark)
+        spark.dataSource.register(HeldBatches)
+        meter = Meter(kafka.broker.pid)
         for kind in KINDS:
-            ways = Ways(spark, kind, config, bootstrap)
+            ways = Ways(spark, kind, config, kafka.bootstrap)
             ways.write_parquet()
-            for way, query, taken in measure(ways, rounds):
-                seconds.setdefault(f"{kind.topic} {query}", {}).setdefault(way, []).append(taken)
-    return seconds
+            for way, query, taken in measure(ways, meter, rounds, with_limit=with_limit):
+                all_taken.setdefault(f"{kind.topic} {query}", {}).setdefault(way, []).append(taken)
+    return all_taken
 
 
-def print_seconds(seconds: dict[str, dict[str, list[float]]]) -> None:
-    """Print a line for each query and way: seconds, and how much longer the others take."""
-    print(f"{'':24} {'min':>7} {'median':>7} {'max':>7}  seconds | against the archive")
-    for query, ways in seconds.items():
+def print_seconds(all_taken: dict[str, dict[str, list[Taken]]]) -> None:
+    """Print a line for each query and way: seconds, CPU seconds, and how much more the others take."""
+    print(
+        f"{'':24} {'min':>7} {'median':>7} {'max':>7}  seconds | {'python':>7} {'jvm':>7} {'broker':>7}  "
+        "CPU seconds | against the archive: seconds, CPU of Spark"
+    )
+    for query, ways in all_taken.items():
         for way, taken in ways.items():
-            low, middle, high = min(taken), median(taken), max(taken)
-            ratio = middle / median(ways["archive"])
-            print(f"{query:16} {way:7} {low:7.2f} {middle:7.2f} {high:7.2f}          | {ratio:.2f}x")
+            walls = [one.wall for one in taken]
+            python, jvm, broker = (
+                median(getattr(one, name) for one in taken) for name in ("python", "jvm", "broker")
+            )
+            print(
+                f"{query:16} {way:7} {min(walls):7.2f} {median(walls):7.2f} {max(walls):7.2f}          | "
+                f"{python:7.2f} {jvm:7.2f} {broker:7.2f}              | "
+                f"{ratio_to_archive(ways, way, 'wall'):.2f}x {ratio_to_archive(ways, way, 'spark_cpu'):.2f}x"
+            )
 
 
-def ratio_of(seconds: dict[str, dict[str, list[float]]], way: str, query: str) -> Sequence[float]:
-    """Return how often as long *way* takes as the archive, by topic."""
-    return [
-        median(ways[way]) / median(ways["archive"]) for name, ways in seconds.items() if name.endswith(query)
-    ]
+def ratio_to_archive(ways: dict[str, list[Taken]], way: str, name: str) -> float:
+    """Return how much more of the seconds *name* the median of *way* takes than that of the archive."""
+    middle, archive = (median(getattr(one, name) for one in ways[each]) for each in (way, "archive"))
+    return float(middle / archive)
+
+
+def slowest(all_taken: dict[str, dict[str, list[Taken]]], way: str, query: str, name: str = "wall") -> float:
+    """Return `ratio_to_archive` of the topic in which the archive does worst."""
+    return min(ratio_to_archive(ways, way, name) for each, ways in all_taken.items() if each.endswith(query))
 
 
 def main() -> None:
     """Measure, print, and write the JSON file if one is wanted."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less data and fewer rounds")
+    parser.add_argument("--limit", action="store_true", help="also scan record batches that exist already")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
     counts, rounds = _QUICK if options.quick else _WHOLE
     with tempfile.TemporaryDirectory() as directory:
-        seconds = asyncio.run(run(Path(directory), counts, rounds))
+        taken = asyncio.run(run(Path(directory), counts, rounds, with_limit=options.limit))
     print(f"{counts['r100']} records of 100 bytes, {counts['j1k']} of 1 KiB with zstd, {rounds} rounds")
-    print_seconds(seconds)
+    print_seconds(taken)
     # The slower topic counts.
     ratios = {
-        "source_vs_kafka": min(ratio_of(seconds, "kafka", "scan")),
-        "source_vs_parquet": min(ratio_of(seconds, "parquet", "scan")),
-        "source_vs_kafka_fingerprint": min(ratio_of(seconds, "kafka", "fingerprint")),
-        "source_vs_parquet_fingerprint": min(ratio_of(seconds, "parquet", "fingerprint")),
+        "source_vs_kafka": slowest(taken, "kafka", "scan"),
+        "source_vs_parquet": slowest(taken, "parquet", "scan"),
+        "source_vs_kafka_fingerprint": slowest(taken, "kafka", "fingerprint"),
+        "source_vs_parquet_fingerprint": slowest(taken, "parquet", "fingerprint"),
+        "source_vs_kafka_cpu": slowest(taken, "kafka", "scan", "spark_cpu"),
+        "source_vs_parquet_cpu": slowest(taken, "parquet", "scan", "spark_cpu"),
     }
+    if options.limit:
+        ratios["limit_vs_archive"] = slowest(taken, "limit", "scan")
+        ratios["limit_vs_archive_cpu"] = slowest(taken, "limit", "scan", "spark_cpu")
     for name, value in ratios.items():
         print(f"{name} {value:.3f}")
     if options.json:
         figures = {
-            f"{query} {way} seconds": median(taken)
-            for query, ways in seconds.items()
-            for way, taken in ways.items()
+            f"{query} {way} {label}": median(getattr(one, name) for one in rounds_taken)
+            for query, ways in taken.items()
+            for way, rounds_taken in ways.items()
+            for name, label in (("wall", "seconds"), ("python", "python CPU"), ("jvm", "jvm CPU"))
         }
         versions = machine("pyspark", "pyarrow", "numba")
         write_json(options.json, name="spark", machine=versions, figures=figures, ratios=ratios)
