@@ -417,6 +417,7 @@ async def test_full_disk_refuses_writes_and_serves_reads(behind, config_of, topi
     assert sent.offset == len(_VALUES)
 
 
+@pytest.mark.leaves_damage("a topic may be deleted before it is on record, and the daemon is stopped at once")
 async def test_topics_and_groups_are_administered_through_the_gateway(behind, config_of, topic):
     """With an archive behind it too, admin clients create, describe, alter and delete."""
     with running_daemon(config_of(topic)) as daemon:

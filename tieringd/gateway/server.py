@@ -268,7 +268,8 @@ class GatewayServer:
         except (OSError, ProtocolViolation, TimeoutError) as error:
             self.counters.broken_connections += 1
             reason = str(error) or type(error).__name__
-            log.info("a connection without a PROXY header is closed", balancer=balancer, reason=reason)
+            if self._shared.client_log.admits(balancer):
+                log.info("a connection without a PROXY header is closed", balancer=balancer, reason=reason)
             sock.close()
             return
         except BaseException:

@@ -20,7 +20,7 @@ import pytest
 from tests.fakes.file_archive import FileArchive
 
 _ROOT = Path(__file__).parents[3]
-_PATIENCE_SECONDS = 90
+_PATIENCE_SECONDS = 240
 _COMMAND = re.compile(r"```\n(spark-submit --master spark://.*?)```", re.DOTALL)
 
 PROGRAM = """

@@ -74,6 +74,9 @@ ONLY_HELP = {
     "topic delete-records": "it takes a broker",
     "recover directory": "it takes a stopped broker",
     "recover cluster": "it takes a cluster",
+    "endpoint user add": "tests/unit/cli/test_endpoint_users.py runs it, with a password and a file of users",
+    "endpoint user remove": "likewise",
+    "endpoint user list": "likewise",
     **{
         f"spark {name}": "it takes a Spark session, and prints through the same function"
         for name in (
