@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from tests.support.daemon import run_json
+from tests.swarm.ending import in_thread
 from tests.swarm.workload import PARTITIONS, TOPIC, Reader
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ async def all_broken(
                 broken.append(f"{reader.name}: {TOPIC}-{number} had another value at {differs[:3]}")
     for writer in writers.writers:
         broken += broken_log(writer, last.numbers[writer.partition])
-    report = await asyncio.to_thread(run_json, "archive", "verify", "--deep", "--config", str(config))
+    report = await in_thread(run_json, "archive", "verify", "--deep", "--config", str(config))
     return [*broken, *([f"the deep scrub finds {report['faults']} faults"] if report["faults"] else [])]
 
 

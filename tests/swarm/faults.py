@@ -24,6 +24,7 @@ from tests.support.fault_proxy import (
     StallRequest,
     TruncateAnswer,
 )
+from tests.swarm.ending import in_thread
 from tests.swarm.workload import PARTITIONS, TOPIC
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class ThrottledStart(StoreWeather):
         """Kill a daemon, and start it while the store throttles."""
         self.parts.daemons.kill(self.step.node_id)
         await super().inject()
-        await asyncio.to_thread(self.parts.daemons.launch, self.step.node_id)
+        await in_thread(self.parts.daemons.launch, self.step.node_id)
 
 
 class StoreHangs(Fault):
@@ -147,7 +148,7 @@ class StoreRestarts(Fault):
     async def inject(self) -> None:
         """End the server."""
         self._pid = self.parts.store.server.pid
-        await asyncio.to_thread(self.parts.store.stop)
+        await in_thread(self.parts.store.stop)
 
     async def proof(self) -> str:
         """Tell that the process has ended."""
@@ -155,7 +156,7 @@ class StoreRestarts(Fault):
 
     async def heal(self) -> None:
         """Start it again."""
-        await asyncio.to_thread(self.parts.store.launch)
+        await in_thread(self.parts.store.launch)
 
 
 class DaemonDies(Fault):
@@ -171,9 +172,9 @@ class DaemonDies(Fault):
         for node_id in self._nodes:
             daemon = self.parts.daemons[node_id]
             daemon.send_signal(self.number)
-            self._codes.append(await asyncio.to_thread(daemon.wait, 120))
+            self._codes.append(await in_thread(daemon.wait, 120))
             if self.number is signal.SIGTERM:
-                await asyncio.to_thread(self.parts.daemons.launch, node_id)
+                await in_thread(self.parts.daemons.launch, node_id)
 
     async def proof(self) -> str:
         """Tell the exit codes."""
@@ -183,7 +184,7 @@ class DaemonDies(Fault):
         """Start what does not run."""
         for node_id in self._nodes:
             if not self.parts.daemons[node_id].server.is_running:
-                await asyncio.to_thread(self.parts.daemons.launch, node_id)
+                await in_thread(self.parts.daemons.launch, node_id)
 
 
 class AllDaemonsDie(DaemonDies):
@@ -265,7 +266,7 @@ class Reloads(Fault):
 
     async def proof(self) -> str:
         """Tell that each has read it."""
-        count = await asyncio.to_thread(self._reloads) - self._before
+        count = await in_thread(self._reloads) - self._before
         return f"{count} daemons reloaded" if count >= len(NODES) else ""
 
 
