@@ -8,9 +8,10 @@ import pytest
 
 from tests.support.writers import Acknowledged, Writer
 from tests.swarm.checker import broken_log, grown
-from tests.swarm.faults import KINDS
+from tests.swarm.operators import KINDS
 from tests.swarm.report import Report
 from tests.swarm.schedule import Step, schedule
+from tests.swarm.transactions import CommittedReader, Outcome, Place, broken_transactions
 
 
 def test_a_seed_always_has_the_same_schedule():
@@ -52,8 +53,8 @@ def test_fault_without_proof_does_not_count(tmp_path):
     """The page says how many there were, and keeps what is around the markers."""
     report = Report(seed=7)
     step = Step(0, "store hangs", 1, 0, 1.0)
-    report.add(step, "3 requests without an answer", 2.0)
-    report.add(step, "", 9.0)
+    report.add(step, "3 requests without an answer", 2.0, 1.0)
+    report.add(step, "", 9.0, None)
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- swarm: begin -->\nold\n<!-- swarm: end -->\nafter\n")
     report.write_into(page)
@@ -63,7 +64,7 @@ def test_fault_without_proof_does_not_count(tmp_path):
     assert "old" not in text
     assert "with seed 7: 1 faults of 1 kinds" in text
     assert "1 more had no effect" in text
-    assert "| store hangs | 1 | 3 requests without an answer | 2 s |" in text
+    assert "| store hangs | 1 | 3 requests without an answer | 1 s | 2 s |" in text
 
 
 def test_growth_of_a_daemon_is_told():
@@ -71,3 +72,46 @@ def test_growth_of_a_daemon_is_told():
     assert grown({1: (100, 1 << 27)}, {1: (110, 1 << 27)}) == []
     assert len(grown({1: (100, 1 << 27)}, {1: (400, 1 << 27)})) == 1
     assert len(grown({1: (100, 1 << 27)}, {1: (100, 1 << 29)})) == 1
+
+
+WHOLE = [Place(0, 0), Place(0, 1), Place(0, 2)]
+OTHER = [Place(1, index) for index in range(3)]
+
+
+def seen(*partitions: list[Place]) -> dict[int, dict[int, Place]]:
+    return {number: dict(enumerate(places)) for number, places in enumerate(partitions)}
+
+
+def test_transactions_that_readers_of_committed_records_may_see_so():
+    """Committed ones as a whole, aborted ones not at all, unknown ones as a whole or not at all."""
+    outcomes = [Outcome.COMMITTED, Outcome.UNKNOWN, Outcome.ABORTED]
+    assert broken_transactions(outcomes, seen(WHOLE, WHOLE)) == []
+    assert broken_transactions(outcomes, seen(WHOLE + OTHER, WHOLE + OTHER)) == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "found", "says"),
+    [
+        (Outcome.COMMITTED, seen(WHOLE, WHOLE[:2]), "is committed"),
+        (Outcome.COMMITTED, seen(WHOLE, []), "is committed"),
+        (Outcome.ABORTED, seen([], WHOLE), "is aborted"),
+        (Outcome.UNKNOWN, seen(WHOLE, []), "is unknown"),
+        (Outcome.UNKNOWN, seen(WHOLE[:1], WHOLE[:1]), "is unknown"),
+        (Outcome.COMMITTED, seen(WHOLE, WHOLE + WHOLE), "twice"),
+        (Outcome.COMMITTED, seen(WHOLE, WHOLE[::-1]), "out of order"),
+    ],
+)
+def test_transaction_that_is_seen_otherwise_is_told(outcome, found, says):
+    """In part, in one partition only, twice, out of order, or although it was aborted."""
+    assert any(says in one for one in broken_transactions([outcome], found))
+
+
+def test_committed_offset_that_was_never_committed_is_told():
+    """An offset whose commit was asked for without an answer may be the group's or not."""
+    reader = CommittedReader("reader", "", in_group=True, acknowledged={0: 5, 1: 5}, asked={0: 9, 1: 9})
+    for partition, found in ((0, 9), (0, 9), (1, 5)):
+        reader.check_committed(partition, found)
+    assert reader.broken == []
+    reader.check_committed(1, 9)
+    reader.check_committed(0, None)
+    assert len(reader.broken) == 2
