@@ -314,7 +314,10 @@ async def swarm(
         running.note(f"the producers have stopped: {report.records} records are acknowledged")
         if has_recovered:
             report.broken += await clients.broken()
-            report.broken += checker.grown(before, await in_thread(checker.resources, parts.daemons))
+            after = await in_thread(checker.resources, parts.daemons)
+            for node_id, found in after.items():
+                running.note(f"the daemon of node {node_id} had {before[node_id]}, and has {found}")
+            report.broken += checker.grown(before, after)
         report.broken += await clients.stop_reading()
         clients.tell(report)
         for event in parts.daemons.events("archiver failed; starting it anew"):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 
 import pytest
 
 from tests.support.writers import Acknowledged, Writer
-from tests.swarm.checker import broken_log, grown
+from tests.swarm.checker import Resources, broken_log, grown
 from tests.swarm.operators import KINDS
 from tests.swarm.report import Report
 from tests.swarm.schedule import Step, schedule
@@ -69,9 +70,11 @@ def test_fault_without_proof_does_not_count(tmp_path):
 
 def test_growth_of_a_daemon_is_told():
     """Some descriptors more are its work; hundreds are a leak."""
-    assert grown({1: (100, 1 << 27)}, {1: (110, 1 << 27)}) == []
-    assert len(grown({1: (100, 1 << 27)}, {1: (400, 1 << 27)})) == 1
-    assert len(grown({1: (100, 1 << 27)}, {1: (100, 1 << 29)})) == 1
+    before = {1: Resources(Counter(socket=60, log=40), 1 << 27)}
+    assert grown(before, {1: Resources(Counter(socket=110), 1 << 27)}) == []
+    (told,) = grown(before, {1: Resources(Counter(socket=400), 1 << 27)})
+    assert "100 descriptors (40 log, 60 socket) and 128 MiB to 400 descriptors (400 socket)" in told
+    assert len(grown(before, {1: Resources(Counter(socket=60), 1 << 29)})) == 1
 
 
 WHOLE = [Place(0, 0), Place(0, 1), Place(0, 2)]
