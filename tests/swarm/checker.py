@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tests.support.writers import Writer, Writers
 
 _READ_SECONDS = 300
+_SETTLE_SECONDS = 120
 _DESCRIPTORS_MORE, _MEMORY_MORE_BYTES = 48, 128 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -148,3 +149,17 @@ def grown(before: dict[int, Resources], after: dict[int, Resources]) -> list[str
         if now.descriptors.total() - before[node_id].descriptors.total() > _DESCRIPTORS_MORE
         or now.resident_bytes - before[node_id].resident_bytes > _MEMORY_MORE_BYTES
     ]
+
+
+async def until_settled(daemons: DaemonsBeside, before: dict[int, Resources]) -> dict[int, Resources]:
+    """
+    Return what the daemons hold, once that has not grown, or after two minutes.
+
+    A full read has just opened connections to the store, and the daemons close idle ones after a while.
+    """
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while True:
+        after = await in_thread(resources, daemons)
+        if not grown(before, after) or time.monotonic() > deadline:
+            return after
+        await asyncio.sleep(1)

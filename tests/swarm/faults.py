@@ -473,9 +473,10 @@ class StateDiskFull(Fault):
         try:
             consumer.assign([partition])
             while True:
-                # What is written meanwhile has to be trimmed before the archive is asked.
+                # Some segments may be cached already. So all are read, over and over.
+                end = (await consumer.end_offsets([partition]))[partition]
                 consumer.seek(partition, 0)
-                for _ in range(20):
+                while await consumer.position(partition) < end:
                     await consumer.getmany(timeout_ms=500)
         finally:
             await consumer.stop()

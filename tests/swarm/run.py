@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from aiokafka.errors import KafkaError
+
 from tests.support.cluster import CLUSTER_PROPERTIES, DaemonsBeside, cluster_admin
 from tests.support.daemon import endpoint_properties
 from tests.support.fault_proxy import fault_proxy
@@ -230,7 +232,10 @@ class Clients:
             task.cancel()
         outcomes = await asyncio.gather(*self._reading, return_exceptions=True)
         ended = [f"a reader ended: {one!r}" for one in outcomes if isinstance(one, Exception)]
-        return [*ended, *await broken_group(self._group, self._parts.cluster.bootstrap)]
+        try:
+            return [*ended, *await broken_group(self._group, self._parts.cluster.bootstrap)]
+        except KafkaError as error:
+            return [*ended, f"the group cannot be asked where it is: {error!r}"]
 
     def tell(self, report: Report) -> None:
         """Add up what was done."""
@@ -314,11 +319,12 @@ async def swarm(
         running.note(f"the producers have stopped: {report.records} records are acknowledged")
         if has_recovered:
             report.broken += await clients.broken()
-            after = await in_thread(checker.resources, parts.daemons)
+        report.broken += await clients.stop_reading()
+        if has_recovered:
+            after = await checker.until_settled(parts.daemons, before)
             for node_id, found in after.items():
                 running.note(f"the daemon of node {node_id} had {before[node_id]}, and has {found}")
             report.broken += checker.grown(before, after)
-        report.broken += await clients.stop_reading()
         clients.tell(report)
         for event in parts.daemons.events("archiver failed; starting it anew"):
             report.broken.append(f"an archiver failed: {event}")

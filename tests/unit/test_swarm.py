@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import threading
 from collections import Counter
 from itertools import islice
 
@@ -9,6 +12,7 @@ import pytest
 
 from tests.support.writers import Acknowledged, Writer
 from tests.swarm.checker import Resources, broken_log, grown
+from tests.swarm.ending import cancelled_by_signals, in_thread
 from tests.swarm.operators import KINDS
 from tests.swarm.report import Report
 from tests.swarm.schedule import Step, schedule
@@ -118,3 +122,45 @@ def test_committed_offset_that_was_never_committed_is_told():
     reader.check_committed(1, 9)
     reader.check_committed(0, None)
     assert len(reader.broken) == 2
+
+
+async def test_cancelled_task_waits_for_its_thread():
+    """Else the thread could start a process after everything was ended."""
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        may_end.wait()
+        ended.set()
+
+    task = asyncio.create_task(in_thread(work))
+    await asyncio.to_thread(begun.wait)
+    task.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    was_done = task.done()
+    may_end.set()
+    assert not was_done
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+async def test_first_signal_cancels_and_the_next_ones_do_not():
+    """What is cleaned up is not interrupted."""
+    cleaned = asyncio.Event()
+
+    async def run() -> list[signal.Signals]:
+        with cancelled_by_signals() as received:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                signal.raise_signal(signal.SIGINT)
+                while len(received) < 2:  # noqa: ASYNC110 the loop calls the handler soon
+                    await asyncio.sleep(0)
+                cleaned.set()
+        return received
+
+    assert await asyncio.create_task(run()) == [signal.SIGTERM, signal.SIGINT]
+    assert cleaned.is_set()
