@@ -34,6 +34,8 @@ class Report:
     """Commits of a group's offsets."""
     members: int = 0
     """Members of the group, one after the other: each went on at the committed offsets."""
+    stalls: Counter[str] = field(default_factory=Counter)
+    """What clients of those members did not come back from, by the step."""
     broken: list[str] = field(default_factory=list)
     history: list[str] = field(default_factory=list)
 
@@ -67,7 +69,7 @@ class Report:
             f"The last run, with seed {self.seed}: {faults} faults of {kinds} kinds in {self.hours:.2f} "
             f"hours ({idle} more had no effect, and do not count), {self.records} acknowledged records, "
             f"transactions {dict(sorted(self.transactions.items()))}, {self.commits} commits of a group's "
-            f"offsets by {self.members} members, "
+            f"offsets by {self.members} members (given up: {dict(self.stalls) or 'none'}), "
             f"{len(self.broken)} promises broken."
         )
         return "\n".join(

@@ -242,6 +242,7 @@ class Clients:
         report.records = sum(len(one.acknowledged) for one in self._writers.writers)
         report.transactions = Counter(one.value for one in self._transactions.outcomes)
         report.commits, report.members = self._group.commits, self._group.members
+        report.stalls = Counter(self._group.stalls)
 
 
 @asynccontextmanager

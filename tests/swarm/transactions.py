@@ -17,7 +17,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Iterable
 
     from aiokafka import AIOKafkaProducer
 
@@ -33,6 +33,7 @@ _ABORT_EACH = 4
 _PAUSE_SECONDS = 0.5
 _COMMITS_OF_A_MEMBER = 20
 _READ_SECONDS = 300
+_STEP_SECONDS = 60
 _PRODUCER = {"transactional_id": "swarm", "request_timeout_ms": 10_000, "linger_ms": 5}
 _CONSUMER = {
     "isolation_level": "read_committed",
@@ -142,6 +143,8 @@ class CommittedReader(ConsumerRebalanceListener):
     commits: int = 0
     members: int = 0
     errors: int = 0
+    stalls: list[str] = field(default_factory=list)
+    """What a member's client did not come back from."""
     broken: list[str] = field(default_factory=list)
 
     async def run(self) -> None:
@@ -159,7 +162,7 @@ class CommittedReader(ConsumerRebalanceListener):
             settings |= {"group_id": GROUP, "auto_offset_reset": "earliest", "session_timeout_ms": 6000}
         self._consumer = AIOKafkaConsumer(bootstrap_servers=self.bootstrap, **settings)
         try:
-            await self._consumer.start()
+            await self._within("start", self._consumer.start())
             if self.in_group:
                 self._consumer.subscribe([TRANSACTIONS], listener=self)
             else:
@@ -176,12 +179,22 @@ class CommittedReader(ConsumerRebalanceListener):
                 if self.in_group and found:
                     await self._commit(one.partition for one in found)
         finally:
-            await self._consumer.stop()
+            await self._within("stop", self._consumer.stop())
+
+    async def _within(self, what: str, step: Awaitable[None]) -> None:
+        """Give up a member whose client hangs, and note it: the next one goes on."""
+        try:
+            async with asyncio.timeout(_STEP_SECONDS):
+                await step
+        except TimeoutError:
+            self.stalls.append(what)
+            raise
 
     async def _commit(self, partitions: Iterable[int]) -> None:
         wanted = {number: self.positions[number] for number in partitions}
         self.asked |= wanted
-        await self._consumer.commit({TopicPartition(TRANSACTIONS, one): at for one, at in wanted.items()})
+        offsets = {TopicPartition(TRANSACTIONS, one): at for one, at in wanted.items()}
+        await self._within("commit", self._consumer.commit(offsets))
         self.acknowledged |= wanted
         self.commits += 1
 
