@@ -155,7 +155,8 @@ async def until_settled(daemons: DaemonsBeside, before: dict[int, Resources]) ->
     """
     Return what the daemons hold, once that has not grown, or after two minutes.
 
-    A full read has just opened connections to the store, and the daemons close idle ones after a while.
+    A full read has just opened cached chunks and connections to the store, and the daemons close idle ones
+    after a while.
     """
     deadline = time.monotonic() + _SETTLE_SECONDS
     while True:
