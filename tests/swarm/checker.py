@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from tests.support.daemon import run_json
+from tests.swarm.ending import in_thread
 from tests.swarm.workload import PARTITIONS, TOPIC, Reader
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from tests.support.writers import Writer, Writers
 
 _READ_SECONDS = 300
+_SETTLE_SECONDS = 120
 _DESCRIPTORS_MORE, _MEMORY_MORE_BYTES = 48, 128 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -98,24 +102,65 @@ async def all_broken(
                 broken.append(f"{reader.name}: {TOPIC}-{number} had another value at {differs[:3]}")
     for writer in writers.writers:
         broken += broken_log(writer, last.numbers[writer.partition])
-    report = await asyncio.to_thread(run_json, "archive", "verify", "--deep", "--config", str(config))
+    report = await in_thread(run_json, "archive", "verify", "--deep", "--config", str(config))
     return [*broken, *([f"the deep scrub finds {report['faults']} faults"] if report["faults"] else [])]
 
 
-def resources(daemons: DaemonsBeside) -> dict[int, tuple[int, int]]:
+@dataclass(frozen=True)
+class Resources:
+    """What a daemon holds."""
+
+    descriptors: Counter[str]
+    """The number of open descriptors, by what they are: `socket`, or a file's suffix."""
+    resident_bytes: int
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.descriptors.items()))
+        return f"{self.descriptors.total()} descriptors ({kinds}) and {self.resident_bytes >> 20} MiB"
+
+
+def _kind_of(descriptor: Path) -> str:
+    try:
+        target = str(descriptor.readlink())
+    except OSError:
+        return "closed meanwhile"
+    if not target.startswith("/"):
+        return target.partition(":")[0]
+    deleted = " (deleted)" if target.endswith(" (deleted)") else ""
+    return f"{Path(target).suffix or Path(target).name.partition(' ')[0]}{deleted}"
+
+
+def resources(daemons: DaemonsBeside) -> dict[int, Resources]:
     """Return the open descriptors and the resident bytes of each daemon, by node."""
     found = {}
     for node_id in (1, 2, 3):
         process = Path(f"/proc/{daemons[node_id].server.pid}")
         pages = int((process / "statm").read_text().split()[1])
-        found[node_id] = (len(list((process / "fd").iterdir())), pages * _PAGE_BYTES)
+        kinds = Counter(_kind_of(one) for one in (process / "fd").iterdir())
+        found[node_id] = Resources(kinds, pages * _PAGE_BYTES)
     return found
 
 
-def grown(before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]]) -> list[str]:
+def grown(before: dict[int, Resources], after: dict[int, Resources]) -> list[str]:
     """Return what grew by more than a daemon's work explains."""
     return [
-        f"the daemon of node {node_id} grew from {before[node_id]} to {now} (descriptors, bytes)"
+        f"the daemon of node {node_id} grew from {before[node_id]} to {now}"
         for node_id, now in after.items()
-        if now[0] - before[node_id][0] > _DESCRIPTORS_MORE or now[1] - before[node_id][1] > _MEMORY_MORE_BYTES
+        if now.descriptors.total() - before[node_id].descriptors.total() > _DESCRIPTORS_MORE
+        or now.resident_bytes - before[node_id].resident_bytes > _MEMORY_MORE_BYTES
     ]
+
+
+async def until_settled(daemons: DaemonsBeside, before: dict[int, Resources]) -> dict[int, Resources]:
+    """
+    Return what the daemons hold, once that has not grown, or after two minutes.
+
+    A full read has just opened cached chunks and connections to the store, and the daemons close idle ones
+    after a while.
+    """
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while True:
+        after = await in_thread(resources, daemons)
+        if not grown(before, after) or time.monotonic() > deadline:
+            return after
+        await asyncio.sleep(1)

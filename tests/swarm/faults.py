@@ -8,12 +8,14 @@ running as before; it is called whatever happened.
 from __future__ import annotations
 
 import asyncio
-import errno
 import signal
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from tests.support.cluster import cluster_admin, restart_broker, start_broker
 from tests.support.fault_proxy import (
@@ -24,21 +26,27 @@ from tests.support.fault_proxy import (
     StallRequest,
     TruncateAnswer,
 )
+from tests.swarm.ending import in_thread
+from tests.swarm.transactions import TRANSACTIONS
 from tests.swarm.workload import PARTITIONS, TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.support.cluster import DaemonsBeside
+    from tests.support.daemon import Daemon
     from tests.support.fault_proxy import Fault as ProxyFault
     from tests.support.fault_proxy import FaultProxy, ProxiedExchange
     from tests.support.kafka import KafkaCluster
+    from tests.support.s3_bucket import S3Bucket
     from tests.support.seaweedfs import SeaweedFS
     from tests.swarm.schedule import Step
 
 NODES = (1, 2, 3)
 FULL_NODE = 1
 """The node whose daemon has its state on a small file system."""
+OPERATED = "swarm-operated-"
+"""What the names of topics begin with that one fault creates, changes and deletes."""
 LOCAL_BYTES = (2 << 20, 3 << 20)
 _SESSION_SECONDS = 12  # More than a broker's session of 9 s: the controller fences a broker that hangs.
 
@@ -58,11 +66,19 @@ class Parts:
     proxy: FaultProxy
     state: Callable[[int], Path]
     """Returns the state directory of a node's daemon."""
+    gateways: str
+    """The addresses of the gateways, joined by commas."""
+    objects: S3Bucket
+    broken: list[str]
+    """Broken promises that a fault found."""
     local_bytes: int = LOCAL_BYTES[0]
 
 
 class Fault(ABC):
     """One fault of a schedule."""
+
+    archives_meanwhile = False
+    """Whether partitions have to be archived on while the fault lasts: it does not concern the store."""
 
     def __init__(self, parts: Parts, step: Step) -> None:
         self.parts = parts
@@ -75,6 +91,10 @@ class Fault(ABC):
     @abstractmethod
     async def proof(self) -> str:
         """Return what shows its effect; empty as long as nothing does."""
+
+    def idle_daemons(self) -> set[int]:
+        """Return the nodes whose daemon is away while the fault lasts: what they lead is not archived."""
+        return set()
 
     async def heal(self) -> None:  # noqa: B027 a fault may heal itself
         """End it. What has healed itself needs nothing."""
@@ -120,7 +140,7 @@ class ThrottledStart(StoreWeather):
         """Kill a daemon, and start it while the store throttles."""
         self.parts.daemons.kill(self.step.node_id)
         await super().inject()
-        await asyncio.to_thread(self.parts.daemons.launch, self.step.node_id)
+        await in_thread(self.parts.daemons.launch, self.step.node_id)
 
 
 class StoreHangs(Fault):
@@ -147,7 +167,7 @@ class StoreRestarts(Fault):
     async def inject(self) -> None:
         """End the server."""
         self._pid = self.parts.store.server.pid
-        await asyncio.to_thread(self.parts.store.stop)
+        await in_thread(self.parts.store.stop)
 
     async def proof(self) -> str:
         """Tell that the process has ended."""
@@ -155,12 +175,13 @@ class StoreRestarts(Fault):
 
     async def heal(self) -> None:
         """Start it again."""
-        await asyncio.to_thread(self.parts.store.launch)
+        await in_thread(self.parts.store.launch)
 
 
 class DaemonDies(Fault):
     """A daemon is killed and started again."""
 
+    archives_meanwhile = True
     nodes: tuple[int, ...] = ()
     number = signal.SIGKILL
 
@@ -171,30 +192,36 @@ class DaemonDies(Fault):
         for node_id in self._nodes:
             daemon = self.parts.daemons[node_id]
             daemon.send_signal(self.number)
-            self._codes.append(await asyncio.to_thread(daemon.wait, 120))
+            self._codes.append(await in_thread(daemon.wait, 120))
             if self.number is signal.SIGTERM:
-                await asyncio.to_thread(self.parts.daemons.launch, node_id)
+                await in_thread(self.parts.daemons.launch, node_id)
 
     async def proof(self) -> str:
         """Tell the exit codes."""
         return f"exit codes {self._codes}" if len(self._codes) == len(self._nodes) else ""
 
+    def idle_daemons(self) -> set[int]:
+        """Return what does not run."""
+        return {one for one in self._nodes if not self.parts.daemons[one].server.is_running}
+
     async def heal(self) -> None:
         """Start what does not run."""
         for node_id in self._nodes:
             if not self.parts.daemons[node_id].server.is_running:
-                await asyncio.to_thread(self.parts.daemons.launch, node_id)
+                await in_thread(self.parts.daemons.launch, node_id)
 
 
 class AllDaemonsDie(DaemonDies):
     """All daemons are killed one after the other, and then started."""
 
+    archives_meanwhile = False
     nodes = NODES
 
 
 class DaemonEnds(DaemonDies):
     """A daemon ends in order, and starts again."""
 
+    archives_meanwhile = False
     number = signal.SIGTERM
 
 
@@ -215,6 +242,8 @@ def _process_state(pid: int) -> str:
 class DaemonHangs(Fault):
     """A daemon is stopped for a while (SIGSTOP), and goes on."""
 
+    archives_meanwhile = True
+
     async def inject(self) -> None:
         """Stop it."""
         self.parts.daemons[self.step.node_id].server.pause()
@@ -224,28 +253,51 @@ class DaemonHangs(Fault):
         pid = self.parts.daemons[self.step.node_id].server.pid
         return f"process {pid} is stopped" if _process_state(pid) == "T" else ""
 
+    def idle_daemons(self) -> set[int]:
+        """Return its node."""
+        return {self.step.node_id}
+
     async def heal(self) -> None:
         """Let it go on."""
         self.parts.daemons[self.step.node_id].server.resume()
 
 
-class DeposedDaemonHangs(DaemonHangs):
-    """The daemon of a leader is stopped, another broker leads meanwhile, and it goes on."""
+class DeposedDaemonHangs(Fault):
+    """The daemon of a leader is stopped, another broker's daemon archives meanwhile, and it goes on."""
+
+    archives_meanwhile = True
 
     async def inject(self) -> None:
-        """Stop the daemon of a partition's leader, and move the leader."""
+        """Stop the daemon of a partition's leader, move the leader, and let the daemon go on."""
+        number = self.step.partition
         async with cluster_admin(self.parts.cluster) as admin:
-            leader = (await admin.partitions(TOPIC))[self.step.partition].leader
-            self._leader, self._next = leader, leader % len(NODES) + 1
-            self.parts.daemons[leader].server.pause()
-            await admin.move_leader(TOPIC, self._next, number=self.step.partition)
+            self._leader = (await admin.partitions(TOPIC))[number].leader
+            self._next = self._leader % len(NODES) + 1
+            self._stopped_before = await in_thread(self._stops)
+            self.parts.daemons[self._leader].server.pause()
+            await admin.move_leader(TOPIC, self._next, number=number)
+        after = self.parts.daemons[self._next]
+        begun = await in_thread(self._archived_by, after)
+        # The deposed daemon has to come back to an archive that has another writer.
+        await in_thread(after.until, lambda: self._archived_by(after) > begun, f"node {self._next} archives")
+        self.parts.daemons[self._leader].server.resume()
+
+    def _archived_by(self, daemon: Daemon) -> float:
+        return daemon.next_offset(TOPIC, self.step.partition) or 0
+
+    def _stops(self) -> int:
+        daemon, what = self.parts.daemons[self._leader], "archiver stopped: this broker no longer leads"
+        return len(daemon.events(what, topic=TOPIC, partition=self.step.partition))
 
     async def proof(self) -> str:
-        """Tell who leads."""
-        return f"node {self._next} leads in the place of {self._leader}"
+        """Look for what the deposed daemon says."""
+        count = await in_thread(self._stops) - self._stopped_before
+        if not count:
+            return ""
+        return f"node {self._next} archived, and then the daemon of node {self._leader} stopped its archiver"
 
     async def heal(self) -> None:
-        """Let it go on."""
+        """Let it go on, if it has not come to that."""
         self.parts.daemons[self._leader].server.resume()
 
 
@@ -265,12 +317,14 @@ class Reloads(Fault):
 
     async def proof(self) -> str:
         """Tell that each has read it."""
-        count = await asyncio.to_thread(self._reloads) - self._before
+        count = await in_thread(self._reloads) - self._before
         return f"{count} daemons reloaded" if count >= len(NODES) else ""
 
 
 class BrokerDies(Fault):
     """A broker is killed and started again."""
+
+    archives_meanwhile = True
 
     async def inject(self) -> None:
         """Kill it."""
@@ -299,6 +353,8 @@ class BrokerStops(BrokerDies):
 
 class BrokerHangs(Fault):
     """A broker is stopped (SIGSTOP) until it leads nothing, and goes on."""
+
+    archives_meanwhile = True
 
     async def inject(self) -> None:
         """Stop it."""
@@ -365,6 +421,8 @@ class LeaderBurst(LeaderMoves):
 class Reassigns(Fault):
     """A partition shrinks to two replicas, and grows to three again."""
 
+    archives_meanwhile = True
+
     async def inject(self) -> None:
         """Take the last replica away."""
         async with cluster_admin(self.parts.cluster) as admin:
@@ -385,34 +443,65 @@ class Reassigns(Fault):
 
 
 class StateDiskFull(Fault):
-    """The file system of a daemon's state is full."""
+    """The file system of a daemon's state is full while a client reads the archive through its gateway."""
+
+    archives_meanwhile = True
 
     async def inject(self) -> None:
-        """Fill it."""
+        """Fill it, and let a client read through its node from the beginning."""
+        async with cluster_admin(self.parts.cluster) as admin:
+            await admin.move_leader(TOPIC, FULL_NODE, number=self.step.partition)
         self._filler = self.parts.state(FULL_NODE) / "filler"
-        self._errno = 0
+        self._before = await in_thread(self._refused)
+        await in_thread(self._fill)
+        self._reading = asyncio.create_task(self._read())
+
+    def _fill(self) -> None:
+        with suppress(OSError), self._filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 20))
+
+    def _refused(self) -> float:
+        """Return how many files the daemon's cache could not store."""
+        daemon = self.parts.daemons[FULL_NODE]
+        return daemon.metric("tieringd_cache_put_failures_total", reason="enospc") or 0
+
+    async def _read(self) -> None:
+        partition = TopicPartition(TOPIC, self.step.partition)
+        consumer = AIOKafkaConsumer(bootstrap_servers=self.parts.gateways, enable_auto_commit=False)
+        await consumer.start()
         try:
-            with self._filler.open("wb", buffering=0) as file:
-                while True:
-                    file.write(bytes(1 << 20))
-        except OSError as error:
-            self._errno = error.errno or 0
+            consumer.assign([partition])
+            while True:
+                # Some segments may be cached already. So all are read, over and over.
+                end = (await consumer.end_offsets([partition]))[partition]
+                consumer.seek(partition, 0)
+                while await consumer.position(partition) < end:
+                    await consumer.getmany(timeout_ms=500)
+        finally:
+            await consumer.stop()
 
     async def proof(self) -> str:
-        """Tell the error of the last write."""
-        return "a write fails with ENOSPC" if self._errno == errno.ENOSPC else ""
+        """Ask the daemon what its cache could not store."""
+        count = await in_thread(self._refused) - self._before
+        return f"the daemon's cache could not store {count:.0f} files (ENOSPC)" if count > 0 else ""
 
     async def heal(self) -> None:
         """Give the room back."""
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
         self._filler.unlink(missing_ok=True)
 
 
 def topics(local_bytes: int) -> dict[str, dict[str, object]]:
     """Return a daemon's `topics` block."""
-    return {TOPIC: {"redpanda.remote.write": True, "retention.local.target.bytes": local_bytes}}
+    return {
+        name: {"redpanda.remote.write": True, "retention.local.target.bytes": local_bytes}
+        for name in (TOPIC, TRANSACTIONS, f"{OPERATED}*")
+    }
 
 
-KINDS: dict[str, type[Fault]] = {
+FAULTS: dict[str, type[Fault]] = {
     "store refuses connections": _weather(ResetRequest()),
     "store answers 500": _weather(Answer("500 Internal Server Error")),
     "store throttles": _weather(Answer("503 Slow Down", headers={"Retry-After": "1"})),

@@ -25,11 +25,21 @@ class Report:
     last_proof: dict[str, str] = field(default_factory=dict)
     slowest_seconds: dict[str, float] = field(default_factory=dict)
     """The longest time from the end of a fault until each partition was archived on, by kind."""
+    meanwhile_seconds: dict[str, float] = field(default_factory=dict)
+    """The longest time until partitions were archived on while a fault lasted, by kind."""
     records: int = 0
+    transactions: Counter[str] = field(default_factory=Counter)
+    """The number of transactions, by outcome."""
+    commits: int = 0
+    """Commits of a group's offsets."""
+    members: int = 0
+    """Members of the group, one after the other: each went on at the committed offsets."""
+    stalls: Counter[str] = field(default_factory=Counter)
+    """What clients of those members did not come back from, by the step."""
     broken: list[str] = field(default_factory=list)
     history: list[str] = field(default_factory=list)
 
-    def add(self, step: Step, proof: str, recovered_seconds: float) -> None:
+    def add(self, step: Step, proof: str, recovered_seconds: float, meanwhile_seconds: float | None) -> None:
         """Note a fault. It counts only with a proof."""
         if not proof:
             self.without_effect[step.kind] += 1
@@ -38,26 +48,36 @@ class Report:
         self.last_proof[step.kind] = proof
         slowest = self.slowest_seconds.get(step.kind, 0.0)
         self.slowest_seconds[step.kind] = max(slowest, recovered_seconds)
+        if meanwhile_seconds is not None:
+            slowest = self.meanwhile_seconds.get(step.kind, 0.0)
+            self.meanwhile_seconds[step.kind] = max(slowest, meanwhile_seconds)
+
+    def _meanwhile(self, kind: str) -> str:
+        seconds = self.meanwhile_seconds.get(kind)
+        return "" if seconds is None else f"{seconds:.0f} s"
 
     def markdown(self) -> str:
         """Return the run as a paragraph and a table."""
         faults, kinds = self.proven.total(), len(self.proven)
         rows = [
-            f"| {kind} | {count} | {self.last_proof[kind]} | {self.slowest_seconds[kind]:.0f} s |"
+            f"| {kind} | {count} | {self.last_proof[kind]} | {self._meanwhile(kind)} "
+            f"| {self.slowest_seconds[kind]:.0f} s |"
             for kind, count in sorted(self.proven.items())
         ]
         idle = self.without_effect.total()
         summary = (
             f"The last run, with seed {self.seed}: {faults} faults of {kinds} kinds in {self.hours:.2f} "
             f"hours ({idle} more had no effect, and do not count), {self.records} acknowledged records, "
+            f"transactions {dict(sorted(self.transactions.items()))}, {self.commits} commits of a group's "
+            f"offsets by {self.members} members (given up: {dict(self.stalls) or 'none'}), "
             f"{len(self.broken)} promises broken."
         )
         return "\n".join(
             [
                 summary,
                 "",
-                "| Fault | Times | Proof of the last one | Slowest recovery |",
-                "|---|---|---|---|",
+                "| Fault | Times | Proof of the last one | Archived on meanwhile | Slowest recovery |",
+                "|---|---|---|---|---|",
                 *rows,
             ]
         )

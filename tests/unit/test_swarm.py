@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import threading
+from collections import Counter
 from itertools import islice
 
 import pytest
 
 from tests.support.writers import Acknowledged, Writer
-from tests.swarm.checker import broken_log, grown
-from tests.swarm.faults import KINDS
+from tests.swarm.checker import Resources, broken_log, grown
+from tests.swarm.ending import cancelled_by_signals, in_thread
+from tests.swarm.operators import KINDS
 from tests.swarm.report import Report
 from tests.swarm.schedule import Step, schedule
+from tests.swarm.transactions import CommittedReader, Outcome, Place, broken_transactions
 
 
 def test_a_seed_always_has_the_same_schedule():
@@ -52,8 +58,8 @@ def test_fault_without_proof_does_not_count(tmp_path):
     """The page says how many there were, and keeps what is around the markers."""
     report = Report(seed=7)
     step = Step(0, "store hangs", 1, 0, 1.0)
-    report.add(step, "3 requests without an answer", 2.0)
-    report.add(step, "", 9.0)
+    report.add(step, "3 requests without an answer", 2.0, 1.0)
+    report.add(step, "", 9.0, None)
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- swarm: begin -->\nold\n<!-- swarm: end -->\nafter\n")
     report.write_into(page)
@@ -63,11 +69,98 @@ def test_fault_without_proof_does_not_count(tmp_path):
     assert "old" not in text
     assert "with seed 7: 1 faults of 1 kinds" in text
     assert "1 more had no effect" in text
-    assert "| store hangs | 1 | 3 requests without an answer | 2 s |" in text
+    assert "| store hangs | 1 | 3 requests without an answer | 1 s | 2 s |" in text
 
 
 def test_growth_of_a_daemon_is_told():
     """Some descriptors more are its work; hundreds are a leak."""
-    assert grown({1: (100, 1 << 27)}, {1: (110, 1 << 27)}) == []
-    assert len(grown({1: (100, 1 << 27)}, {1: (400, 1 << 27)})) == 1
-    assert len(grown({1: (100, 1 << 27)}, {1: (100, 1 << 29)})) == 1
+    before = {1: Resources(Counter(socket=60, log=40), 1 << 27)}
+    assert grown(before, {1: Resources(Counter(socket=110), 1 << 27)}) == []
+    (told,) = grown(before, {1: Resources(Counter(socket=400), 1 << 27)})
+    assert "100 descriptors (40 log, 60 socket) and 128 MiB to 400 descriptors (400 socket)" in told
+    assert len(grown(before, {1: Resources(Counter(socket=60), 1 << 29)})) == 1
+
+
+WHOLE = [Place(0, 0), Place(0, 1), Place(0, 2)]
+OTHER = [Place(1, index) for index in range(3)]
+
+
+def seen(*partitions: list[Place]) -> dict[int, dict[int, Place]]:
+    return {number: dict(enumerate(places)) for number, places in enumerate(partitions)}
+
+
+def test_transactions_that_readers_of_committed_records_may_see_so():
+    """Committed ones as a whole, aborted ones not at all, unknown ones as a whole or not at all."""
+    outcomes = [Outcome.COMMITTED, Outcome.UNKNOWN, Outcome.ABORTED]
+    assert broken_transactions(outcomes, seen(WHOLE, WHOLE)) == []
+    assert broken_transactions(outcomes, seen(WHOLE + OTHER, WHOLE + OTHER)) == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "found", "says"),
+    [
+        (Outcome.COMMITTED, seen(WHOLE, WHOLE[:2]), "is committed"),
+        (Outcome.COMMITTED, seen(WHOLE, []), "is committed"),
+        (Outcome.ABORTED, seen([], WHOLE), "is aborted"),
+        (Outcome.UNKNOWN, seen(WHOLE, []), "is unknown"),
+        (Outcome.UNKNOWN, seen(WHOLE[:1], WHOLE[:1]), "is unknown"),
+        (Outcome.COMMITTED, seen(WHOLE, WHOLE + WHOLE), "twice"),
+        (Outcome.COMMITTED, seen(WHOLE, WHOLE[::-1]), "out of order"),
+    ],
+)
+def test_transaction_that_is_seen_otherwise_is_told(outcome, found, says):
+    """In part, in one partition only, twice, out of order, or although it was aborted."""
+    assert any(says in one for one in broken_transactions([outcome], found))
+
+
+def test_committed_offset_that_was_never_committed_is_told():
+    """An offset whose commit was asked for without an answer may be the group's or not."""
+    reader = CommittedReader("reader", "", in_group=True, acknowledged={0: 5, 1: 5}, asked={0: 9, 1: 9})
+    for partition, found in ((0, 9), (0, 9), (1, 5)):
+        reader.check_committed(partition, found)
+    assert reader.broken == []
+    reader.check_committed(1, 9)
+    reader.check_committed(0, None)
+    assert len(reader.broken) == 2
+
+
+async def test_cancelled_task_waits_for_its_thread():
+    """Else the thread could start a process after everything was ended."""
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        may_end.wait()
+        ended.set()
+
+    task = asyncio.create_task(in_thread(work))
+    await asyncio.to_thread(begun.wait)
+    task.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    was_done = task.done()
+    may_end.set()
+    assert not was_done
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+async def test_first_signal_cancels_and_the_next_ones_do_not():
+    """What is cleaned up is not interrupted."""
+    cleaned = asyncio.Event()
+
+    async def run() -> list[signal.Signals]:
+        with cancelled_by_signals() as received:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                signal.raise_signal(signal.SIGINT)
+                while len(received) < 2:  # noqa: ASYNC110 the loop calls the handler soon
+                    await asyncio.sleep(0)
+                cleaned.set()
+        return received
+
+    assert await asyncio.create_task(run()) == [signal.SIGTERM, signal.SIGINT]
+    assert cleaned.is_set()
