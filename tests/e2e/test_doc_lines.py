@@ -48,6 +48,8 @@ ELSEWHERE = {
     "kafka-configs.sh": "a tool of Kafka's, for an operator's broker",
     "kafka-transactions.sh": "a tool of Kafka's, for an operator's broker",
     "kafka-acls.sh": "a tool of Kafka's, for an operator's broker",
+    "kafka-groups.sh": "a tool of Kafka's, for an operator's broker",
+    "kafka-share-groups.sh": "a tool of Kafka's, for an operator's broker",
     "kafka-topics.sh": "a tool of Kafka's, for an operator's broker",
     "make": "takes minutes to hours; the test below sees that the target exists",
     "export": "sets a variable",

@@ -270,7 +270,8 @@ class KafkaCluster:
                 **(properties or {}),
             }
             _write_properties(node, settings)
-            await asyncio.to_thread(_format, node, cluster_id)
+            is_preview = settings.get("unstable.feature.versions.enable") == "true"
+            await asyncio.to_thread(_format, node, cluster_id, is_preview=is_preview)
         cluster = cls(cluster_id, nodes)
         try:
             await cluster.launch()
@@ -458,11 +459,14 @@ def _write_properties(node: KafkaBrokerProcess, settings: Mapping[str, str]) -> 
     (node.directory / "server.properties").write_text(text)
 
 
-_formatted: dict[Path, bytes] = {}
-"""The checkpoint that Kafka's tool writes into a new log directory, by the directory of the tool's jars."""
+_formatted: dict[tuple[Path, bool], bytes] = {}
+"""
+The checkpoint that Kafka's tool writes into a new log directory, by the directory of the tool's jars, and
+whether it takes features that are previews.
+"""
 
 
-def _format(node: KafkaBrokerProcess, cluster_id: str) -> None:
+def _format(node: KafkaBrokerProcess, cluster_id: str, *, is_preview: bool) -> None:
     """
     Format the log directory of a node.
 
@@ -471,12 +475,13 @@ def _format(node: KafkaBrokerProcess, cluster_id: str) -> None:
     starting a JVM.
     """
     checkpoint = node.log_dir / "bootstrap.checkpoint"
-    if node.jars not in _formatted:
+    kind = node.jars, is_preview
+    if kind not in _formatted:
         _format_with_kafka(node, cluster_id)
-        _formatted[node.jars] = checkpoint.read_bytes()
+        _formatted[kind] = checkpoint.read_bytes()
         return
     node.log_dir.mkdir()
-    checkpoint.write_bytes(_formatted[node.jars])
+    checkpoint.write_bytes(_formatted[kind])
     properties = {
         "version": "1",
         "cluster.id": cluster_id,
