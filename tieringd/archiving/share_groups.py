@@ -1,5 +1,5 @@
 """
-What share groups (KIP-932) of the cluster still need, for the trims of all partitions.
+The records that share groups (KIP-932) of the cluster still need, for the trims of all partitions.
 
 A share group reads from the broker alone, which skips what was trimmed: a group that lags behind a trim loses
 records, and no client is told. `ShareGroups.hold` says what a trim has to leave.

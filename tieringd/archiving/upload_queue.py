@@ -31,7 +31,7 @@ _STALE_PLACES = 64
 
 @dataclass(frozen=True, slots=True)
 class Urgency:
-    """What the archiver knows of its partition when it asks to upload."""
+    """The facts that an archiver states of its partition when it asks to upload."""
 
     seconds_to_loss: float = math.inf
     """Time until the broker would delete bytes that are not durable yet; infinity when it would not."""

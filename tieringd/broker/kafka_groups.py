@@ -38,7 +38,7 @@ class OffsetsNotKnownYet(BrokerUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class GroupOffset:
-    """What a group has committed for one partition."""
+    """The commit of a group for one partition."""
 
     offset: int
     metadata: str

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _SHARE: Final = "share"
 _GONE: Final = frozenset({ErrorCode.group_id_not_found, ErrorCode.unknown_topic_or_partition})
-"""What was listed a moment ago may have been deleted since."""
+"""A group or topic may be deleted between the listing and the description."""
 
 
 async def share_group_starts(

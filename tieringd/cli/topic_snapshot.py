@@ -41,7 +41,7 @@ class PartitionSnapshot:
     problem: str = ""
     """Why *log* or *bounds* are unknown although this broker should have them; empty if they are known."""
     share_group_hold: ShareGroupHold | None = None
-    """What share groups still need; None where they need nothing, or several partitions were asked for."""
+    """The records that share groups still need; None where they need none, or without a partition number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ class AdminConfig(BaseModel):
     """
     token: Annotated[SecretStr, SecretText()] | None = None
     """
-    What a request that changes something has to carry: `Authorization: Bearer TOKEN`. null: the page is
+    Requests that change something must carry it, as `Authorization: Bearer TOKEN`. null: the page is
     read-only. Take it from the environment: `${NAME}`.
     """
 

@@ -458,7 +458,7 @@ class GatewayConfig(BaseModel):
     """
     principal_store_dollars_per_day: Annotated[float, Decimal(0.001, 1_000_000)] | None = None
     """
-    What reading from the object store may cost for each principal in a day, by the list prices of requests;
+    The most that reads of each principal from the store may cost in a day, by the list prices of requests;
     null: no limit. Past it answers are small and carry Kafka's throttle time, and none is refused.
     """
     slow_fetch_ms: Annotated[int, duration(1, _DAY_MS)] = 5 * _SECOND_MS

@@ -5,10 +5,10 @@ A full collection walks over every object while all threads wait. The start leav
 of them of the cloud's SDK, and ten thousand partitions leave a million: a third of a second each time. Nearly
 all of them stay as long as the daemon does.
 
-What survives a full collection is reachable, so `long_lived_objects_spared` excludes it from the next ones
-("freezes" it) when the collection took long. An excluded object is still freed by its reference count. An
-excluded object that becomes part of an unreachable cycle stays until a full collection looks at everything
-again: the first one after `EVERYTHING_EVERY_SECONDS`.
+An object that survives a full collection is reachable. `long_lived_objects_spared` excludes the survivors
+of a long collection from the next ones ("freezes" them). An excluded object is still freed by its reference
+count. An excluded object that becomes part of an unreachable cycle stays until a full collection looks at
+everything again: the first one after `EVERYTHING_EVERY_SECONDS`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-What a client of an archive endpoint may see and read: rules by principal and topic, like Kafka's ACLs.
+Rules by principal and topic, like Kafka's ACLs: the topics that a client of an endpoint may see and read.
 
 Rules only allow. What no rule allows is refused, and a topic that a client may not describe looks the same to
 it whether it exists or not. READ includes DESCRIBE. An endpoint without users has no rules: its clients may
@@ -51,7 +51,7 @@ class TopicRule:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What one client may do, at the time of one request."""
+    """The permissions of one client, at the time of one request."""
 
     rules: tuple[TopicRule, ...] | None
     """The rules of the client's principal; None allows everything."""

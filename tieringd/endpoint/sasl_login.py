@@ -26,7 +26,7 @@ from tieringd.metrics.readers import ANONYMOUS
 
 PLAIN: Final = "PLAIN"
 BEFORE_LOGIN: Final = frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
-"""What a client may send before it has logged in."""
+"""The requests that a client may send before it has logged in."""
 _NO_LIFETIME: Final = i64Timedelta.parse(timedelta(0))
 """A login lasts as long as its connection."""
 _NONCE_BYTES: Final = 24
@@ -34,7 +34,7 @@ _NONCE_MAX: Final = 256
 
 
 class SaslLogin:
-    """Who a client is, from its first request on."""
+    """The login of one client, and its principal from then on."""
 
     def __init__(self, users: UserDirectory, *, certified: str | None, offers_plain: bool) -> None:
         """Keep the arguments. *certified* is the principal of a client's certificate."""

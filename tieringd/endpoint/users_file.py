@@ -58,7 +58,7 @@ _NAME_MAX: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class ScramCredential:
-    """What verifies a password."""
+    """The stored values that verify a password."""
 
     mechanism: str
     iterations: int

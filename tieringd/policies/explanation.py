@@ -82,7 +82,7 @@ class TopicFacts:
     idle_because: str = ""
     """Why this daemon uploads and trims nothing of the partition, as `why_idle` returns it."""
     share_group_hold: ShareGroupHold | None = None
-    """What share groups still need; None where there is none."""
+    """The records that share groups still need; None where they need none."""
     upload_interval_ms: int | None = None
     """Age after which the stable part of the active segment is uploaded; None never uploads it early."""
 

@@ -55,7 +55,7 @@ class TrimWishes:
     never_because: str = ""
     """The result of `why_never_trimmed`."""
     share_group_hold: ShareGroupHold | None = None
-    """What share groups still need; None where there is none."""
+    """The records that share groups still need; None where they need none."""
 
 
 @dataclass(frozen=True, slots=True)
