@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -28,14 +29,29 @@ def write_partition(
     return directory
 
 
-def add_segments(directory: Path, *, segments: int, value_bytes: int = 200) -> None:
-    """Append segments to a partition: the one that was active is closed, the last one is active."""
+def add_segments(
+    directory: Path, *, segments: int, value_bytes: int = 200, written_seconds: float | None = None
+) -> None:
+    """
+    Append segments to a partition: the one that was active is closed, the last one is active.
+
+    *written_seconds* is when all of the log was last written, since the epoch. A daemon notices new files and
+    not new times of files, so each file has its time before the log shows it.
+    """
+    if written_seconds is not None:
+        for path in directory.glob("*.log"):
+            os.utime(path, (written_seconds, written_seconds))
     begin = max((int(path.stem) // RECORDS + 1 for path in directory.glob("*.log")), default=0)
     for number in range(begin, begin + segments):
         base_offset = number * RECORDS
         value = Random(f"{directory.name} {number}").randbytes(value_bytes)  # the same each time
         data = segment_bytes(base_offset, batches=BATCHES, records_per_batch=RECORDS_PER_BATCH, value=value)
-        segment_path(directory, number).write_bytes(data)
+        path = segment_path(directory, number)
+        staged = path.with_suffix(".staged")
+        staged.write_bytes(data)
+        if written_seconds is not None:
+            os.utime(staged, (written_seconds, written_seconds))
+        staged.rename(path)
 
 
 def segment_path(directory: Path, number: int) -> Path:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import resource
 import shutil
@@ -259,10 +258,7 @@ def test_damaged_archive_old_segments_and_few_descriptors_are_seen(tmp_path, log
         stored.unlink()
         until_also_holding(prometheus, "TieringdArchiveFault")
         archive.rename(tmp_path / "away")
-        add_segments(logs / "orders-0", segments=3)
-        an_hour_ago = time.time() - 3600
-        for path in (logs / "orders-0").glob("*.log"):
-            os.utime(path, (an_hour_ago, an_hour_ago))
+        add_segments(logs / "orders-0", segments=3, written_seconds=time.time() - 3600)
         until_also_holding(prometheus, "TieringdNotUploading", "TieringdScrubOverdue", "TieringdNotReady")
         (limit,) = prometheus.query("process_open_fds")
         pid = daemon.server.pid
