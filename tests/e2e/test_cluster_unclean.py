@@ -77,12 +77,15 @@ async def test_unclean_election_replaces_what_is_off_the_new_lineage(brokers, da
     manifest = archived_manifest(objects, topic)
     (told,) = daemons.events(_REPLACED)
     (replacement,) = manifest.replacements
-    assert (told["base_offset"], told["last_offset"], replaced) == (20, 49, 30)
-    assert (replacement.base_offset, replacement.last_offset) == (20, 49)
+    assert (told["base_offset"], told["last_offset"], replaced) == (25, 49, 25)
+    assert (replacement.base_offset, replacement.last_offset) == (25, 49)
     assert replacement.leader_epoch == manifest.leader_epoch > before.leader_epoch
     assert (manifest.gaps, manifest.faults()) == ((), ())
     closed = closed_segments(directory)
-    assert stored_segments(objects, manifest) == closed
+    # The good head of the segment where the logs part stays as it was; the new leader's log follows it.
+    stored = stored_segments(objects, manifest)
+    assert sorted(stored) == sorted({*closed, len(shared)})
+    assert b"".join(stored[base_offset] for base_offset in sorted(stored)) == b"".join(closed.values())
     assert archived_bytes(daemons.config(), topic) == b"".join(closed.values())
     expected = list(enumerate(shared + new))[: manifest.next_offset]
     found = [(one.offset, one.value) for one in read_records(daemons.config(), topic)]

@@ -180,7 +180,7 @@ GUARDS: tuple[Guard, ...] = (
     guard(
         "only-in-the-archive",
         f"{_ARCHIVING}/lineage_keeper.py",
-        "if replacement.only_archived is not None:",
+        "if _keeps_good_part(replacement, seen):",
         "if False:",
         "Good records that only the archive has are never cut off",
         theme="good part",

@@ -31,6 +31,7 @@ from tieringd.daemon.housekeeping_jobs import merge_job
 from tieringd.daemon.scrubbing import scrub_job
 from tieringd.metrics import Metrics
 from tieringd.model import manifest as manifests
+from tieringd.policies import lineage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -109,7 +110,11 @@ class Storm(Cluster):
     async def run(self) -> None:
         """Run the history, with limits that are reached within it."""
         self._begin_with_records(self.stream("begin"))
-        with patch.object(manifests, "SEGMENTS_REMEMBERED", self._segments_remembered()):
+        remembered = self._segments_remembered()
+        with (
+            patch.object(manifests, "SEGMENTS_REMEMBERED", remembered),
+            patch.object(lineage, "SEGMENTS_REMEMBERED", remembered),
+        ):
             await super().run()
 
     def _segments_remembered(self) -> int:

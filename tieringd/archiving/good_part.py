@@ -1,13 +1,14 @@
 """
-Keep the good part of an archive's tail where only the archive has it, after an unclean election.
+Keep the good part of an archive's tail after an unclean election.
 
-The tail has to give way to the leader's log from the divergence on. Where the leader's log no longer has
-the good offsets before it, cutting whole segments would lose them. So the segment that holds the
-divergence is split there, and segments whose index tells a wrong outcome of a transaction get a new index.
-The outcome comes from the markers in the leader's log.
+The tail has to give way to the leader's log from the divergence on. The good offsets before it are durable. A
+cut of whole segments would lose them where the leader's log no longer has them, or loses them before they are
+copied again. So the segment that holds the divergence is split there, and segments whose index tells a wrong
+outcome of a transaction get a new index. The outcome comes from the markers in the leader's log.
 
-Where nothing tells what is right, an operator decides (`model.operator_decision`). The decision says how
-transactions ended, or that the archive's records count, or which of them become a gap.
+Where nothing tells what is right, the leader's log replaces the good part if it has all of it. Else an
+operator decides (`model.operator_decision`). The decision says how transactions ended, or that the archive's
+records count, or which of them become a gap.
 
 The change is permanent, so it takes two observations with different numbers. The objects are stored
 first; one commit then cuts the archive back and names them. A crash before the commit leaves objects that
@@ -125,11 +126,12 @@ class GoodPart(LeadershipLogger):
         """Return why the part that *plan* would lose cannot be kept yet; empty when it can."""
         replacement = plan.replacement
         assert replacement is not None, "there is a part to keep"
-        assert replacement.only_archived is not None, "there is a part to keep"
+        assert replacement.good is not None, "there is a part to keep"
         self.needs_another_scan = False
-        good = replacement.only_archived
+        good = replacement.only_archived or replacement.good
         divergence = replacement.divergence_offset
-        why = f"{plan.reason}; offsets {good.base_offset} to {good.last_offset} exist only in the archive"
+        where = "exist only in the archive" if replacement.only_archived else "are good"
+        why = f"{plan.reason}; offsets {good.base_offset} to {good.last_offset} {where}"
         known = self._seen_first
         # The start of the local log may move. What is kept does not depend on it.
         judged = replace(
@@ -167,7 +169,8 @@ class GoodPart(LeadershipLogger):
         Store what stays of the tail; return the manifest that names it and ends at *cut_offset*.
 
         *cut_offset* is the divergence, or a segment's end before it from which on the leader's log has all.
-        Returns None, and why, where an operator has to decide.
+        Returns None, and why, where nothing tells what is right. An operator has to decide then, unless the
+        leader's log has the whole part.
 
         Raises:
             RetryableError: The log cannot be read now, or the store does not answer.
@@ -175,9 +178,14 @@ class GoodPart(LeadershipLogger):
         try:
             return await self._kept(manifest, plan, seen, cut_offset, None), ""
         except OperatorNeededError as error:
-            return None, self._ask_operator(plan, error.reason, error)
+            failure: TieringError = error
+            reason = error.reason
         except (ObjectNotFound, ChecksumRejected, CorruptDataError) as error:
-            return None, self._ask_operator(plan, OperatorReason.SEGMENT_UNREADABLE, error)
+            failure, reason = error, OperatorReason.SEGMENT_UNREADABLE
+        assert plan.replacement is not None, "there is a part to keep"
+        if plan.replacement.only_archived is None:
+            return None, str(failure)
+        return None, self._ask_operator(plan, reason, failure)
 
     async def keep_as_decided(
         self,
@@ -236,8 +244,8 @@ class GoodPart(LeadershipLogger):
     ) -> KeptPart:
         replacement, now_ms = plan.replacement, self._now_ms()
         assert replacement is not None, "there is a part to keep"
-        assert replacement.only_archived is not None, "there is a part to keep"
-        good = replacement.only_archived
+        good = replacement.only_archived or replacement.good
+        assert good is not None, "there is a part to keep"
         is_known = knows_divergence(manifest, seen.log)
         part = decided_part(
             decision,

@@ -41,6 +41,7 @@ from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.model.spillover import SpilloverManifest, SpilloverName
 from tieringd.model.tail_cut import cut_back, undone_from
 from tieringd.policies.lineage import (
+    ArchiveTruncation,
     Lineage,
     LineagePlan,
     knows_divergence,
@@ -143,6 +144,21 @@ class Spiller(PartitionLogger):
         return committed
 
 
+def _keeps_good_part(replacement: ArchiveTruncation, seen: Observation) -> bool:
+    """
+    Say whether the good part of what is replaced stays as it is stored.
+
+    A transaction that is open at the divergence has no outcome yet. Where the leader's log has the whole
+    part, the log replaces it at once, so that the archive does not tell the old outcome until the transaction
+    ends.
+    """
+    if replacement.good is None or replacement.only_archived is not None:
+        return replacement.good is not None
+    bounds = seen.bounds
+    has_open_transaction = bounds.last_stable_offset < bounds.log_end_offset
+    return not has_open_transaction or bounds.last_stable_offset >= replacement.divergence_offset
+
+
 def _local_offset(seen: Observation) -> int | None:
     """Return the first offset on this host, in the log or pinned; None where there is none."""
     offsets = (seen.log.first_offset, seen.uploadable.first_offset)
@@ -218,10 +234,11 @@ class LineageKeeper(LeadershipLogger):
             plan = await self._plan(await self._spillovers.with_history(manifest), seen)
             manifest = await self._spillovers.with_history(manifest, from_offset=plan.resume_offset - 1)
         replacement = plan.replacement
-        if replacement is None or replacement.only_archived is None:
+        if replacement is None or replacement.good is None:
             self._good_part = None
-            if plan.lineage is not Lineage.UNDECIDED:
-                await self._end_decisions(stored.existing)
+        is_only_archived = replacement is not None and replacement.only_archived is not None
+        if not is_only_archived and plan.lineage is not Lineage.UNDECIDED:
+            await self._end_decisions(stored.existing)
         if replacement is None:
             return stored, "" if plan.lineage.may_append else plan.reason
         if new_holes:
@@ -230,9 +247,17 @@ class LineageKeeper(LeadershipLogger):
                 f"{plan.reason}; offsets {base_offset} to {next_offset - 1} are missing on disk; nothing is "
                 "replaced until the next scan finds them missing as well"
             )
-        if replacement.only_archived is not None:
+        if _keeps_good_part(replacement, seen):
             # A cut of whole segments would lose offsets that were promised to be durable.
             return await self._keep_good_part(stored, manifest, plan, seen)
+        return await self._replace_whole(stored, manifest, plan, seen)
+
+    async def _replace_whole(
+        self, stored: StoredManifest, manifest: PartitionManifest, plan: LineagePlan, seen: Observation
+    ) -> tuple[StoredManifest, str]:
+        """Cut the archive back to the base of a segment; the leader's log has all that follows."""
+        replacement = plan.replacement
+        assert replacement is not None, "the plan replaces something"
         self._log.warning(
             "archive's tail is off the leader's lineage; replacing it",
             base_offset=replacement.base_offset,
@@ -281,10 +306,18 @@ class LineageKeeper(LeadershipLogger):
             return await self._carry_out(decision, stored, manifest, plan, seen)
         if good_part.rests_because:
             return stored, good_part.rests_because
-        cut_offset = replacement.divergence_offset
+        whole, cut_offset = manifest, replacement.divergence_offset
         if plan.lineage is Lineage.DIVERGES:
             manifest, cut_offset = await self._winners_lost(manifest, cut_offset, seen)
         kept, waits_because = await good_part.keep(manifest, plan, seen, cut_offset=cut_offset)
+        if kept is None and replacement.only_archived is None:
+            self._log.warning(
+                "the good part of the archive's tail cannot be kept; the leader's log replaces it",
+                base_offset=replacement.base_offset,
+                divergence_offset=replacement.divergence_offset,
+                error=waits_because,
+            )
+            return await self._replace_whole(stored, whole, plan, seen)
         if kept is None:
             return stored, waits_because
         return await self._commit_part(stored, kept, plan), ""

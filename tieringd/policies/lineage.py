@@ -4,7 +4,8 @@ Leader-epoch lineage: whether the archive's tail still matches the partition lea
 After an unclean election, or a crash that lost records not yet on disk, the new leader's log continues
 from an earlier offset than the archive ends at. Offsets repeat then, with other records under a newer
 epoch. What the archive holds from the point of divergence on is off the lineage: it is replaced from the
-leader's log, whole segments at a time, and the range is reported.
+leader's log, and the range is reported. What a segment holds below the divergence is good. It stays, because
+the leader's log may lose it before it is copied again.
 
 The comparison relies on one property of Kafka's replication: each epoch has one leader, so two logs that
 both have an epoch are equal up to where the first of them ends it (KIP-101, KIP-279). Where the two
@@ -89,10 +90,15 @@ class ArchiveTruncation:
     """The base of the local segment that holds `base_offset`, which may begin before it."""
     missing: MissingRange | None
     """Offsets from `base_offset` on that the local log no longer holds: a gap unless salvaged."""
+    good: MissingRange | None
+    """
+    The offsets below the divergence that are in stored segments. They are durable, and stay so unless nothing
+    tells how a transaction among them ends: then the leader's log, which has all of them, replaces them.
+    """
     only_archived: MissingRange | None
     """
-    The offsets of *missing* that are below the divergence and in stored segments, which are their only copy.
-    The replacement must keep them, or data is lost that was promised to be durable.
+    The offsets of *missing* that are *good*: the stored segments are their only copy. The replacement must
+    keep them, or data is lost that was promised to be durable.
     """
 
 
@@ -356,9 +362,11 @@ def _replacement(
         base_offset = min(manifest.start_offset, max(divergence, _first_kept(log, bounds)))
     else:
         base_offset = _entry_base(manifest, from_offset)
-    good_end = min(divergence, local_first)
     # The replacement may begin with a gap, and the first stored segment comes after it.
-    stored = manifest.segments.overlapping(base_offset, good_end)
+    stored = manifest.segments.overlapping(base_offset, divergence)
+    first_good = max(base_offset, stored[0].base_offset) if stored else divergence
+    # A broker deletes the files before its log start at any moment: they are no copy.
+    only_archived_end = min(divergence, max(local_first, _first_kept(log, bounds)))
     row = bisect_right([segment.base_offset for segment in log.segments], base_offset) - 1
     return ArchiveTruncation(
         base_offset=base_offset,
@@ -367,10 +375,13 @@ def _replacement(
         segment_count=len(manifest.segments) - manifest.segments.row_at_or_after(base_offset),
         local_base_offset=log.segments[row].base_offset if row >= 0 else None,
         missing=MissingRange(base_offset, local_first - 1) if base_offset < local_first else None,
-        only_archived=(
-            MissingRange(max(base_offset, stored[0].base_offset), good_end - 1) if stored else None
-        ),
+        good=_range(first_good, divergence),
+        only_archived=_range(first_good, only_archived_end),
     )
+
+
+def _range(base_offset: int, next_offset: int) -> MissingRange | None:
+    return MissingRange(base_offset, next_offset - 1) if base_offset < next_offset else None
 
 
 def _first_kept(log: LocalLog, bounds: LogBounds) -> int:

@@ -31,12 +31,8 @@ async def test_transaction_that_ends_otherwise_on_the_new_lineage_is_archived_so
     writer.begin_epoch(1)
     getattr(writer, ended_as)(2)
     writer.closed_segment()
-    archiver = archiver_of(writer, archive, broker, leader_epoch=1)
-    while (await archiver.step(observed(writer))).uploaded:
-        pass
+    manifest = await stepped(archiver_of(writer, archive, broker, leader_epoch=1), writer)
 
-    manifest = archiver.manifest
-    assert manifest is not None
     assert manifest.next_offset == writer.bases[-1]
     for read_committed in (False, True):
         found = await values_in(archive, manifest, read_committed=read_committed)
@@ -54,8 +50,9 @@ def archived_up_to_a_marker(writer) -> int:
 
 async def stepped(archiver, writer) -> PartitionManifest:
     """Let *archiver* do all that there is to do, and return the manifest."""
-    while (await archiver.step(observed(writer))).uploaded:
-        pass
+    result = await archiver.step(observed(writer))
+    while result.uploaded or result.needs_another_scan:
+        result = await archiver.step(observed(writer))
     assert archiver.manifest is not None
     return archiver.manifest
 
@@ -140,11 +137,16 @@ async def test_transaction_beside_a_reopened_one_stays_as_it_is(writer, archive,
 async def test_marker_that_a_cut_put_past_the_archive_s_end_again_may_be_lost_as_well(
     writer, archive, broker
 ):
-    """Two unclean elections in a row: the first cuts the marker off, the second removes it."""
+    """
+    Two unclean elections in a row: the first cuts the marker off, the second removes it.
+
+    The first cuts a whole segment off, because a transaction is open where the logs part.
+    """
     writer.append(b"transacted", producer_id=2)
     writer.roll()
     writer.append(b"plain")
     writer.commit(2)
+    writer.append(b"open", producer_id=3)
     divergence = writer.append(b"lost")
     writer.closed_segment()
     before = await archived(writer, archive)

@@ -1,4 +1,4 @@
-"""An unclean election where only the archive has the good records before the divergence: they stay."""
+"""An unclean election that parts the logs inside a segment: the good records before the divergence stay."""
 
 from __future__ import annotations
 
@@ -73,6 +73,71 @@ async def test_segment_is_split_at_the_divergence(writer, archive, broker):
     assert bounds_of(manifest) == [(0, 0, 1), (1, 1, 1)]
     assert [(one.base_offset, one.last_offset) for one in manifest.replacements] == [(1, 2)]
     assert manifest.epochs == ((0, 0), (1, 1))
+    await expect_as_in_the_log(archive, writer, manifest)
+
+
+async def test_good_records_stay_when_the_log_loses_them_before_they_are_copied_again(
+    writer, archive, broker
+):
+    """Retention, or a user, may remove the good records from the leader's log at any moment."""
+    writer.append(b"good")
+    writer.append(b"good too")
+    divergence = writer.append(b"lost")
+    writer.roll()
+    await archived(writer, archive)
+    writer.truncate(divergence)
+    writer.begin_epoch(1)
+    archiver = archiver_of(writer, archive, broker, leader_epoch=1)
+    await stepped(archiver, writer)
+
+    writer.append(b"another leader's")
+    writer.roll()
+    writer.drop_head()
+    writer.closed_segment(b"after the trim")
+    manifest = await stepped(archiver, writer)
+    assert await values_in(archive, manifest) == {0: b"good", 1: b"good too", 3: b"after the trim"}
+    assert [(gap.base_offset, gap.last_offset) for gap in manifest.gaps] == [(2, 2)]
+    assert not (await archive.verifier.verify(manifest, deep=True)).faults
+
+
+async def test_log_that_has_all_replaces_a_good_part_whose_end_is_open(writer, archive, broker):
+    """The archive does not tell the old leader's outcome for as long as the transaction goes on."""
+    writer.append(b"transacted", producer_id=PRODUCER)
+    divergence = writer.append(b"lost")
+    writer.commit(PRODUCER)
+    writer.roll()
+    before = await archived(writer, archive)
+    writer.truncate(divergence)
+    writer.begin_epoch(1)
+    writer.append(b"another leader's")
+    archiver = archiver_of(writer, archive, broker, leader_epoch=1)
+    manifest = await stepped(archiver, writer)
+    assert (manifest.next_offset, before.next_offset) == (0, 3)
+
+    writer.abort(PRODUCER)
+    writer.closed_segment(b"after it")
+    await expect_as_in_the_log(archive, writer, await stepped(archiver, writer))
+
+
+@pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "damaged"])
+async def test_log_that_has_all_replaces_a_good_part_that_cannot_be_read(
+    writer, archive, broker, store, is_missing
+):
+    """An operator is asked only where the archive has the only copy."""
+    writer.append(b"good")
+    divergence = writer.append(b"lost")
+    writer.roll()
+    before = await archived(writer, archive)
+    key = data_key(writer.identified, before.segments[0])
+    data, _ = await store.get(key)
+    damaged = data[:70] + bytes([data[70] ^ 1]) + data[71:]
+    await (store.delete_many([key]) if is_missing else store.put(key, damaged, crc32c=crc32c(damaged)))
+    writer.truncate(divergence)
+    writer.begin_epoch(1)
+    writer.closed_segment(b"another leader's")
+    archiver = archiver_of(writer, archive, broker, leader_epoch=1)
+    manifest = await stepped(archiver, writer)
+    assert archiver.operator_wait is None
     await expect_as_in_the_log(archive, writer, manifest)
 
 

@@ -210,8 +210,9 @@ async def test_new_lineage_replaces_spilled_segments(writer, archiver, store, tm
     for number in range(4):
         other.closed_segment(b"new%d" % number)
     successor = archiver_of(other, archive_in(store, writer_id="b2"), FakeBroker(other), leader_epoch=1)
-    while (await successor.step(observe(other))).uploaded:
-        pass
+    result = await successor.step(observe(other))
+    while result.uploaded or result.needs_another_scan:
+        result = await successor.step(observe(other))
     manifest = stored_manifest(store, other)
     expected = written_below(other, manifest.next_offset)
     assert manifest.next_offset == other.bases[-1]

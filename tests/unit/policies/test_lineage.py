@@ -275,7 +275,7 @@ def test_the_end_of_the_log_alone_is_no_proof_after_an_election():
 
 
 def test_an_archive_off_the_lineage_is_replaced_from_the_segment_that_leaves_it():
-    """The segment with the divergence goes as a whole, and the plan says what an operator must know."""
+    """The plan names the segment with the divergence, what is good of it, and what an operator must know."""
     assert plan(THREE, epochs=((5, 0), (NEW, 210))) == LineagePlan(
         Lineage.DIVERGES,
         "offsets 210 to 299 were archived from a leader whose records are not in the log that leads since "
@@ -288,6 +288,7 @@ def test_an_archive_off_the_lineage_is_replaced_from_the_segment_that_leaves_it(
             segment_count=1,
             local_base_offset=200,
             missing=None,
+            good=MissingRange(200, 209),
             only_archived=None,
         ),
     )
@@ -581,6 +582,7 @@ def test_reopened_transaction_is_named_with_the_marker_that_is_gone():
             segment_count=2,
             local_base_offset=100,
             missing=None,
+            good=MissingRange(100, 299),
             only_archived=None,
         ),
     )
