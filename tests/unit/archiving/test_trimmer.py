@@ -394,6 +394,34 @@ async def test_leader_that_does_not_know_its_successor_trims_nothing(writer, arc
     assert await trimmer.trim(manifest, seen) == 1
 
 
+async def test_leader_that_does_not_know_its_successor_trims_nothing_that_expired(
+    writer, archive, broker, metrics, clock
+):
+    """Its successor may have cut the archive back, and its log has other records below the old start."""
+    writer.closed_segment()
+    manifest = (await archived(writer, archive)).expired(1, now_ms=clock())
+    answers = [False, True]
+
+    async def is_current() -> bool:
+        return answers.pop(0)
+
+    trimmer = HintedTrimmer(
+        Leadership(writer.identified, 0),
+        broker=broker,
+        remote_log=archive.remote_log,
+        metrics=metrics,
+        share_groups=ShareGroups(broker, metrics=metrics, steady_ms=clock, hold_ms=SHARE_GROUP_HOLD_MS),
+        steady_ms=clock,
+        ages_ms=lambda _: clock(),
+        is_current=is_current,
+        record=recorded,
+    )
+    seen = observed(writer)
+    assert await trimmer.trim_expired(manifest, seen) == 0
+    assert (broker.trims, writer.log_start_offset) == ([], 0)
+    assert await trimmer.trim_expired(manifest, seen) == 1
+
+
 async def test_trim_waits_for_all_replicas_where_another_could_be_elected(writer, archive, trimmer, broker):
     """A replica that lacks the records may lead one day. A full disk does not wait for it."""
     for _ in range(2):
