@@ -273,9 +273,9 @@ def flushed(monkeypatch):
     paths, fsync = [], os.fsync
 
     def noting(fd: int) -> None:
-        path = os.readlink(f"/proc/self/fd/{fd}")
-        if os.path.isdir(path):  # noqa: PTH112 - an open file may have no name any more
-            paths.append(path)
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        if path.is_dir():
+            paths.append(str(path))
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", noting)
