@@ -99,6 +99,51 @@ async def test_released_topic_is_not_taken_again(manager, broker, registry):
     assert broker.configs["orders"] == {"retention.ms": "86400000", "cleanup.policy": "delete"}
 
 
+async def test_release_that_is_not_known_yet_is_respected(broker):
+    """The manifest of before the release is what this daemon last read; the one in the bucket counts."""
+    store = MemoryStore()
+    registry, operator = (TopicRegistry(store, archive_in(store, writer_id=one).manifests) for one in "ab")
+    manager = RetentionManager(broker, registry)
+    await manager.step(managed())
+    original = registry.manifest(ORDERS).original_retention
+    await operator.change(ORDERS, lambda known: replace(known, retention_released=True))
+    await release(broker, "orders", original)
+    await operator.change(ORDERS, lambda known: replace(known, original_retention=None))
+    assert not registry.manifest(ORDERS).retention_released
+    await manager.step(managed())
+    assert broker.configs["orders"] == {"retention.ms": "86400000", "cleanup.policy": "delete"}
+    assert registry.manifest(ORDERS).original_retention is None
+
+
+@pytest.mark.parametrize("corrected", [{"retention.ms": "604800000"}, {}, {"retention.bytes": "5"}])
+async def test_limit_that_was_corrected_after_the_scan_counts(manager, broker, registry, corrected):
+    """The scan has seen an hour, by mistake: that must not become the total retention for good."""
+    scanned = managed(retention_ms=3_600_000)
+    broker.configs["orders"] = dict(corrected)
+    await manager.step(scanned)
+    assert registry.manifest(ORDERS) is None
+    assert broker.configs["orders"] == corrected
+
+
+async def test_limit_that_changes_while_it_is_recorded_stays_for_the_next_round(broker):
+    """The record has the limit of before, and the new one is not overwritten with no limit."""
+
+    class Changing(MemoryStore):
+        async def put(self, key, body, *, crc32c, condition=None):
+            broker.configs["orders"]["retention.ms"] = "604800000"
+            return await super().put(key, body, crc32c=crc32c, condition=condition)
+
+    store = Changing()
+    registry = TopicRegistry(store, archive_in(store).manifests)
+    manager = RetentionManager(broker, registry)
+    await manager.step(managed())
+    assert broker.configs["orders"]["retention.ms"] == "604800000"
+    await manager.step(managed(retention_ms=604_800_000))
+    assert broker.configs["orders"]["retention.ms"] == "-1"
+    found = registry.manifest(ORDERS).original_retention
+    assert (found.retention_ms, found.effective_ms) == ("604800000", 604_800_000)
+
+
 async def test_broker_that_refuses_is_asked_once(manager, broker):
     """Without the permission the topic stays the broker's, and the log says so once."""
     broker.denied.add("orders")
