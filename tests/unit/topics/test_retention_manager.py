@@ -87,6 +87,25 @@ async def test_new_limit_on_the_broker_becomes_the_total_retention(manager, brok
     assert broker.configs["orders"]["retention.ms"] == "-1"
 
 
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"retention.bytes": "5"}, OriginalRetention("86400000", "5", 86_400_000, 5)),
+        ({"retention.ms": "1000"}, OriginalRetention("1000", "7", 1000, 7)),
+    ],
+)
+async def test_limit_of_one_kind_leaves_the_record_of_the_other(manager, broker, registry, changed, expected):
+    """What the broker has of the other kind is tieringd's own."""
+    has_bytes = "retention.ms" in changed
+    if has_bytes:
+        broker.configs["orders"]["retention.bytes"] = "7"
+    await manager.step(managed(retention_bytes=7 if has_bytes else None))
+    broker.configs["orders"] |= changed
+    ms, size = (broker.configs["orders"][f"retention.{kind}"] for kind in ("ms", "bytes"))
+    await manager.step(managed(None if ms == "-1" else int(ms), None if size == "-1" else int(size)))
+    assert registry.manifest(ORDERS).original_retention == expected
+
+
 async def test_released_topic_is_not_taken_again(manager, broker, registry):
     """After a release the broker keeps its limit, though the configuration still asks for management."""
     await manager.step(managed())
