@@ -213,7 +213,7 @@ class Archiver(LeadershipLogger):
 
     def request_space(self, next_offset: int) -> None:
         """Let the next step trim durable segments before *next_offset*, because the disk needs room."""
-        self._trimmer.cloud_gc_offset = next_offset
+        self._trimmer.request_space(next_offset)
         self._rests_on = None
 
     def offer(self, change: ManifestChange) -> asyncio.Future[None]:

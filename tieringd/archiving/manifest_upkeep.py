@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from itertools import chain
 
 import structlog
 
@@ -34,6 +35,9 @@ REFRESH_INTERVAL_MS = 60_000
 """How old a followed manifest may become before it is read again."""
 REFRESHES_PER_STEP = 200
 """Requests of one step, so that ten thousand followed partitions cause a steady trickle of requests."""
+
+LAST_STEP_SECONDS = 5.0
+"""How long the end of the daemon may wait for the store after its archivers have ended."""
 
 CLEAN_UP_INTERVAL_SECONDS = 6 * 3600.0
 """How often parts of abandoned uploads are searched for: they cost storage and no listing shows them."""
@@ -117,6 +121,8 @@ class ManifestUpkeep:
         self.interval_seconds = interval_seconds
         """Minimum seconds between two listings of the bucket for topic changes."""
         self._refresh_due = 0.0
+        self._begun: set[TopicIdPartition] = set()
+        """Partitions whose archivers have begun, and that no topic manifest counts yet."""
         self._faults: dict[str, str] = {}
         self._store_faults: dict[str, str] = {}
         """The subset of `_faults` that the object store caused."""
@@ -135,6 +141,32 @@ class ManifestUpkeep:
     def knows_topics(self) -> bool:
         """Say whether topic manifests were read from the store; before that nothing is archived."""
         return self._registry.is_known
+
+    def note_begun(self, partition: TopicIdPartition) -> None:
+        """
+        Note that the archiver of *partition* begins: it stores a manifest, and the topic's has to count it.
+
+        This holds although the topic may be deleted before the next step: otherwise its archive would never
+        be found, neither by a restore nor by a purge.
+        """
+        self._begun.add(partition)
+
+    async def end(self) -> None:
+        """Store the topic manifests that archivers which have ended still lack, or give up soon."""
+        if not (self._registry.is_known and self._begun):
+            return
+        try:
+            async with asyncio.timeout(LAST_STEP_SECONDS):
+                await self._try("topic manifests cannot be kept", self._ensure(()))
+        except TimeoutError:
+            log.warning("topic manifests cannot be stored before the end", partitions=len(self._begun))
+
+    async def _ensure(self, partitions: Collection[TopicIdPartition]) -> bool:
+        """Ensure that topic manifests count *partitions*, and those that have begun; see `TopicRegistry`."""
+        try:
+            return await self._registry.ensure(chain(partitions, self._begun))
+        finally:
+            self._begun = {one for one in self._begun if not self._registry.counts(one)}
 
     async def step(self, snapshot: BrokerSnapshot) -> bool:
         """Do what is due for *snapshot*; return whether another observation would differ."""
@@ -155,7 +187,7 @@ class ManifestUpkeep:
         async def ensure() -> None:
             nonlocal is_changed
             try:
-                is_changed |= await self._registry.ensure([one.partition for one in snapshot.wanted])
+                is_changed |= await self._ensure([one.partition for one in snapshot.wanted])
             except TopicFaults as error:
                 is_changed |= error.done > 0
                 raise
@@ -204,7 +236,7 @@ class ManifestUpkeep:
         self._refresh_due = now + self.interval_seconds
         return is_changed
 
-    async def _try(self, what: str, chore: Awaitable[None]) -> None:
+    async def _try(self, what: str, chore: Awaitable[object]) -> None:
         """Do one chore. A failure is logged once, and does not keep the other chores from being done."""
         try:
             await chore

@@ -320,6 +320,7 @@ class Reconciler:
                     self._metrics.reconciled_at.set_to_current_time()
                 await self._wait_for_next_round(self.interval_seconds)
             upkeep.cancel()
+        await self._upkeep.end()
 
     async def step(self, tasks: asyncio.TaskGroup) -> None:
         """Do one round: scan, start and stop archivers, hand each its observation, and adjust pins."""
@@ -358,6 +359,7 @@ class Reconciler:
             self._stop_archiver(leadership)
         for leadership in plan.start:
             fresh = _Running(self._make_archiver(leadership))
+            self._upkeep.note_begun(leadership.partition)
             self._running[leadership] = fresh
             fresh.archiver.on_offer = fresh.arrived.set
             fresh.task = tasks.create_task(self._archive(leadership, fresh))
@@ -503,8 +505,7 @@ class Reconciler:
                 self._forget(leadership)
                 return
             self.changes.note(leadership)
-            due_ms = running.archiver.rest_due_ms(running.newest)
-            if due_ms > -math.inf:
+            if (due_ms := running.archiver.rest_due_ms(running.newest)) > -math.inf:
                 self._resting.rest(leadership, until_ms=due_ms)
             if running.status.trimmed and running.status.pending_segments:
                 self.hint()
@@ -590,11 +591,10 @@ class Reconciler:
             for leadership in self._resting.awake
             if (running := self._running.get(leadership)) is not None
         ]
-        quarantined = sum(1 for _, archiver in awake if archiver.quarantine_fault)
         self._operator_waits.publish(
             (partition, wait) for partition, archiver in awake if (wait := archiver.operator_wait) is not None
         )
         self._metrics.led_partitions.set(len(self._running))
-        self._metrics.quarantined_partitions.set(quarantined)
+        self._metrics.quarantined_partitions.set(sum(bool(one.quarantine_fault) for _, one in awake))
         self._metrics.fenced_partitions.set(len(self._fenced))
         self._metrics.reconcile_seconds.set(seconds)

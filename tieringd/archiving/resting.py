@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 
 from tieringd.model.partition import Leadership
+
+_STALE_DUE_TIMES = 64
+"""How many outdated entries the heap of due times may hold, beyond as many as archivers rest."""
 
 
 class ChangeFeed:
@@ -56,10 +59,18 @@ class Resting:
         self._due: list[tuple[float, int, Leadership]] = []
         """
         A heap of due times with their leaderships. An entry counts only while `_until_ms` has the same time.
+
+        An archiver that is woken in each round adds one for each rest, long before it is due, so outdated
+        entries are dropped when they are too many.
         """
         self._numbers = count()
         self._asked_ms: float = -math.inf
         """The time of the last call of `due`."""
+
+    @property
+    def due_times(self) -> int:
+        """Return how many due times are kept, outdated ones included."""
+        return len(self._due)
 
     @property
     def awake(self) -> Collection[Leadership]:
@@ -75,8 +86,16 @@ class Resting:
         """Let no round step this archiver before *until_ms*, on the clock that `due` is asked with."""
         self._awake.discard(leadership)
         self._until_ms[leadership] = until_ms
-        if until_ms < math.inf:
-            heappush(self._due, (until_ms, next(self._numbers), leadership))
+        if until_ms == math.inf:
+            return
+        heappush(self._due, (until_ms, next(self._numbers), leadership))
+        if len(self._due) > 2 * len(self._until_ms) + _STALE_DUE_TIMES:
+            self._due = [
+                (due_ms, next(self._numbers), one)
+                for one, due_ms in self._until_ms.items()
+                if due_ms < math.inf
+            ]
+            heapify(self._due)
 
     def forget(self, leadership: Leadership) -> None:
         """Forget an archiver that has ended."""

@@ -50,6 +50,11 @@ _SEGMENT_BYTES = 1 << 30
 
 DENIED_PAUSE_MS = 300_000
 """Pause after the broker refused a trim for good; an operator may grant the permission meanwhile."""
+SPACE_REQUEST_GOOD_MS = 600_000
+"""
+How long a request for space counts. The space manager repeats it while the disk is full. A step that waits
+for hours must not trim then as if the disk still were: without waiting for replicas or for a user's deletion.
+"""
 STALE_SCAN_SECONDS = 60.0
 """
 How long after a trim older observations are not used for another trim: they show segments that are already
@@ -181,8 +186,19 @@ class Trimmer(PartitionLogger):
         self._failure = ""
         self._is_held = False
         """Whether share groups held something back at the last trim, as far as this was logged."""
-        self.cloud_gc_offset: int | None = None
-        """The offset up to which the space manager asked for room; the next trim uses it."""
+        self._space_request: tuple[int, int] | None = None
+        """The offset up to which the space manager asked for room, and until when that counts."""
+
+    def request_space(self, next_offset: int) -> None:
+        """Let the next trim take durable segments before *next_offset*, because the disk needs room."""
+        self._space_request = next_offset, self._steady_ms() + SPACE_REQUEST_GOOD_MS
+
+    @property
+    def cloud_gc_offset(self) -> int | None:
+        """Return the offset up to which the disk needs room now; None if it does not."""
+        if self._space_request is None or self._steady_ms() > self._space_request[1]:
+            return None
+        return self._space_request[0]
 
     def note_proved(self, base_offset: int, identity: tuple[int, int, int]) -> None:
         """Remember, until the file is gone, that the file with *identity* matches its stored copy."""
@@ -196,18 +212,19 @@ class Trimmer(PartitionLogger):
             return 0
         if _lacks_head(seen):
             return 0
+        cloud_gc_offset = self.cloud_gc_offset
         wishes = TrimWishes(
             hint=manifest.allowed_local_start_offset,
             awaits_hint=seen.topic.hint_shape.has_hint,
-            cloud_gc_offset=self.cloud_gc_offset,
+            cloud_gc_offset=cloud_gc_offset,
             never_because=seen.topic.never_trimmed_because,
         )
-        is_urgent = self.cloud_gc_offset is not None
+        is_urgent = cloud_gc_offset is not None
         target, plan = plan_trim_to_target(
             seen.log, manifest, wishes, log_start_offset=seen.bounds.log_start_offset
         )
         if target.spends_cloud_gc:
-            self.cloud_gc_offset = None
+            self._space_request = None
         if plan.candidates:
             plan = await self._without_held(plan, manifest, wishes, seen)
         proved = await self._prove(plan.candidates)

@@ -20,7 +20,7 @@ Read in this order:
 from tieringd.config.load import load_config, parse_config
 from tieringd.config.model import AdminConfig, BrokerConfig, Config, LogConfig, Security
 from tieringd.config.properties import TopicProperties
-from tieringd.config.topic import TopicConfig
+from tieringd.config.topic import TopicConfig, broker_limits
 
 __all__ = [
     "AdminConfig",
@@ -30,6 +30,7 @@ __all__ = [
     "Security",
     "TopicConfig",
     "TopicProperties",
+    "broker_limits",
     "load_config",
     "parse_config",
 ]

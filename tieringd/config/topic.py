@@ -137,6 +137,11 @@ class _Settings:
     cleanup_policy: str | None
 
 
+def broker_limits(properties: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Return the broker's own retention of a topic, in milliseconds and in bytes; None is no limit."""
+    return _retention(properties, "retention.ms"), _retention(properties, "retention.bytes")
+
+
 def resolve_topic(
     name: str,
     *,
@@ -156,8 +161,7 @@ def resolve_topic(
     write = _first([place.remote_write for place in places])
     read = _first([place.remote_read for place in places])
     remote_read = defaults.enabled and (defaults.remote_read if read is None else read)
-    broker_retention_ms = _retention(broker_properties, "retention.ms")
-    broker_retention_bytes = _retention(broker_properties, "retention.bytes")
+    broker_retention_ms, broker_retention_bytes = broker_limits(broker_properties)
     cleanup = _first([place.cleanup_policy for place in places]) or "delete"
     total = TotalRetention(
         _limited([*(place.total_ms for place in places), defaults.total_ms]),

@@ -18,7 +18,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 import structlog
 
@@ -38,6 +38,9 @@ from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
 
 log = structlog.get_logger(__name__)
+
+_STALE_DUE_TIMES = 64
+"""How many outdated entries the heap of due times may hold, beyond as many as partitions are led."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +265,11 @@ class ScrubJob:
         """Return "scrub"."""
         return "scrub"
 
+    @property
+    def due_times(self) -> int:
+        """Return how many due times are kept, outdated ones included."""
+        return len(self._due)
+
     def set_pace(self, pace: ScrubPace) -> None:
         """Use *pace* from the next turn on; times that are already set stay."""
         self._pace = pace
@@ -310,6 +318,13 @@ class ScrubJob:
         self._progress[partition].due_ms = due_ms
         self._due_count += 1
         heappush(self._due, (due_ms, self._due_count, partition))
+        if len(self._due) > 2 * len(self._progress) + _STALE_DUE_TIMES:
+            # Leadership that comes and goes adds a time on each return, weeks before the scrub is due.
+            self._due = [
+                (one.due_ms, number, name) for number, (name, one) in enumerate(self._progress.items())
+            ]
+            heapify(self._due)
+            self._due_count = len(self._due)
 
     def _follow(self, pace: ScrubPace, now_ms: int) -> None:
         """Add partitions that are led since the last turn, and drop those that are not led any more."""

@@ -62,6 +62,7 @@ T = TypeVar("T")
 _THREADS = 8
 _LOCK_FILES = 64  # Few enough to stay a handful of inodes, enough that partitions rarely meet.
 _LOCK_POLL_SECONDS = 0.005
+_FLUSHED_KEPT = 1024  # A segment's data and index, and a partition's manifest, go where the last one went.
 _PLACE_ATTEMPTS = 100  # Each is lost only to a delete that empties the directory in that instant.
 _SAME_CLOCK_NS = 1_000_000_000  # A file's time lags behind the clock by a tick of the kernel.
 # Filesystems keep times in nanoseconds, microseconds, seconds or pairs of seconds.
@@ -127,6 +128,9 @@ class FileStore:
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="tieringd-file-store")
         self._is_swept = False
         self._times = StoreTimes()
+        self._flushed: dict[str, int] = {}
+        """The inodes of directories that are flushed up to the root, the latest ones last."""
+        self._flushed_lock = threading.Lock()
 
     def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
         """Tell *listener* the filesystem's time with each object that is stored."""
@@ -228,10 +232,10 @@ class FileStore:
             os.utime(fd)
             filesystem_time = _FilesystemTime(os.fstat(fd).st_mtime_ns // 1_000_000, steady_seconds())
             with _locked(root, target.key, stop):
-                self._commit(root, target, fd, temporary)
+                has_made_directory = self._commit(root, target, fd, temporary)
             status = os.fstat(fd)
         try:
-            sync_directory(root, dirname(target.name))
+            self._flush_directories(root, dirname(target.name), is_new=has_made_directory)
         except FileNotFoundError:
             pass  # Already deleted again, with its directory.
         except OSError as error:
@@ -257,8 +261,12 @@ class FileStore:
                 bodies.append(FileSlice(fd, 0, source.size_bytes))
             return self._put(root, target, bodies, stop)
 
-    def _commit(self, root: int, target: _Target, fd: int, temporary: str) -> None:
-        """Check the condition and move the file into place; the caller holds the key's lock."""
+    def _commit(self, root: int, target: _Target, fd: int, temporary: str) -> bool:
+        """
+        Check the condition and move the file into place; the caller holds the key's lock.
+
+        Return whether the directory was missing at first.
+        """
         previous = _opened_status(root, target.name)
         if previous is not None and stat.S_ISDIR(previous.st_mode):
             raise IsADirectoryError(errno.EISDIR, "the path is a directory")
@@ -271,7 +279,7 @@ class FileStore:
         _stamp(fd, os.fstat(fd).st_mtime_ns, previous)
         # A link refuses to replace a file, even one that a writer without our locks put there.
         move = os.link if isinstance(condition, IfAbsent) else os.replace
-        for _ in range(_PLACE_ATTEMPTS):
+        for attempt in range(_PLACE_ATTEMPTS):
             try:
                 move(temporary, target.name, src_dir_fd=root, dst_dir_fd=root)
             except FileNotFoundError:
@@ -281,13 +289,33 @@ class FileStore:
                     f"put {target.path}: the object exists already", key=target.key
                 ) from error
             else:
-                return
+                return attempt > 0
         raise FileNotFoundError(
             errno.ENOENT, "another process deletes the directory as often as it is created"
         )
 
+    def _flush_directories(self, root: int, directory: str, *, is_new: bool) -> None:
+        """
+        Flush *directory*, and all above it unless this process has done that since *directory* was made.
+
+        A directory that exists may be one that another put, in a thread or in a process that was killed, has
+        made and not flushed. One that *is_new* may have the inode of the one that was there before.
+        """
+        inode = sync_directory(root, directory)
+        if not is_new and self._flushed.get(directory) == inode:
+            return
+        above = directory
+        while above:
+            above = dirname(above)
+            sync_directory(root, above)
+        with self._flushed_lock:
+            self._flushed.pop(directory, None)
+            while len(self._flushed) >= _FLUSHED_KEPT:
+                del self._flushed[next(iter(self._flushed))]
+            self._flushed[directory] = inode
+
     def _make_directory(self, root: int, directory: str) -> None:
-        """Make a directory below the root, durably. A concurrent delete that removes it is no error."""
+        """Make a directory below the root. A concurrent delete that removes it is no error."""
         if not directory:
             raise BucketNotFound(
                 f"{self._root.path} was removed while tieringd used it", hint="Mount the disk of the archive"
@@ -295,7 +323,6 @@ class FileStore:
         parent = dirname(directory)
         try:
             os.mkdir(directory, dir_fd=root)
-            sync_directory(root, parent)
         except FileExistsError:
             return
         except FileNotFoundError:

@@ -283,11 +283,12 @@ def make_work_directory(root: int) -> None:
         return
 
 
-def sync_directory(root: int, name: str) -> None:
-    """Flush the directory *name* below the root, or the root itself if *name* is empty."""
+def sync_directory(root: int, name: str) -> int:
+    """Flush the directory *name* below the root, or the root itself if *name* is empty. Return its inode."""
     fd = os.open(name or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
     try:
         os.fsync(fd)
+        return os.fstat(fd).st_ino
     finally:
         os.close(fd)
 

@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from tieringd.broker.base import Broker
-from tieringd.config import TopicConfig
+from tieringd.config import TopicConfig, broker_limits
 from tieringd.errors import BrokerDenied
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import OriginalRetention, TopicManifest
@@ -70,21 +70,36 @@ class RetentionManager:
         await each_topic(managed, manage)
 
     async def _take_over(self, key: TopicKey, config: TopicConfig) -> None:
+        """Take over the retention of one topic, unless it is another one by now than at the last scan."""
         found = await self._broker.topic_overrides(key.topic)
+        effective_ms, effective_bytes = config.broker_retention_ms, config.broker_retention_bytes
+        told = await self._broker.topic_configs([key.topic])
+        if broker_limits(told.get(key.topic, {})) != (effective_ms, effective_bytes):
+            # Otherwise the limit of before would be the total retention for good. The next scan sees the new
+            # one.
+            log.info("retention has changed since the last scan; it is taken over later", topic=key.topic)
+            return
         original = OriginalRetention(
             found.get("retention.ms"),
             found.get("retention.bytes"),
-            effective_ms=_or_unlimited(config.broker_retention_ms),
-            effective_bytes=_or_unlimited(config.broker_retention_bytes),
+            effective_ms=_or_unlimited(effective_ms),
+            effective_bytes=_or_unlimited(effective_bytes),
         )
 
         def record(manifest: TopicManifest) -> TopicManifest:
+            if manifest.retention_released:
+                return manifest
             return replace(manifest, original_retention=_merged(manifest.original_retention, original))
 
         # An operator may release the topic while this process is stopped; *send_by* keeps a late request
         # from being sent.
         send_by = asyncio.get_running_loop().time() + ORDER_WITHIN_SECONDS
-        await self._registry.change(key, record)
+        if (await self._registry.change(key, record)).retention_released:
+            # What this process last read of the topic may be from before the release.
+            return
+        if await self._broker.topic_overrides(key.topic) != found:
+            # Storing the record may have taken long. The next round records the new values.
+            return
         try:
             await self._broker.alter_topic(key.topic, _UNLIMITED, send_by=send_by)
         except BrokerDenied as error:

@@ -15,7 +15,12 @@ import structlog
 
 from tieringd.archive.manifest_store import ManifestStore
 from tieringd.errors import CorruptDataError
-from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, TopicKey, parse_topic_manifest_key
+from tieringd.formats.object_keys import (
+    TOPIC_MANIFESTS_PREFIX,
+    TopicKey,
+    parse_topic_manifest_key,
+    topic_key,
+)
 from tieringd.formats.topic_manifest import Archiving, TieringDefaults, TopicManifest
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.topic_lifecycle import Lifecycle
@@ -40,6 +45,11 @@ class TopicRegistry:
     def manifest(self, key: TopicKey) -> TopicManifest | None:
         """Return a topic's manifest as last read; None when there was none."""
         return self._known.get(key)
+
+    def counts(self, partition: TopicIdPartition) -> bool:
+        """Say whether the manifest of its topic, as last read, counts *partition*."""
+        known = self._known.get(topic_key(partition))
+        return known is not None and partition.partition < known.partition_count
 
     @property
     def manifests(self) -> tuple[TopicManifest, ...]:

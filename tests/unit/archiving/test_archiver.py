@@ -208,6 +208,20 @@ async def test_commit_of_unknown_outcome_is_checked_before_the_next(writer, arch
     assert value_of(metrics, "tieringd_uploads_total", topic="orders") == 1
 
 
+async def test_own_commits_whose_answers_are_lost_fence_nothing(writer, archiver, store):
+    """However many there are: each is this process's own, and only those of others fence at the second."""
+    await archiver.step(observed(writer))
+    for number in range(3):
+        writer.closed_segment()
+        put = store.put
+        fail_commit(store, after_effect=True)
+        with pytest.raises(StorageUnavailable):
+            await archiver.step(observed(writer))
+        store.put = put
+        await archiver.step(observed(writer))
+        assert len(stored_manifest(store, writer).segments) == number + 1
+
+
 def fail_commit(store: MemoryStore, *, after_effect: bool) -> None:
     """Let the next put of a manifest end in doubt, and the read afterwards fail."""
     put = store.put

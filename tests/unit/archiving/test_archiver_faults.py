@@ -11,8 +11,11 @@ from tests.fakes.archive import archiver_of, observed
 from tests.fakes.manifests import bases, stored_manifest
 from tieringd.archive.manifest_store import StoredManifest
 from tieringd.archiving.archiver import StepResult
+from tieringd.archiving.missing_offsets import GapRecorder
 from tieringd.errors import CorruptDataError
 from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
+from tieringd.policies.upload_plan import MissingRange, UploadLimits, plan_uploads
 
 
 @pytest.fixture
@@ -169,6 +172,24 @@ async def test_gap_that_moved_needs_two_observations_again(writer, archiver, sto
 
     assert (await archiver.step(observed(writer))).gaps == 0
     assert (await archiver.step(observed(writer))).gaps == 1
+
+
+def test_gap_that_grew_downwards_needs_two_observations_again(writer):
+    """An election has cut the archive back since the first one, which says nothing of what is missing now."""
+    writer.closed_segment()
+    recorder = GapRecorder(writer.identified, claim=None, now_ms=lambda: 7)
+
+    def found(base_offset: int, last_offset: int) -> tuple[Gap | None, bool]:
+        seen = observed(writer)
+        plan = plan_uploads(seen.log, seen.bounds, next_offset=0, limits=UploadLimits())
+        return recorder.missing(replace(plan, missing=MissingRange(base_offset, last_offset)), seen)
+
+    assert found(10, 19) == (None, False)
+    assert found(5, 19) == (None, False)
+    gap, may_act = found(5, 19)
+    assert may_act
+    assert (gap.base_offset, gap.last_offset) == (5, 19)
+    assert found(5, 24) == (None, False), "nor did the one before show that the log begins later"
 
 
 async def test_one_observation_never_counts_as_two(writer, archiver, store):

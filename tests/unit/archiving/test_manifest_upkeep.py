@@ -67,6 +67,16 @@ async def test_first_answer_of_the_bucket_asks_for_another_round(upkeep, registr
 
 
 @virtually
+async def test_topic_that_has_gone_since_its_archiver_began_has_a_manifest(upkeep, registry, writer):
+    """Its archiver has stored a partition manifest, which nothing would find without the topic's."""
+    await upkeep.step(BrokerSnapshot(CLUSTER, {}, (), {}))
+    upkeep.note_begun(writer.identified)
+    assert await upkeep.step(BrokerSnapshot(CLUSTER, {}, (), {}))
+    assert registry.counts(writer.identified)
+    assert not await upkeep.step(BrokerSnapshot(CLUSTER, {}, (), {}))
+
+
+@virtually
 async def test_bucket_is_listed_once_in_an_interval(upkeep, store, writer):
     """However many hints bring rounds forward."""
     for _ in range(3):

@@ -26,7 +26,13 @@ from tests.fakes.metric_values import value_of
 from tests.fakes.spilling import Crash, CrashingJoins
 from tieringd.formats.object_keys import DECISIONS_PREFIX, data_key, decision_key, decision_prefix
 from tieringd.metrics import Metrics
-from tieringd.model.operator_decision import ManifestVersion, OperatorDecision, shows
+from tieringd.model.operator_decision import (
+    DecisionOutcome,
+    DecisionState,
+    ManifestVersion,
+    OperatorDecision,
+    shows,
+)
 from tieringd.policies.lineage import OperatorReason
 
 PRODUCER = 2
@@ -398,6 +404,19 @@ async def test_decision_for_an_earlier_version_is_refused(writer, archive, broke
     await decide(archive, before, is_aborted={PRODUCER: False})
     archiver = await waiting(writer, archive, broker, OperatorReason.OUTCOME_LOST)
     assert "was made for another version of the manifest" in archiver.operator_wait.refused
+    assert archiver.manifest.segments == before.segments
+    assert (outcomes(store), left(store, writer)) == ({"d1": "refused"}, [])
+
+
+async def test_decision_whose_commit_was_never_made_is_refused(writer, archive, broker, store):
+    """A process ended before its commit, and another one has changed the manifest since."""
+    divergence = lost_outcome(writer)
+    before = await archived(writer, archive)
+    then_trimmed(writer, divergence)
+    decision = await decide(archive, before, is_aborted={PRODUCER: False})
+    outcome = DecisionOutcome(DecisionState.COMMITTING, at_ms=7, leader_epoch=1, writer_id="a1")
+    await archive.manifests.decisions.note(decision, outcome)
+    archiver = await waiting(writer, archive, broker, OperatorReason.OUTCOME_LOST)
     assert archiver.manifest.segments == before.segments
     assert (outcomes(store), left(store, writer)) == ({"d1": "refused"}, [])
 

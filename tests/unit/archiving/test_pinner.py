@@ -312,6 +312,13 @@ async def test_nothing_of_the_pinner_is_ever_inside_the_log_directory(pinner, wr
     assert names_below(log_dir) == names
 
 
+def replace_file(path: Path) -> None:
+    """Put another file with the same bytes in the place of the one at *path*."""
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data)
+
+
 def begin_anew(writer: LogWriter, *, leader_epoch: int) -> int:
     """Let the broker drop its whole log and begin anew at a higher offset, as a follower that lags may."""
     for base_offset in writer.bases_on_disk:
@@ -482,6 +489,28 @@ async def test_segments_are_pinned_by_a_scan_of_long_ago(make_pinner, log_dir, r
     await asyncio.sleep(1)
     await pinner.step([replace(facts, good_until=now)], is_complete=True)
     assert held(pinner, writer) == [(0, False)]
+
+
+async def test_pin_of_a_replaced_file_outlives_an_old_scan(pinner, writer):
+    """The log has another file of the same bounds by that scan; the pin may be the only copy by now."""
+    await step(pinner, writer)
+    facts = facts_of(pinner, writer)
+    replace_file(Path(facts.log.segments[0].path))
+    facts = facts_of(pinner, writer)
+    pins = [pin.segment.inode for pin in pinner.pins_of(writer.partition).pins]
+    await pinner.step([replace(facts, good_until=-1.0)], is_complete=True)
+    assert [pin.segment.inode for pin in pinner.pins_of(writer.partition).pins] == pins
+
+
+async def test_pins_stay_while_the_log_has_no_segment(pinner, writer, metrics):
+    """As while a broker replaces a whole log: there is nothing to note, and nothing fails."""
+    await step(pinner, writer)
+    facts = facts_of(pinner, writer)
+    before = held(pinner, writer)
+    empty = replace(facts, log=replace(facts.log, segments=()))
+    await pinner.step([empty], is_complete=True)
+    assert held(pinner, writer) == before
+    assert value(metrics, "pin_failures_total") == 0
 
 
 async def test_stray_pins_keep_an_old_scan_from_pinning(pinner, writer):

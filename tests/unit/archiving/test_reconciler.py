@@ -6,17 +6,26 @@ import asyncio
 import shutil
 from dataclasses import replace
 
+import pytest
 from crc32c import crc32c
 from structlog.testing import capture_logs
 
 from tests.fakes.archive import archive_in, archiver_of, observed
 from tests.fakes.broker import broker_unavailable
 from tests.fakes.daemons import INTERVAL_SECONDS, Daemon
+from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import stored_manifest
 from tests.fakes.store import RefusingStore, store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import BrokerDenied
-from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, TopicKey, data_key
+from tieringd.formats.object_keys import (
+    TOPIC_MANIFESTS_PREFIX,
+    TopicKey,
+    data_key,
+    manifest_key,
+    topic_key,
+    topic_manifest_key,
+)
 from tieringd.model.partition import Leadership
 
 
@@ -417,3 +426,25 @@ async def test_partition_that_waits_for_an_operator_shows_in_status_and_metrics(
         assert daemon.value("tieringd_partitions_waiting_for_operator", **labels) is None
         assert daemon.status(writer, 1).operator_wait is None
         assert daemon.archived()["orders-1"] == [0, 3, 4]
+
+
+@pytest.mark.parametrize("is_deleted", [True, False], ids=["the topic is deleted", "the daemon stops"])
+@virtually
+async def test_each_partition_manifest_has_a_topic_manifest_in_the_end(tmp_path, is_deleted):
+    """A topic that is created and deleted at once, while its manifest cannot be stored, is still found."""
+    store, writers = RefusingStore(), [LogWriter(tmp_path, "brief", 0)]
+    store.refused_prefix = TOPIC_MANIFESTS_PREFIX
+    writers[0].closed_segment()
+    daemon = Daemon(tmp_path, store, writers)
+    topic = topic_manifest_key(topic_key(writers[0].identified))
+    async with daemon.running():
+        assert manifest_key(writers[0].identified) in store.objects
+        assert topic not in store.objects
+        if is_deleted:
+            del daemon.broker.epochs[writers[0].name]
+            await daemon.round()
+            store.refused_prefix = None
+            await daemon.round()
+            assert topic in store.objects
+        store.refused_prefix = None
+    assert topic in store.objects

@@ -247,6 +247,20 @@ def test_who_is_due_is_woken_and_stays_awake(leaderships):
     assert set(resting.due(50)) == {other}
 
 
+def test_due_times_that_are_outdated_are_not_kept(leaderships):
+    """An archiver that each round wakes rests again long before it is due."""
+    resting, (one, other, third) = Resting(), leaderships
+    resting.rest(other, until_ms=100_000)
+    resting.rest(third, until_ms=math.inf)
+    for _ in range(1_000):
+        resting.wake(one)
+        resting.rest(one, until_ms=50_000)
+    assert resting.due_times < 100
+    assert set(resting.due(49_999)) == set()
+    assert set(resting.due(50_000)) == {one}
+    assert set(resting.due(100_000)) == {one, other}
+
+
 def test_each_reader_of_a_feed_hears_of_each_change_once(leaderships):
     """However often it changed, and whenever the others read."""
     feed, (one, other, _) = ChangeFeed(), leaderships

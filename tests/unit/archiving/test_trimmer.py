@@ -12,7 +12,12 @@ from tests.fakes.archive import SHARE_GROUP_HOLD_MS, archive_in, archived, archi
 from tests.fakes.broker import broker_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.share_groups import FRESH_SECONDS, ShareGroups
-from tieringd.archiving.trimmer import DENIED_PAUSE_MS, STALE_SCAN_SECONDS, Trimmer
+from tieringd.archiving.trimmer import (
+    DENIED_PAUSE_MS,
+    SPACE_REQUEST_GOOD_MS,
+    STALE_SCAN_SECONDS,
+    Trimmer,
+)
 from tieringd.errors import BrokerDenied, LocalFileError
 from tieringd.model.partition import Leadership
 from tieringd.policies.local_hint import plan_hint
@@ -156,9 +161,40 @@ async def test_full_disk_goes_before_a_share_group(writer, archive, trimmer, bro
     bases = [writer.closed_segment() for _ in range(3)]
     manifest = await archived(writer, archive)
     broker.share_groups = {"work": {writer.name: 0}}
-    trimmer.cloud_gc_offset = bases[1]
+    trimmer.request_space(bases[1])
     assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 1
     assert writer.bases_on_disk[0] == bases[1]
+
+
+@virtually
+async def test_request_for_space_serves_one_trim(writer, archive, trimmer, broker):
+    """A later trim would act on pressure that is gone."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    trimmer.request_space(writer.bases[1])
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=10**9)) == 1
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    await asyncio.sleep(STALE_SCAN_SECONDS + 1)
+    trimmer.request_space(writer.bases[1])
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=10**9)) == 0
+    trimmer.request_space(writer.bases[2])
+    broker.fail_next("trim", broker_unavailable("trim"))
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=10**9)) == 0
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=10**9)) == 0
+
+
+async def test_request_for_space_of_long_ago_does_not_count(writer, archive, trimmer, broker, clock):
+    """The step that was to serve it waited, as for a store that hangs."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    trimmer.request_space(writer.bases[1])
+    clock.now_ms += SPACE_REQUEST_GOOD_MS + 1
+    assert trimmer.cloud_gc_offset is None
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=10**9)) == 0
+    trimmer.request_space(writer.bases[1])
+    clock.now_ms += SPACE_REQUEST_GOOD_MS
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=10**9)) == 1
 
 
 async def test_segments_that_are_not_durable_stay(writer, archive, trimmer, broker):
@@ -281,6 +317,26 @@ async def test_refused_trim_pauses(writer, archive, trimmer, broker, clock):
     assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 1
 
 
+@virtually
+async def test_what_expired_waits_after_a_refusal_and_for_a_newer_observation(
+    writer, archive, trimmer, broker, clock
+):
+    """As other segments do: the broker is not asked again at once, nor for what is already deleted."""
+    writer.closed_segment()
+    writer.closed_segment()
+    manifest = (await archived(writer, archive)).expired(1, now_ms=clock())
+    await asyncio.sleep(1)
+    before = replace(observed(writer), scan_began_at=0.0)
+    broker.denied.add("orders")
+    assert [await trimmer.trim_expired(manifest, before) for _ in range(2)] == [0, 0]
+    assert len(broker.trims) == 1
+    broker.denied.clear()
+    broker._keeps_trimmed_files = True
+    clock.now_ms += DENIED_PAUSE_MS
+    assert [await trimmer.trim_expired(manifest, before) for _ in range(2)] == [1, 0]
+    assert len(broker.trims) == 2
+
+
 async def test_refused_trim_is_counted(writer, archive, trimmer, broker, metrics):
     """A refusal is a failure by the name of its error."""
     writer.closed_segment()
@@ -394,6 +450,34 @@ async def test_leader_that_does_not_know_its_successor_trims_nothing(writer, arc
     assert await trimmer.trim(manifest, seen) == 1
 
 
+async def test_leader_that_does_not_know_its_successor_trims_nothing_that_expired(
+    writer, archive, broker, metrics, clock
+):
+    """Its successor may have cut the archive back, and its log has other records below the old start."""
+    writer.closed_segment()
+    manifest = (await archived(writer, archive)).expired(1, now_ms=clock())
+    answers = [False, True]
+
+    async def is_current() -> bool:
+        return answers.pop(0)
+
+    trimmer = HintedTrimmer(
+        Leadership(writer.identified, 0),
+        broker=broker,
+        remote_log=archive.remote_log,
+        metrics=metrics,
+        share_groups=ShareGroups(broker, metrics=metrics, steady_ms=clock, hold_ms=SHARE_GROUP_HOLD_MS),
+        steady_ms=clock,
+        ages_ms=lambda _: clock(),
+        is_current=is_current,
+        record=recorded,
+    )
+    seen = observed(writer)
+    assert await trimmer.trim_expired(manifest, seen) == 0
+    assert (broker.trims, writer.log_start_offset) == ([], 0)
+    assert await trimmer.trim_expired(manifest, seen) == 1
+
+
 async def test_trim_waits_for_all_replicas_where_another_could_be_elected(writer, archive, trimmer, broker):
     """A replica that lacks the records may lead one day. A full disk does not wait for it."""
     for _ in range(2):
@@ -402,7 +486,7 @@ async def test_trim_waits_for_all_replicas_where_another_could_be_elected(writer
     broker.lagging.add(writer.name)
     risky = observed(writer, target_bytes=0, may_elect_uncleanly=True)
     assert await trimmer.trim(manifest, risky) == 0
-    trimmer.cloud_gc_offset = writer.bases[1]
+    trimmer.request_space(writer.bases[1])
     kept = observed(writer, may_elect_uncleanly=True)
     assert await trimmer.trim(manifest, kept) == 1
     broker.lagging.clear()

@@ -60,6 +60,16 @@ def test_clock_that_is_set_while_the_process_runs(step_ms, reading):
     assert bool(found.doubt) is (reading != "own")
 
 
+@pytest.mark.parametrize(("reading", "is_certain"), [(None, False), ("of this host", False), ("own", True)])
+def test_host_without_a_clock_makes_no_age_certain(reading, is_certain):
+    """In 1970 each noted time is in the future. Taken for now, it would be old once the clock is set."""
+    begun = HostTime(1_000_000, 10.0)
+    after = None if reading is None else StoreTime(begun.wall_ms, begun, reading == "own")
+    found = clock_status(begun, ClockHistory(begun, begun, after))
+    assert (found.doubt == "") is is_certain
+    assert (found.ages_ms() == NOTHING_IS_OLD_MS) is not is_certain
+
+
 def test_host_that_slept_was_not_set():
     """The steady clock goes on while a host sleeps."""
     found = clock_status(HostTime(TIME_MS + 30 * DAY_MS, 100 + 30 * 86_400), known())

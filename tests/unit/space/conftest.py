@@ -1,5 +1,5 @@
 """The shared fixtures that tests of `space` ask for."""
 
-from tests.fakes.fixtures import clock, metrics, store, writers
+from tests.fakes.fixtures import archive, clock, metrics, store, writer, writers
 
-__all__ = ["clock", "metrics", "store", "writers"]
+__all__ = ["archive", "clock", "metrics", "store", "writer", "writers"]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
 
+from tests.builders import DEFAULT_TIME_MS
+from tests.fakes.archive import archived, observed
 from tests.fakes.daemons import Daemon
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.virtual_loop import virtually
 from tieringd.policies.disk_areas import DirectoryUse
+from tieringd.policies.local_retention import ClusterLocalTarget, LocalSettings, resolve_local_target
 from tieringd.policies.space_plan import Phase
-from tieringd.space.space_manager import FOLLOWED, NOT_TIERED, SpaceManager
+from tieringd.space.space_manager import FOLLOWED, NOT_TIERED, SpaceManager, space_partition
 
 SEGMENTS = 6
 
@@ -118,6 +122,38 @@ async def test_logs_over_their_area_give_one_segment_each_in_turn(daemon, manage
         await manager.step()
         await settle()
         assert on_disk(writers) == [SEGMENTS] * 3
+
+
+async def test_hint_bounds_the_first_phase_and_the_target_the_second(writer, archive):
+    """Where the target is enforced, the published hint may lag behind it."""
+    ends = [writer.closed_segment() for _ in range(SEGMENTS)][1:]
+    manifest = await archived(writer, archive)
+    seen = observed(writer, target_bytes=2 * segment_bytes(writer))
+    for hint in (ends[0], ends[1], None):
+        stored = replace(manifest, allowed_local_start_offset=hint)
+        facts = space_partition(seen, stored, obstacle="", now_ms=DEFAULT_TIME_MS)
+        assert facts.retention_next_offset == (hint or 0)
+        assert facts.local_retention_next_offset == ends[3]
+
+
+async def test_advice_is_the_first_phase_and_total_retention_goes_further(writer, archive):
+    """Where the target is only advice, whatever is past it goes first; a hint does not lag there."""
+    ends = [writer.closed_segment() for _ in range(SEGMENTS)][1:]
+    manifest = await archived(writer, archive)
+    size_bytes = segment_bytes(writer)
+    for advised, total, expected in ((2, None, ends[3]), (4, 3, ends[2]), (None, 4, ends[1])):
+        target = resolve_local_target(
+            [LocalSettings("the test", redpanda_bytes=advised and advised * size_bytes)],
+            cluster=ClusterLocalTarget(None, None, is_strict=False),
+            total_ms=None,
+            total_bytes=total and total * size_bytes,
+        )
+        seen = observed(writer)
+        seen = replace(seen, topic=replace(seen.topic, local_target=target))
+        stored = replace(manifest, allowed_local_start_offset=expected)
+        facts = space_partition(seen, stored, obstacle="", now_ms=DEFAULT_TIME_MS)
+        assert facts.retention_next_offset == expected
+        assert facts.local_retention_next_offset == expected
 
 
 @virtually

@@ -8,6 +8,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -264,6 +265,57 @@ async def test_puts_survive_the_pruning_of_their_directory(store):
 
     await asyncio.gather(*(come_and_go(number) for number in range(6)))
     assert len((await store.list_page("deep/er/dir/")).objects) == 6
+
+
+@pytest.fixture
+def flushed(monkeypatch):
+    """Give the paths of the directories that are flushed."""
+    paths, fsync = [], os.fsync
+
+    def noting(fd: int) -> None:
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        if path.is_dir():
+            paths.append(str(path))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    return paths
+
+
+@pytest.mark.parametrize("existing", ["a/b/c", "a/b", "a"])
+async def test_directory_that_another_writer_has_made_is_flushed_up_to_the_root(
+    store, root, flushed, existing
+):
+    """That writer may have been killed before it flushed the directory, or is about to do it."""
+    (root / existing).mkdir(parents=True)
+    await put(store, "a/b/c/1", b"x")
+    above = {str(root), *(str(root / one) for one in ("a", "a/b", "a/b/c"))}
+    assert set(flushed) >= above
+    flushed.clear()
+    await put(store, "a/b/c/2", b"x")
+    assert flushed == [str(root / "a/b/c")]
+
+
+async def test_directory_that_appears_while_it_is_made_is_flushed(store, root, flushed, on_audit_event):
+    """Another thread has made it, and has not flushed it yet."""
+
+    def appear(event: str, arguments: tuple) -> None:
+        if event == "os.mkdir" and arguments[0] == "a":
+            with suppress(FileExistsError):
+                (root / "a" / "b").mkdir(parents=True)
+
+    on_audit_event(appear)
+    await put(store, "a/b/1", b"x")
+    assert set(flushed) >= {str(root), str(root / "a"), str(root / "a/b")}
+
+
+async def test_directory_that_is_made_again_is_flushed_again(store, root, flushed):
+    """It may have the inode that it had before."""
+    for _ in range(20):
+        await put(store, "a/b/1", b"x")
+        assert set(flushed) >= {str(root), str(root / "a"), str(root / "a/b")}
+        await store.delete_many(["a/b/1"])
+        flushed.clear()
 
 
 async def test_leftovers_of_killed_writers_are_swept(root):

@@ -9,6 +9,7 @@ import pytest
 from crc32c import crc32c
 
 from tests.unit.config.texts import SMALLEST, parsed
+from tieringd import processors
 from tieringd.errors import ConfigError
 from tieringd.metrics import Metrics
 from tieringd.storage.file_root import make_marker
@@ -23,7 +24,6 @@ from tieringd.storage.store_opening import (
     store_limits,
 )
 
-CPUS = os.cpu_count() or 1
 ON = SMALLEST + "cloud_storage_enabled: true\n"
 GOOGLE = "cloud_storage_backend: google\ncloud_storage_bucket: archive-of-google\ncloud_storage_region: eu\n"
 AZURE = (
@@ -32,11 +32,14 @@ AZURE = (
 )
 
 
-def test_connections_are_counted_for_each_processor():
-    """The pool is shared by reads and writes, and its limit is the property's for every processor."""
+@pytest.mark.parametrize("usable", [1, 3])
+def test_connections_are_counted_for_each_processor_that_may_be_used(monkeypatch, usable):
+    """The pool is shared by reads and writes; a process that may use few of a host's processors has few."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(usable)))
+    monkeypatch.setattr(processors, "_quotas", lambda *_: ())
     config = parsed(ON + AZURE + "cloud_storage_max_connections: 7\n")
-    assert store_limits(config).max_concurrent_requests == 7 * CPUS
-    assert azure_settings(config).max_connections == 7 * CPUS
+    assert store_limits(config).max_concurrent_requests == 7 * usable
+    assert azure_settings(config).max_connections == 7 * usable
 
 
 def test_azure_is_reached_with_its_key():

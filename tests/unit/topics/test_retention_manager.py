@@ -87,6 +87,25 @@ async def test_new_limit_on_the_broker_becomes_the_total_retention(manager, brok
     assert broker.configs["orders"]["retention.ms"] == "-1"
 
 
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"retention.bytes": "5"}, OriginalRetention("86400000", "5", 86_400_000, 5)),
+        ({"retention.ms": "1000"}, OriginalRetention("1000", "7", 1000, 7)),
+    ],
+)
+async def test_limit_of_one_kind_leaves_the_record_of_the_other(manager, broker, registry, changed, expected):
+    """What the broker has of the other kind is tieringd's own."""
+    has_bytes = "retention.ms" in changed
+    if has_bytes:
+        broker.configs["orders"]["retention.bytes"] = "7"
+    await manager.step(managed(retention_bytes=7 if has_bytes else None))
+    broker.configs["orders"] |= changed
+    ms, size = (broker.configs["orders"][f"retention.{kind}"] for kind in ("ms", "bytes"))
+    await manager.step(managed(None if ms == "-1" else int(ms), None if size == "-1" else int(size)))
+    assert registry.manifest(ORDERS).original_retention == expected
+
+
 async def test_released_topic_is_not_taken_again(manager, broker, registry):
     """After a release the broker keeps its limit, though the configuration still asks for management."""
     await manager.step(managed())
@@ -97,6 +116,51 @@ async def test_released_topic_is_not_taken_again(manager, broker, registry):
     await release(broker, "orders", original)
     await manager.step(managed())
     assert broker.configs["orders"] == {"retention.ms": "86400000", "cleanup.policy": "delete"}
+
+
+async def test_release_that_is_not_known_yet_is_respected(broker):
+    """The manifest of before the release is what this daemon last read; the one in the bucket counts."""
+    store = MemoryStore()
+    registry, operator = (TopicRegistry(store, archive_in(store, writer_id=one).manifests) for one in "ab")
+    manager = RetentionManager(broker, registry)
+    await manager.step(managed())
+    original = registry.manifest(ORDERS).original_retention
+    await operator.change(ORDERS, lambda known: replace(known, retention_released=True))
+    await release(broker, "orders", original)
+    await operator.change(ORDERS, lambda known: replace(known, original_retention=None))
+    assert not registry.manifest(ORDERS).retention_released
+    await manager.step(managed())
+    assert broker.configs["orders"] == {"retention.ms": "86400000", "cleanup.policy": "delete"}
+    assert registry.manifest(ORDERS).original_retention is None
+
+
+@pytest.mark.parametrize("corrected", [{"retention.ms": "604800000"}, {}, {"retention.bytes": "5"}])
+async def test_limit_that_was_corrected_after_the_scan_counts(manager, broker, registry, corrected):
+    """The scan has seen an hour, by mistake: that must not become the total retention for good."""
+    scanned = managed(retention_ms=3_600_000)
+    broker.configs["orders"] = dict(corrected)
+    await manager.step(scanned)
+    assert registry.manifest(ORDERS) is None
+    assert broker.configs["orders"] == corrected
+
+
+async def test_limit_that_changes_while_it_is_recorded_stays_for_the_next_round(broker):
+    """The record has the limit of before, and the new one is not overwritten with no limit."""
+
+    class Changing(MemoryStore):
+        async def put(self, key, body, *, crc32c, condition=None):
+            broker.configs["orders"]["retention.ms"] = "604800000"
+            return await super().put(key, body, crc32c=crc32c, condition=condition)
+
+    store = Changing()
+    registry = TopicRegistry(store, archive_in(store).manifests)
+    manager = RetentionManager(broker, registry)
+    await manager.step(managed())
+    assert broker.configs["orders"]["retention.ms"] == "604800000"
+    await manager.step(managed(retention_ms=604_800_000))
+    assert broker.configs["orders"]["retention.ms"] == "-1"
+    found = registry.manifest(ORDERS).original_retention
+    assert (found.retention_ms, found.effective_ms) == ("604800000", 604_800_000)
 
 
 async def test_broker_that_refuses_is_asked_once(manager, broker):

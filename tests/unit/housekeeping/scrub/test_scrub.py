@@ -310,6 +310,19 @@ async def test_turns_are_bounded_however_many_partitions_are_led(scrubbing, buck
     assert all(quarantined_key(key) in bucket.store.objects for key in keys)
 
 
+async def test_leadership_that_comes_and_goes_leaves_no_due_times(scrubbing, bucket):
+    """Each return sets a time that is long before its scrub, and the time of before is outdated."""
+    one = bucket.writer.identified
+    for _ in range(300):
+        for led in ([one], [one, replace(one, partition=1)]):
+            scrubbing.led = led
+            await scrubbing.job.turn(requests_max=1)
+    assert scrubbing.job.due_times < 100
+    bucket.clock.now_ms += 2 * DAY_MS
+    await scrubbing.turns()
+    assert scrubbing.shown("objects_total") > 0
+
+
 async def test_turn_that_fails_among_the_names_goes_on_there(scrubbing, bucket):
     """What was read before is not read again, and no orphan is overlooked."""
     one = bucket.writer.identified
