@@ -19,6 +19,11 @@ _EVENTS: Final = "or vector(0)"
 """Behind a sum of counters that have no series before their first event: nothing is then 0, and not empty."""
 
 
+def _heaviest(labels: str, expression: str) -> str:
+    """Return the query for the ten largest sums of *expression* by *labels*."""
+    return f"topk(10, sum by ({labels}) ({expression}))"
+
+
 BOARDS: Final = (
     Board(
         "overview",
@@ -226,7 +231,7 @@ BOARDS: Final = (
     ),
     Board(
         "gateway",
-        "tieringd: gateway",
+        "tieringd: gateway by principal",
         [
             graph("Clients", "short", "tieringd_gateway_connections@"),
             graph("Clients refused", "ops", "rate(tieringd_gateway_refused_connections_total@[~])"),
@@ -252,6 +257,76 @@ BOARDS: Final = (
                     ),
                 )
                 for share, quantile in (("half", 0.5), ("99 of 100", 0.99))
+            ),
+            graph(
+                "Fetched, the ten heaviest principals",
+                "Bps",
+                Query(
+                    _heaviest("principal", "rate(tieringd_gateway_reader_bytes_total@[~])"), "{{principal}}"
+                ),
+                meaning="The 20 heaviest readers have series of their own; (other) is the rest together.",
+            ),
+            graph(
+                "Fetched from the archive, by principal",
+                "Bps",
+                Query(
+                    _heaviest(
+                        "principal", 'rate(tieringd_gateway_reader_bytes_total{source!="broker",$}[~])'
+                    ),
+                    "{{principal}}",
+                ),
+                meaning="From the cache and from the store; the rest of what they fetch is the broker's.",
+            ),
+            graph(
+                "Fetches by principal and source",
+                "ops",
+                Query(
+                    _heaviest("principal, source", "rate(tieringd_gateway_reader_fetches_total@[~])"),
+                    "{{principal}} from {{source}}",
+                ),
+            ),
+            graph(
+                "Fetched, the ten heaviest clients",
+                "Bps",
+                Query(
+                    _heaviest("principal, client_id", "rate(tieringd_gateway_reader_bytes_total@[~])"),
+                    "{{principal}} {{client_id}}",
+                ),
+            ),
+            graph(
+                "Told to wait, by principal",
+                "percentunit",
+                Query(
+                    _heaviest("principal", "rate(tieringd_gateway_reader_throttled_seconds_total@[~])"),
+                    "{{principal}}",
+                ),
+                meaning="The part of the time for which a limit makes the principal's clients wait. It is "
+                "above 100% where several of them wait.",
+            ),
+            graph(
+                "Money a day, by principal",
+                "currencyUSD",
+                Query(
+                    _heaviest("principal", "increase(tieringd_gateway_reader_store_cost_dollars_total@[1d])")
+                    + f" {_EVENTS}",
+                    "{{principal}}",
+                ),
+                meaning="Requests to the store that the principal's reads have caused, by list prices.",
+            ),
+            graph(
+                "Fetched, by source",
+                "Bps",
+                Query("sum by (source) (rate(tieringd_gateway_fetch_bytes_total@[~]))", "{{source}}"),
+            ),
+            graph(
+                "Time of a Fetch, 99 of 100, by source",
+                "s",
+                Query(
+                    "histogram_quantile(0.99, "
+                    "sum by (le, source) (rate(tieringd_gateway_fetch_seconds_bucket@[~])))",
+                    "{{source}}",
+                ),
+                meaning="Times of the broker include the wait for new records.",
             ),
         ],
     ),
@@ -459,6 +534,14 @@ BOARDS: Final = (
                 "Manifests stored",
                 "ops",
                 Query("sum by (topic) (rate(tieringd_manifest_commits_total#[~]))", _OF_TOPIC),
+            ),
+            graph(
+                "Archived records sent to readers",
+                "Bps",
+                Query(
+                    "sum by (topic, source) (rate(tieringd_gateway_topic_archived_bytes_total#[~]))",
+                    "{{topic}} from {{source}}",
+                ),
             ),
         ],
         has_topic=True,

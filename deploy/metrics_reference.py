@@ -15,6 +15,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from tieringd.metrics import Metrics
 from tieringd.metrics.gateway import GatewayCollector
 from tieringd.metrics.partition_figures import PartitionFigures
+from tieringd.metrics.readers import Reader, Source
 from tieringd.model.partition import TopicPartition
 from tieringd.policies.prices import LIST_PRICES
 
@@ -63,6 +64,7 @@ def complete_metrics() -> Metrics:
     metrics.watch_certificates(lambda: [Path("certificate.pem")])
     metrics.watch_credentials(lambda: 0.0)
     metrics.watch_cost(LIST_PRICES["aws"])
+    metrics.readers.count_fetch(Reader(), Source.STORE, 1, 1.0)
     metrics.partitions.show(TopicPartition("topic", 0), PartitionFigures())
     for registry in (metrics.default_page, metrics.by_topic):
         for one in tuple(registry._collector_to_names):  # noqa: SLF001

@@ -29,6 +29,7 @@ PANELS = [
     for panel in json.loads(path.read_text())["panels"]
     for target in panel["targets"]
 ]
+READER_RATE = 'rate(tieringd_gateway_reader_bytes_total{client_id="dashboards",source!="broker"}[1m]) > 0'
 VARIABLES = {"$instance": ".+", "$topic": "orders", "$__rate_interval": "1m"}
 
 
@@ -62,11 +63,10 @@ def prometheus(tmp_path_factory):
                     lambda: len(prometheus.query("up == 1")) == 2 * len(targets), "both are scraped"
                 )
                 (listening,) = gateway.events("archive endpoint listens")
-                assert read_all(f"127.0.0.1:{listening['port']}") == 6 * RECORDS
-                prometheus.until(
-                    lambda: prometheus.query("rate(tieringd_gateway_archived_answers_total[1m]) > 0"),
-                    "the answers are seen",
-                )
+                # A reader has no series before its first fetch, so the second time it is seen to read.
+                for rate in ("rate(tieringd_gateway_archived_answers_total[1m]) > 0", READER_RATE):
+                    assert read_all(f"127.0.0.1:{listening['port']}") == 6 * RECORDS
+                    prometheus.until(lambda rate=rate: prometheus.query(rate), "the answers are seen")
                 prometheus.until(
                     lambda: len(prometheus.query("tieringd_housekeeping_turns_total")) == 4, "all had a turn"
                 )
@@ -82,7 +82,12 @@ class Endpoint(Daemon):
 def read_all(bootstrap):
     """Read the topic with librdkafka, and return how many records it has."""
     consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "unused", "enable.partition.eof": True}
+        {
+            "bootstrap.servers": bootstrap,
+            "client.id": "dashboards",
+            "group.id": "unused",
+            "enable.partition.eof": True,
+        }
     )
     count = 0
     try:
@@ -113,6 +118,22 @@ def test_query_of_a_panel_finds_something(prometheus, board, title, expression):
     found = prometheus.query(filled(expression))
     assert found, f"{board}: {title}"
     assert "$" not in filled(expression)
+
+
+def test_gateway_board_tells_who_reads_what(prometheus):
+    """Its panels by principal name the principal, the client and where its records came from."""
+    panels = next(one for one in BOARDS if one.name == "gateway").panels
+    by_title = {one.title: filled(one.queries[0].text) for one in panels}
+    who = {"principal": "User:ANONYMOUS"}
+    for title in ("Fetched, the ten heaviest principals", "Fetched from the archive, by principal"):
+        (row,) = (one for one in prometheus.query(by_title[title]) if one["metric"] == who)
+        assert float(row["value"][1]) > 0
+    clients = [one["metric"] for one in prometheus.query(by_title["Fetched, the ten heaviest clients"])]
+    assert who | {"client_id": "dashboards"} in clients
+    sources = [
+        one["metric"]["source"] for one in prometheus.query(by_title["Fetches by principal and source"])
+    ]
+    assert set(sources) & {"cache", "store"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
