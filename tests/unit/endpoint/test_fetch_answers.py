@@ -295,7 +295,7 @@ async def test_records_without_a_cache_stay_within_the_budget(archive, tmp_path)
 
 
 async def test_client_that_leaves_gives_everything_back(writer, archive, tmp_path):
-    """Files of the cache are closed when their bytes were sent, or nobody takes them."""
+    """Files of the cache are closed when their bytes were sent, and when their client has gone."""
     writer.append(b"v" * 8_000_000)
     writer.roll()
     await archive_topic(writer, archive)
@@ -333,8 +333,8 @@ async def test_client_that_was_sent_too_much_waits_and_no_other(writer, archive,
         answer.cancel()
 
 
-async def test_endpoint_that_stops_answers_those_who_wait(writer, archive, store, tmp_path):
-    """Its clients need not wait, and neither does whoever stops it."""
+async def test_endpoint_that_stops_answers_waiting_clients(writer, archive, store, tmp_path):
+    """Neither its clients nor the caller of its stop have to wait."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     config = endpoint_config(tmp_path / "state")
