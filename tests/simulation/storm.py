@@ -109,6 +109,7 @@ class Storm(Cluster):
     async def run(self) -> None:
         """Run the history, with limits that are reached within it."""
         self._begin_with_records(self.stream("begin"))
+        # No setting has this limit, and a history is too short to reach 32 segments.
         with patch.object(manifests, "SEGMENTS_REMEMBERED", self._segments_remembered()):
             await super().run()
 

@@ -25,7 +25,6 @@ from tests.support.archive_endpoints import (
 from tests.support.kafka_messages import FETCH_VERSIONS, fetch_request, milliseconds
 from tests.support.raw_kafka import connected
 from tieringd.daemon.archive_endpoint import archive_endpoint_of
-from tieringd.endpoint import fetch_answers
 from tieringd.endpoint.fetch_answers import PARTITIONS_AT_ONCE
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import data_key, manifest_key
@@ -350,9 +349,8 @@ async def test_endpoint_that_stops_answers_waiting_clients(writer, archive, stor
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-async def test_slow_partition_keeps_no_other_waiting(tmp_path, monkeypatch, slow):
+async def test_slow_partition_keeps_no_other_waiting(tmp_path, slow):
     """Wherever it stands: the others' records come, it has none yet, and no error; later it has."""
-    monkeypatch.setattr(fetch_answers, "_SLOW_SECONDS", 0.05)
     store = HoldingStore()
     archive = archive_in(store)
     writers = [LogWriter(tmp_path, "orders", number) for number in range(2)]
