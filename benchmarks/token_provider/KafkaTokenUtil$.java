@@ -4,7 +4,7 @@ import java.util.Map;
 import org.apache.spark.SparkConf;
 import scala.Option;
 
-/** No delegation tokens: the broker of a benchmark asks nobody who they are. */
+/** No delegation tokens: the broker of a benchmark does not authenticate clients. */
 public final class KafkaTokenUtil$ {
     public static final KafkaTokenUtil$ MODULE$ = new KafkaTokenUtil$();
 

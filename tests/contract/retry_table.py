@@ -112,6 +112,7 @@ def leaping_clock(monkeypatch) -> Callable[[float], None]:
         nonlocal ahead
         ahead += seconds
 
+    # The loop has no setting for its clock, and deadlines of minutes cannot be waited for.
     monkeypatch.setattr(loop, "time", lambda: time() + ahead)
     return leap
 

@@ -163,7 +163,7 @@ class TestAzureStoreWithAzurite(ObjectStoreContract, MissingBucketContract, Nest
         "wrong",
         [
             pytest.param({"shared_key": WRONG_KEY}, id="key"),
-            pytest.param({"storage_account": "nobody"}, id="account"),
+            pytest.param({"storage_account": "unknown"}, id="account"),
         ],
     )
     async def test_wrong_credentials_are_denied_by_every_operation(self, azurite, slice_of, wrong):

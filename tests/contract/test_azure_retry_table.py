@@ -49,7 +49,7 @@ class JwtService(TokenService):
         now = int(time.time())
         claims = {"aud": RESOURCE, "iss": "https://sts.windows.net/tenant/", "iat": now, "nbf": now - 60}
         claims |= {"exp": now + self.lifetime_seconds, "jti": str(len(self.issued))}
-        self.issued.append(jwt.encode(claims, "a test's key, which nobody checks"))
+        self.issued.append(jwt.encode(claims, "the key of a test; Azurite does not check it"))
         document = {"access_token": self.issued[-1], "expires_in": self.lifetime_seconds}
         document |= {"resource": RESOURCE, "token_type": "Bearer"}
         await exchange.answer("200 OK", json.dumps(document).encode(), Content_Type="application/json")

@@ -77,7 +77,7 @@ class TestS3StoreWithSeaweedFS(
         "wrong",
         [
             pytest.param({"secret_key": "wrong"}, id="secret"),
-            pytest.param({"access_key": "nobody"}, id="key"),
+            pytest.param({"access_key": "unknown"}, id="key"),
         ],
     )
     async def test_wrong_credentials_are_denied_by_every_operation(self, seaweedfs, slice_of, wrong):

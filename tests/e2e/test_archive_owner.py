@@ -1,4 +1,4 @@
-"""Whose bucket it is, on an S3 server and on real brokers: another cluster, another host, another name."""
+"""The owner of a bucket, on an S3 server and on real brokers: another cluster, another host, another name."""
 
 from __future__ import annotations
 

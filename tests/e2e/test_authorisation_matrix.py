@@ -1,5 +1,5 @@
 """
-Who may see what is up to the broker: every request gets the broker's own answer through the gateway too.
+The broker decides what each client may see: every request gets its own answer through the gateway too.
 
 The matrix has principals with their rules, topics, the operations on them, and every version that both sides
 offer. Each request goes to the broker and through the gateway, byte for byte the same, and every field of the
@@ -95,11 +95,11 @@ RULES = {
     ],
     "stranger": [],
 }
-"""The principals and their rules. No one may join a group, so the broker refuses every member."""
+"""The principals and their rules. No principal may join a group, so the broker refuses every member."""
 READERS = {"owner", "reader-of-all", "reader-of-one", "reader-of-prefix"}
-"""The principals who may read the trimmed topic."""
+"""The principals that may read the trimmed topic."""
 KNOWERS = READERS | {"writer", "describer", "denied-to-read"}
-"""The principals who may know that it exists."""
+"""The principals that may know that it exists."""
 _NEVER_THE_SAME = {"throttle_time", "total_bytes", "usable_bytes", "base_offset"}
 """What each answer has anew: a delay, a disk's space, the offset of the record that was just written."""
 _OFFSETS = {"offset", "timestamp", "leader_epoch"}
@@ -192,7 +192,7 @@ async def _everything(behind):
 
 @pytest.mark.parametrize("principal", RULES)
 async def test_every_answer_is_the_brokers(matrix, principal):
-    """Only a principal who may read the trimmed topic is told anything that the broker does not tell."""
+    """Only a principal that may read the trimmed topic is told anything that the broker does not tell."""
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connected(port)) for port in matrix.ports]
         for client in clients:
@@ -289,7 +289,7 @@ def _differences(question: Question, direct: dict[Path, Any], through: dict[Path
 def _is_of_the_archive(
     question: Question, path: Path, direct: dict[Path, Any], through: dict[Path, Any]
 ) -> bool:
-    """Say whether a difference is one that the archive makes for a principal whom the broker has let in."""
+    """Say whether a difference is one that the archive makes for a principal that the broker has accepted."""
     if question.api == Api.DESCRIBE_LOG_DIRS:
         return _is_a_remote_directory(path, direct)
     topic = question.topic_at(path)

@@ -52,7 +52,7 @@ def s3_config(seaweedfs, prefix, partition, tmp_path):
     [
         pytest.param({"cloud_storage_bucket": "not-there"}, ["not-there"], id="bucket"),
         pytest.param({"cloud_storage_secret_key": "wrong"}, ["cloud_storage_secret_key"], id="secret"),
-        pytest.param({"cloud_storage_access_key": "nobody"}, ["cloud_storage_access_key"], id="access-key"),
+        pytest.param({"cloud_storage_access_key": "unknown"}, ["cloud_storage_access_key"], id="access-key"),
     ],
 )
 @pytest.mark.parametrize("options", [(), ("--once",)], ids=["daemon", "once"])

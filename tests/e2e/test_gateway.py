@@ -360,7 +360,7 @@ def _reads_data(exchange):
 
 # Long: the store stays away for longer than a client's requests last.
 async def test_store_that_is_away_costs_a_client_no_record(behind, config_of, topic, seaweedfs):
-    """While nothing of the archive can be read nobody is told that it is gone; then reading goes on."""
+    """Clients are not told that records are gone while the archive is unreadable. Then reading goes on."""
     await behind.cluster.create_topic(topic, configs=SEGMENTS)
     await behind.cluster.produce(topic, _VALUES, max_batch_size=200_000)
     partition = TopicPartition(topic, 0)

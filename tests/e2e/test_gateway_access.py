@@ -1,5 +1,5 @@
 """
-Who may read through the gateway is up to the broker: TLS on both sides, every SASL mechanism, ACLs.
+The broker decides which clients may read through the gateway: TLS on both sides, every SASL mechanism, ACLs.
 
 The topic is trimmed, so that most of what a client asks for would come from the archive.
 """
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 TOPIC = "guarded"
 USERS = ("reader", "describer", "stranger")
-"""Who may read the topic, who may only see that it is there, and who may nothing."""
+"""The first may read the topic, the second only describe it, and the third has no rights."""
 VALUES = [bytes([number]) * 100_000 for number in range(45)]
 WHOLE = list(enumerate(VALUES))
 _GROUP_REFUSED = confluent_kafka.KafkaError.GROUP_AUTHORIZATION_FAILED
@@ -222,7 +222,7 @@ def _first_of_librdkafka(guarded, login, offset):
         for _ in range(300):
             found = consumer.poll(0.1)
             error = None if found is None else found.error()
-            # Nobody here may join a group either, which librdkafka tells first.
+            # These users may not join a group either, and librdkafka reports that first.
             if found is not None and (error is None or error.code() != _GROUP_REFUSED):
                 return None if error is None else error.code()
         return "nothing"
@@ -230,8 +230,8 @@ def _first_of_librdkafka(guarded, login, offset):
         consumer.close()
 
 
-async def test_offsets_of_the_archive_are_for_those_who_may_describe(guarded):
-    """Who may describe the topic is told its first archived offset; who may not is told nothing."""
+async def test_offsets_of_the_archive_need_the_right_to_describe(guarded):
+    """A user that may describe the topic gets its first archived offset. Another user gets an error."""
     bootstrap = guarded.behind.bootstrap
     partition = confluent_kafka.TopicPartition(TOPIC, 0)
 

@@ -222,6 +222,6 @@ def test_cluster_that_cannot_be_reached_is_said(samples, target, tmp_path):
     """With its address; nothing was read or written."""
     config = yaml.safe_load(config_for(target, samples.config, tmp_path / "t.yaml").read_text())
     config["broker"]["bootstrap"] = ["127.0.0.1:1"]
-    path = write_config(tmp_path / "nobody.yaml", config)
+    path = write_config(tmp_path / "unreachable.yaml", config)
     assert "127.0.0.1:1" in told(path, APPEND_TIME.replace(".", r"\."))
     assert run_well("recover", "list", "--config", str(path))

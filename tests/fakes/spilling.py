@@ -86,6 +86,7 @@ def make_parts_small(monkeypatch: pytest.MonkeyPatch, *, rows: int = 1, remember
     By default each segment that may spill becomes a part of its own. The plan is made deep inside archivers
     and jobs, and its limits are part of no setting, so this is the one place that patches them.
     """
+    # See above.
     monkeypatch.setattr(policy, "ROWS_MIN", rows)
     monkeypatch.setattr(policy, "SEGMENTS_REMEMBERED", remembered)
 

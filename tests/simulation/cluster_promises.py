@@ -187,8 +187,8 @@ class ClusterPromises:
         """
         Note what a new leader cannot compare: what others archived of offsets before its history begins.
 
-        The leader's broker has deleted its own records there, and forgotten their epochs. Nobody can
-        tell any more whether the archive holds the same.
+        The leader's broker has deleted its own records there, and forgotten their epochs, so no
+        broker can tell any more whether the archive holds the same.
         """
         if manifest.leader_epoch != partition.leader_epoch:
             return

@@ -110,6 +110,7 @@ class Storm(Cluster):
     async def run(self) -> None:
         """Run the history, with limits that are reached within it."""
         self._begin_with_records(self.stream("begin"))
+        # No setting has this limit, and a history is too short to reach 32 segments.
         remembered = self._segments_remembered()
         with (
             patch.object(manifests, "SEGMENTS_REMEMBERED", remembered),

@@ -431,7 +431,7 @@ class Reassigns(Fault):
             await admin.reassign(TOPIC, state.replicas[:-1], number=self.step.partition)
 
     async def proof(self) -> str:
-        """Ask who holds it."""
+        """Compare the replicas with the ones before."""
         async with cluster_admin(self.parts.cluster) as admin:
             now = (await admin.partitions(TOPIC))[self.step.partition].replicas
         return f"replicas {self._replicas} became {now}" if len(now) < len(self._replicas) else ""

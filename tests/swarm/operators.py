@@ -2,7 +2,7 @@
 What operators and users do in a swarm, and unclean elections: each with a topic of its own, checked at once.
 
 What is expected is exact: after an unclean election the log of the new leader, and after a deletion what was
-not deleted. A reader through the gateways, who begins at the start, has to see that and nothing else.
+not deleted. A reader through the gateways that begins at the start has to see that and nothing else.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from tieringd.processors import usable_processors
 @pytest.fixture
 def host(tmp_path, monkeypatch):
     """Give a host of 64 processors, whose control groups are files that a test writes."""
+    # A process cannot be given more processors than its host has.
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
 
     def found(own: str, **files: str) -> int:

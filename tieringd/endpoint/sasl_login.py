@@ -54,7 +54,7 @@ class SaslLogin:
     @property
     def is_done(self) -> bool:
         """
-        Say whether the client is who it says.
+        Say whether the client has logged in, or has no need to.
 
         A user that was removed, or whose password was changed, has to log in again.
         """

@@ -194,7 +194,7 @@ class Connection:
         """The timer until which the client is not read."""
         self._login = SeenLogin(certified_principal(sock) or ANONYMOUS)
         self._reader: Reader | None = None
-        """Whose the last answer of the archive was."""
+        """The reader that got the last answer of the archive."""
         pending = PendingRequests(shared.budget)
         self._pending = pending
         settings = shared.settings

@@ -258,7 +258,7 @@ class PendingRequest:
     begun_at: float = 0.0
     """For a Fetch: when it arrived, on the clock of `time.monotonic`."""
     user: str | None = None
-    """For SaslAuthenticate: who has logged in if the broker accepts it."""
+    """For SaslAuthenticate: the user that has logged in if the broker accepts it."""
 
     @property
     def is_own(self) -> bool:

@@ -165,6 +165,7 @@ async def test_round_that_fails_leaves_what_those_before_it_did(tmp_path, spark,
     archive_once(path)
     objects = FileObjects(bucket)
     before = [archived_manifest(objects, "orders", number) for number in range(2)]
+    # A second round needs a tebibyte of segments otherwise.
     monkeypatch.setattr("tieringd.spark.jobs.compact.rounds", partial(rounds, round_bytes=1))
     phases = []
 
@@ -216,6 +217,7 @@ async def test_retention_that_takes_a_segment_each_time_does_not_stop_the_job(tm
             expired.append(len(successors[0].parts))
         return await real(bucket, partition, successors, *args, **options)
 
+    # Retention has to win against the job each time, so it runs right before the swap.
     monkeypatch.setattr(swapping, "swap", swap_after_retention)
     report = compact(spark, config_of(path), topics=["orders"], has_broker=False)
 

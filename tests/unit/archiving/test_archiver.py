@@ -204,7 +204,7 @@ async def test_commit_of_unknown_outcome_is_checked_before_the_next(writer, arch
 
     assert result.uploaded == 0
     assert archiver.manifest == archiver.last_manifest == stored_manifest(store, writer)
-    # Whoever's answer told of it, the segment is durable, and is counted.
+    # The segment is durable and counted, although the response to the commit was lost.
     assert value_of(metrics, "tieringd_uploads_total", topic="orders") == 1
 
 
@@ -335,7 +335,7 @@ async def test_deposed_leader_that_does_not_know_it_trims_nothing(writer, archiv
 async def test_store_that_is_away_does_not_keep_durable_segments_from_being_trimmed(
     writer, archiver, store, broker
 ):
-    """Nobody replaces a manifest that cannot be reached, and a disk fills when nothing is uploaded."""
+    """No other writer can replace an unreachable manifest, and the disk fills while nothing is uploaded."""
     writer.closed_segment()
     await archiver.step(observed(writer))
     store.fail_next("head", lambda: store_unavailable("head"))

@@ -39,7 +39,7 @@ async def hanging(daemon: Daemon):
 
 @virtually
 async def test_store_that_hangs_from_the_start_does_not_keep_segments_from_being_pinned(make_daemon):
-    """Nobody has told what is paused, or what is durable: all that is closed is held on to."""
+    """The daemon does not know what is paused or durable, so it pins every closed segment."""
     daemon = make_daemon()
     async with hanging(daemon):
         await asyncio.sleep(1)

@@ -103,7 +103,7 @@ async def test_observation_from_before_a_trim_trims_nothing_again(writer, archiv
     assert len(broker.trims) == 1
 
     async def tries_again(seen) -> bool:
-        # The file is gone here, which is said once somebody wants to read it.
+        # The file is gone, so a trim that compares it logs an error.
         with capture_logs() as lines:
             await trimmer.trim(manifest, seen)
         return [line["event"] for line in lines] == ["segment cannot be compared before a trim"]

@@ -1,4 +1,4 @@
-"""Whose upload begins next, seen through a gate with one slot on a virtual clock."""
+"""The order in which partitions upload, seen through a gate with one slot on a virtual clock."""
 
 from __future__ import annotations
 

@@ -171,6 +171,7 @@ async def test_trim_that_is_answered_late_under_another_epoch_has_failed(connect
     loop = asyncio.get_running_loop()
     now = loop.time
     async with connect(leader_epochs=(4, 6), effect_within_seconds=5.0) as peer:
+        # The loop has no setting for its clock, and the limit is one of seconds.
         peer.on_deletion = lambda: monkeypatch.setattr(loop, "time", lambda: now() + 6.0)
         with pytest.raises(LeadershipChanged, match="epoch 6 now, not 4"):
             await peer.trim()

@@ -56,7 +56,7 @@ def pinned(pins, writer):
 
 @contextmanager
 def unprivileged():
-    """Run as nobody where the tests run as root, who may link everything."""
+    """Run as the user `nobody` where the tests run as root, because root may link every file."""
     is_root = os.geteuid() == 0
     if is_root:
         os.seteuid(65534)

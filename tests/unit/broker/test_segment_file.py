@@ -43,7 +43,7 @@ def golden_segment(topic: str, base_offset: int, next_offset: int | None) -> Loc
 
 @contextmanager
 def unprivileged():
-    """Run as nobody where the tests run as root, who may read everything."""
+    """Run as the user `nobody` where the tests run as root, because root may read every file."""
     is_root = os.geteuid() == 0
     if is_root:
         os.seteuid(65534)

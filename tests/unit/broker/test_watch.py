@@ -147,7 +147,7 @@ async def test_watch_asks_for_a_rescan_when_too_many_paths_changed(watch, log_di
     for number in range(5000):
         (log_dir / f"many-{number}").mkdir()
 
-    # More turns of the event loop than reading 5,000 events takes, and nobody asks meanwhile.
+    # More turns of the event loop than reading 5,000 events takes, without a request meanwhile.
     for _ in range(200):
         await asyncio.sleep(0)
 

@@ -424,6 +424,7 @@ def test_comparison_leaves_what_was_put_meanwhile(directory, monkeypatch):
         put(directory, a_chunk(1), b"defg")
         return entries
 
+    # The put has to come between the listing and its use; no part of the cache is called there.
     monkeypatch.setattr(os, "scandir", put_meanwhile)
     directory.compare()
     assert held(directory) == (2, 7)

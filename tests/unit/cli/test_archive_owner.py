@@ -1,4 +1,4 @@
-"""Whose archive it is: two hosts or clusters over one directory, as operators meet it."""
+"""The owner of an archive: two hosts or clusters over one directory, as operators meet it."""
 
 from __future__ import annotations
 

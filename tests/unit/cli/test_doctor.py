@@ -91,7 +91,7 @@ def test_without_a_broker_a_sound_host_is_exit_0(host, tmp_path):
 
 
 def test_a_missing_archive_is_told_with_what_to_do(host, tmp_path):
-    """Whose parent is missing: its disk is not mounted. Whose parent is there: a first start makes it."""
+    """With a missing parent the disk is not mounted. With a parent the first start creates the archive."""
     done = invoked(
         *("doctor", "--format", "json", "--timeout", "1"),
         *("--config", host(cloud_storage_file_root=str(tmp_path / "disk" / "archive"))),

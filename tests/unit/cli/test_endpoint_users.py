@@ -180,6 +180,7 @@ def calls(monkeypatch):
         found.note("replace")
         return replace(self, target)
 
+    # Only calls of the system show that a file is durable before it gets its name.
     monkeypatch.setattr(users_file.os, "fsync", noted_fsync)
     monkeypatch.setattr(users_file.Path, "replace", noted_replace)
     return found

@@ -70,6 +70,7 @@ class Place:
 @pytest.fixture
 def cluster(monkeypatch):
     cluster = FakeTargetCluster()
+    # The command connects to the cluster of its configuration; tests/e2e has it with a real one.
     monkeypatch.setattr(into_cluster, "TargetCluster", lambda _settings: cluster)
     return cluster
 

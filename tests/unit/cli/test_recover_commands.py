@@ -287,6 +287,7 @@ def test_option_that_makes_no_sense_is_refused(place, options, message):
 
 def test_progress_in_bytes_is_told_at_each_tenth(monkeypatch, capsys):
     """And not in between."""
+    # Progress is shown on a terminal only, and the tests have none.
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     progress = ByteProgress(100)
     for _ in range(100):
@@ -298,6 +299,7 @@ def test_progress_in_bytes_is_told_at_each_tenth(monkeypatch, capsys):
 
 def test_progress_in_records_is_told_every_few_seconds(monkeypatch, capsys):
     """With the share of all partitions together, and how long the rest will take."""
+    # Progress is shown on a terminal only, and the tests have none.
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     now = [0.0]
     one, other = (TopicIdPartition("c", "t", "i", number) for number in range(2))

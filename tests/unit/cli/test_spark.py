@@ -305,6 +305,7 @@ def test_report_is_written_where_nobody_reads_standard_output(tmp_path, monkeypa
     reading, writing = os.pipe()
     os.close(reading)
     with suppress(BrokenPipeError), os.fdopen(writing, "w") as gone:
+        # The report goes to the standard output of the process; this one has no reader any more.
         monkeypatch.setattr(sys, "stdout", gone)
         with pytest.raises(BrokenPipeError):
             tell(Report("scrub", {"faults": 0}), output=OutputFormat.TEXT, path=path)

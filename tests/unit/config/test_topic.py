@@ -161,7 +161,7 @@ def test_broker_retention_is_what_the_broker_deletes_by(broker, retention):
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        pytest.param("", False, id="nobody says"),
+        pytest.param("", False, id="not set"),
         pytest.param("topics: {orders: {tieringd.managed.retention: true}}\n", True, id="by name"),
         pytest.param("topics: {'ord*': {tieringd.managed.retention: true}}\n", True, id="by pattern"),
         pytest.param("topics: {clicks: {tieringd.managed.retention: true}}\n", False, id="of another"),
@@ -377,7 +377,7 @@ def test_broker_values_in_other_spellings_are_read():
 @pytest.mark.parametrize(
     ("file", "broker", "cluster", "expected"),
     [
-        pytest.param("", {}, "", (7 * DAY_MS, None), id="nobody-says"),
+        pytest.param("", {}, "", (7 * DAY_MS, None), id="not-set"),
         pytest.param("", {}, "log_retention_ms: null", (None, None), id="cluster-says-none"),
         pytest.param("", {}, "delete_retention_ms: null", (7 * DAY_MS, None), id="the-alias-says-none"),
         pytest.param(
@@ -438,7 +438,7 @@ def test_cleanup_policy_says_whether_retention_deletes(file, broker, deletes, is
     ("on_broker", "effective", "expected"),
     [
         pytest.param(("-1", "-1"), (86_400_000, -1), (86_400_000, None), id="what-was-before"),
-        pytest.param(("-1", "-1"), (None, None), (None, None), id="nobody-noted-it"),
+        pytest.param(("-1", "-1"), (None, None), (None, None), id="not-noted"),
         pytest.param(("7000", "-1"), (86_400_000, 5), (7000, 5), id="changed-since-and-not-taken-over-yet"),
     ],
 )

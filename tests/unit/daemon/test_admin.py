@@ -373,7 +373,7 @@ async def test_serving_listens_where_it_is_told(metrics, reconciler):
 
 
 async def test_serving_on_a_taken_port_says_what_to_do(metrics, reconciler):
-    """A port that someone else has is a configuration error that names it."""
+    """A port that another process has is a configuration error that names it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -50,7 +50,7 @@ async def register(archive, cluster, topic, number=1):
 
 
 async def test_endpoint_listens_on_this_host_only(archive, tmp_path):
-    """Unless it is told an address: it asks nobody for a password."""
+    """Its default is the loopback address, because it asks for no password."""
     async with running_endpoint(archive, tmp_path) as endpoint:
         assert endpoint.server._listener.getsockname()[0] == "127.0.0.1"
     async with running_endpoint(archive, tmp_path, host="127.0.0.2") as endpoint:
@@ -59,7 +59,7 @@ async def test_endpoint_listens_on_this_host_only(archive, tmp_path):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "'::'"])
 async def test_address_that_stands_for_all_needs_one_for_clients(archive, tmp_path, host):
-    """Clients go where the metadata sends them, and nobody can go to every address."""
+    """Clients connect to the address in the metadata, and the wildcard address is not one they can reach."""
     config = endpoint_config(tmp_path, host=host, archive_only_for_everyone="true")
     assert "gateway.advertised" in await refused(archive, config)
 

@@ -1,4 +1,4 @@
-"""Whose archive the directory of a file store is: begun, adopted, known again, or refused."""
+"""The owner of a file store's directory: it is recorded, adopted, recognised or refused."""
 
 from __future__ import annotations
 

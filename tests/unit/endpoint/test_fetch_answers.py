@@ -25,7 +25,6 @@ from tests.support.archive_endpoints import (
 from tests.support.kafka_messages import FETCH_VERSIONS, fetch_request, milliseconds
 from tests.support.raw_kafka import connected
 from tieringd.daemon.archive_endpoint import archive_endpoint_of
-from tieringd.endpoint import fetch_answers
 from tieringd.endpoint.fetch_answers import PARTITIONS_AT_ONCE
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import data_key, manifest_key
@@ -295,7 +294,7 @@ async def test_records_without_a_cache_stay_within_the_budget(archive, tmp_path)
 
 
 async def test_client_that_leaves_gives_everything_back(writer, archive, tmp_path):
-    """Files of the cache are closed when their bytes were sent, or nobody takes them."""
+    """Files of the cache are closed when their bytes were sent, and when their client has gone."""
     writer.append(b"v" * 8_000_000)
     writer.roll()
     await archive_topic(writer, archive)
@@ -333,8 +332,8 @@ async def test_client_that_was_sent_too_much_waits_and_no_other(writer, archive,
         answer.cancel()
 
 
-async def test_endpoint_that_stops_answers_those_who_wait(writer, archive, store, tmp_path):
-    """Its clients need not wait, and neither does whoever stops it."""
+async def test_endpoint_that_stops_answers_waiting_clients(writer, archive, store, tmp_path):
+    """Neither its clients nor the caller of its stop have to wait."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     config = endpoint_config(tmp_path / "state")
@@ -350,9 +349,8 @@ async def test_endpoint_that_stops_answers_those_who_wait(writer, archive, store
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-async def test_slow_partition_keeps_no_other_waiting(tmp_path, monkeypatch, slow):
+async def test_slow_partition_keeps_no_other_waiting(tmp_path, slow):
     """Wherever it stands: the others' records come, it has none yet, and no error; later it has."""
-    monkeypatch.setattr(fetch_answers, "_SLOW_SECONDS", 0.05)
     store = HoldingStore()
     archive = archive_in(store)
     writers = [LogWriter(tmp_path, "orders", number) for number in range(2)]

@@ -205,7 +205,7 @@ async def test_no_offset_is_known(archive, tmp_path, version):
     ],
 )
 async def test_what_is_no_request_ends_its_own_connection(writer, archive, tmp_path, sent):
-    """And nobody else's, whatever was announced."""
+    """The connections of other clients stay open, whatever length the request announced."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     async with running_endpoint(archive, tmp_path / "state") as endpoint:

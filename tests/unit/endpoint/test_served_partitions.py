@@ -1,4 +1,4 @@
-"""Manifests as an endpoint knows them: read once for all who ask, fresh enough, and there in an outage."""
+"""Manifests as an endpoint knows them: read once for all callers, fresh enough, and kept in an outage."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ async def test_many_who_ask_at_once_cause_one_read(partitions, one, store):
     assert operations(store) == ["get", "head"]
 
 
-async def test_one_who_leaves_takes_nothing_from_the_others(partitions, one, store):
-    """The read goes on, and whoever asks next has it."""
+async def test_cancelled_caller_does_not_end_the_read_of_the_others(partitions, one, store):
+    """The read goes on, and the other callers get its result."""
     store.latency_seconds = 1.0
     store.requests.clear()
     first, second = (asyncio.create_task(partitions.manifest(one)) for _ in range(2))
@@ -67,7 +67,7 @@ async def test_one_who_leaves_takes_nothing_from_the_others(partitions, one, sto
 
 
 async def test_slow_store_keeps_nobody_who_has_a_manifest(partitions, one, store):
-    """Those who ask first wait a little; the others, while the store is still at it, not at all."""
+    """The first callers wait a little. Later ones do not wait while the store is still away."""
     await partitions.manifest(one)
     await asyncio.sleep(INTERVAL_SECONDS + 1)
     store.latency_seconds = 100.0
@@ -81,7 +81,7 @@ async def test_slow_store_keeps_nobody_who_has_a_manifest(partitions, one, store
 
 
 async def test_outage_leaves_what_is_known(partitions, one, store):
-    """It is asked for again after the interval, not by everybody."""
+    """One request after the interval asks for it again."""
     await partitions.manifest(one)
     store.requests.clear()
     for round_number in range(3):
@@ -104,8 +104,8 @@ async def test_first_read_that_fails_is_not_repeated_at_once(partitions, one, st
     assert (await partitions.manifest(one)).next_offset == 3
 
 
-async def test_change_is_told_to_those_who_watch(partitions, one, writer, archive):
-    """Whoever found it; what did not change is not told."""
+async def test_watchers_are_told_of_a_change(partitions, one, writer, archive):
+    """It does not matter which caller found it. A manifest that did not change is not told."""
     await partitions.manifest(one)
     with partitions.watching([one]) as changed:
         await partitions.newest(one)
@@ -137,8 +137,8 @@ async def test_many_partitions_are_read_together(partitions, archive, store, tmp
     assert [partitions.known(one) is None for one in wanted] == [True, *[False] * 5]
 
 
-async def test_what_nobody_asks_for_is_forgotten(partitions, archive, one, tmp_path):
-    """Manifests of a long history are large; whoever watches keeps them."""
+async def test_manifest_without_requests_is_forgotten(partitions, archive, one, tmp_path):
+    """Manifests of a long history are large. A watcher keeps the manifests it watches."""
     await partitions.manifest(one)
     other = LogWriter(tmp_path / "more", "other")
     other.closed_segment()
@@ -154,7 +154,7 @@ async def test_what_nobody_asks_for_is_forgotten(partitions, archive, one, tmp_p
 
 
 async def test_no_more_manifests_are_kept_than_there_is_room_for(archive, tmp_path):
-    """The one that was not asked for in the longest time goes first; whoever watches keeps its own."""
+    """The least recently requested one goes first. A watcher keeps the manifests it watches."""
     partitions = ServedPartitions(archive.manifests, interval_seconds=INTERVAL_SECONDS, kept_max=3)
     names = [LogWriter(tmp_path / str(number), f"t{number}").identified for number in range(5)]
     with partitions.watching(names[:1]):

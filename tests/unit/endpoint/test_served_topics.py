@@ -1,4 +1,4 @@
-"""The topics that an endpoint knows: listed once for all who ask, and there while the store is not."""
+"""The topics that an endpoint knows: listed once for all callers, and kept while the store is away."""
 
 from __future__ import annotations
 

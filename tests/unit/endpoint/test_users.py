@@ -1,4 +1,4 @@
-"""Users of an archive endpoint: who gets in, by which means, and what each may see and read."""
+"""Users of an archive endpoint: their logins, and what each may see and read."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ async def test_wrong_token_is_refused_and_the_connection_is_closed(archive, tmp_
         "p=!",
     ],
 )
-@pytest.mark.parametrize("user", ["reader", "nobody"])
+@pytest.mark.parametrize("user", ["reader", "unknown"])
 async def test_wrong_proof_is_refused(archive, tmp_path, users_file, user, final):
     """The first step of an unknown user is as that of a known one, with the same salt in each try."""
     salts = []
@@ -232,13 +232,13 @@ async def test_unknown_user_looks_like_those_that_exist(tmp_path):
     imported = ScramCredential.of_password("SCRAM-SHA-256", "p", salt=b"s" * 12, iterations=4096)
     Users({"imported": {"SCRAM-SHA-256": imported}}).write(path)
     users = UserDirectory(path)
-    for name in ("nobody", "noone"):
+    for name in ("unknown", "missing"):
         decoy = users.decoy(name, "SCRAM-SHA-256")
         assert (decoy.iterations, len(decoy.salt)) == (4096, 12)
         assert decoy == users.decoy(name, "SCRAM-SHA-256")
         assert decoy.salt != imported.salt
-    assert users.decoy("nobody", "SCRAM-SHA-256").salt != users.decoy("noone", "SCRAM-SHA-256").salt
-    assert len(users.decoy("nobody", "SCRAM-SHA-512").salt) == 24
+    assert users.decoy("unknown", "SCRAM-SHA-256").salt != users.decoy("missing", "SCRAM-SHA-256").salt
+    assert len(users.decoy("unknown", "SCRAM-SHA-512").salt) == 24
 
 
 async def test_clients_that_try_passwords_take_few_threads(users_file):
@@ -266,7 +266,7 @@ async def test_clients_that_try_passwords_take_few_threads(users_file):
 
 
 async def test_second_login_on_one_connection_is_refused(archive, tmp_path, users_file):
-    """A client stays who it is, whoever it says that it is later, and with the right password."""
+    """A client keeps its first user, even if it sends the right password of another one later."""
     async with (
         guarded(archive, tmp_path, users_file, **PLAIN) as endpoint,
         connected(endpoint.server.port) as client,
@@ -389,7 +389,7 @@ def test_configuration_that_would_give_passwords_away_is_refused(tmp_path, setti
 
 
 async def test_address_of_other_hosts_may_be_listened_on_with_users(archive, tmp_path, users_file):
-    """They are asked who they are."""
+    """They have to log in."""
     settings = {"host": "0.0.0.0", "advertised": "'archive.example.com:9095'"}
     async with guarded(archive, tmp_path, users_file, **settings):
         pass
@@ -526,7 +526,7 @@ def test_file_that_is_gone_changes_nothing_and_is_said_once(users_file):
 async def test_client_certificate_is_asked_for_and_names_the_principal(
     archive, tmp_path, users_file, certificate
 ):
-    """It takes the place of a password; who has none does not get in."""
+    """A certificate takes the place of a password. A client without one is refused."""
     await archived_topics(archive, tmp_path)
     settings = with_tls(certificate, tls_client_ca_file=str(certificate))
     async with guarded(archive, tmp_path, users_file, **settings) as endpoint:

@@ -87,7 +87,7 @@ async def test_watching_ends_quietly_with_the_gateway(broker):
 
 
 async def test_client_that_went_before_it_was_served_is_counted(broker):
-    """Its socket can be given no options any more, and nobody waits for a handshake on it."""
+    """Its socket takes no options any more, and the server waits for no handshake on it."""
     server = GatewayServer(GatewaySettings("127.0.0.1", 0, "127.0.0.1", broker.port))
     await server.start()
     with socket.socket() as gone:

@@ -129,7 +129,7 @@ async def send_in_two(writer, frame, received):
 
 
 async def test_announced_sizes_take_nothing_from_the_budget(broker):
-    """Strangers who announce more than all of it leave an honest Fetch, in two segments, what it needs."""
+    """Unknown clients that announce more than the budget leave a Fetch, in two segments, what it needs."""
     async with running(broker, TopicArchive()) as server, AsyncExitStack() as strangers:
         head = struct.pack(">ihhi", (4 * MIB) - 4, InspectedApi.FETCH, 12, 1)
         for _ in range(70):
@@ -213,7 +213,7 @@ async def test_answer_that_cannot_be_held_ends_its_connection(broker, settings):
 
 @pytest.mark.parametrize("settings", [{"max_held_bytes": 100_000}, {"buffered_bytes": 100_000}])
 async def test_sizes_that_cannot_be_held_pass(broker, settings):
-    """They lack the archive's then, and nobody acts on those."""
+    """The response lacks the archive's sizes then. Clients do not depend on them."""
     request, response = log_dirs(topics=4000)
     async with running(broker, TopicArchive(), **settings) as server, connected(server.port) as client:
         client.send(request)

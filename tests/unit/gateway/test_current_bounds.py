@@ -135,7 +135,7 @@ async def test_broker_that_is_away_and_back_is_asked_again(tmp_path):
 
 @virtually
 async def test_nothing_is_asked_after_the_end(tmp_path):
-    """Whoever waits is told so, and no task is left."""
+    """A waiting caller gets an error, and no task is left."""
     asked = Asked(tmp_path, 2)
     waiting = [asyncio.create_task(asked.of(0))]
     await asyncio.sleep(SLOW_SECONDS / 2)

@@ -22,7 +22,7 @@ from tests.support.raw_kafka import connected
 from tieringd.gateway.archive_answers import ListedOffset
 
 NEW_TAG = b"\x01\x32\x01x"
-"""A section of tagged fields with field 50, which nobody knows."""
+"""A section of tagged fields with field 50, which is in no schema."""
 EARLIEST = -2
 FUTURE_CODE = 200
 
@@ -55,7 +55,7 @@ def offsets_response(*, partitions=1):
 
 
 def with_new_tag(frame):
-    """Return a flexible message that ends with a tagged field that nobody knows."""
+    """Return a flexible message that ends with an unknown tagged field."""
     return framed(bytes(frame[4:-1]), NEW_TAG)
 
 
@@ -98,7 +98,7 @@ async def test_unknown_error_code_reaches_the_client(broker):
 
 @pytest.mark.parametrize("version", [1, 2])
 async def test_request_that_announces_billions_of_partitions_ends_its_own_connection_only(broker, version):
-    """Whoever is not logged in yet may send it; another client goes on."""
+    """A client can send it before its login. Other clients go on."""
     count = b"\xff\xff\xff\xff\x7f" if version > 1 else b"\x7f\xff\xff\xff"
     topic = b"\x02\x04old" + count if version > 1 else b"\x00\x00\x00\x01\x00\x03old" + count
     header = struct.pack(">hhih", 21, version, 1, -1) + (b"\x00" if version > 1 else b"")

@@ -1,4 +1,4 @@
-"""How fast archived records go out, to everyone and to one client."""
+"""The rates of archived records, to all clients together and to one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_client_waits_until_its_bytes_are_earned(spent, waits):
 
 
 def test_limit_for_each_leaves_the_others_alone():
-    """The limit for all holds for everyone, and the stricter one counts."""
+    """The common limit holds for every client, and the stricter limit counts."""
     rates = ReadRates(bytes_per_second=1000, client_bytes_per_second=100)
     assert rates.answer_bytes(now=0.0) == 100
     assert rates.spend("greedy", 900, now=0.0) == 8
@@ -97,7 +97,7 @@ def test_answers_of_a_principal_that_has_spent_its_dollars_are_small(others):
 
 
 def test_debt_of_clients_that_have_gone_is_forgotten():
-    """Who is left waits for nobody else's bytes for longer than for its own."""
+    """A client that stays waits no longer for the bytes of others than for its own."""
     rates = ReadRates(bytes_per_second=1000)
     for _ in range(500):
         rates.spend("gone", 1000, now=0.0)

@@ -177,7 +177,7 @@ def test_principal_that_has_spent_its_dollars_waits_and_no_other():
 
 
 def test_requests_to_the_store_cost_the_reader_that_caused_them(registry, counts):
-    """Others cost nobody: uploads, and reads of the daemon itself."""
+    """Uploads and the daemon's own reads are charged to no reader."""
     reader, spent = Reader("User:a", "c"), []
     counts.prices = LIST_PRICES["aws"]
     counts.on_cost = lambda principal, dollars: spent.append((principal, dollars))

@@ -162,7 +162,7 @@ async def test_partitions_are_found_by_name_and_by_id(tmp_path, store, daemon):
 
 @virtually
 async def test_topic_named_like_the_id_of_another_is_another(tmp_path, store):
-    """Whoever may read the one does not read the other by it."""
+    """A client that may read one of them cannot read the other by the id."""
     secret = LogWriter(tmp_path, "orders", 0)
     mine = LogWriter(tmp_path, TOPIC_ID, 0, topic_id="CAAAAAAAAAAAAAAAAAAAAA")
     for writer, value in ((secret, b"secret"), (mine, b"mine")):
@@ -563,7 +563,7 @@ async def test_new_leader_answers_by_what_the_last_one_did(tmp_path, store, writ
         assert (await behind.partitions.find("orders", 0)).manifest.next_offset == 3
         writers[0].closed_segment()
         await archived_by(other, writers[0])
-        # The offset is asked for at once: whoever trimmed it has stored it before.
+        # The offset is read at once: it was stored before it was trimmed.
         assert await behind.fetch(4) == {0: [3]}
         assert (await behind.partitions.find("orders", 0)).manifest.next_offset == 3
         await asyncio.sleep(FRESH_SECONDS + 0.1)

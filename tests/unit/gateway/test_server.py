@@ -201,8 +201,8 @@ async def test_connection_on_which_nothing_moves_is_closed(broker):
 @pytest.mark.parametrize(
     "answer", [plain_answer(2), b"\x00\x00\x00\x03\x00\x00\x00\x01", b"\xff\xff\xff\xff\x00\x00\x00\x01"]
 )
-async def test_answer_that_nobody_asked_for_closes_the_connection(broker, answer):
-    """Whose it is cannot be known, so nobody gets it; nor one that has no sensible size."""
+async def test_answer_without_a_request_closes_the_connection(broker, answer):
+    """No client gets it. A response with an impossible size closes the connection as well."""
     async with running(broker) as server, connected(server.port) as client:
         client.writer.write(plain_request(1))
         _, _, answers = await broker.next()
@@ -284,7 +284,7 @@ async def test_answers_wait_for_the_archive_and_keep_their_order(broker):
 
 
 async def test_client_that_goes_while_the_archive_reads_ends_the_reading(broker):
-    """Nobody is left to read for."""
+    """Its answer would have no receiver."""
     archive = TopicArchive()
     archive.may_answer.clear()
     async with running(broker, archive) as server:

@@ -48,7 +48,7 @@ class FileArchive(TopicArchive):
         descriptor = os.open(self.path, os.O_RDONLY)
 
         def tell():
-            # It is still open: whoever is told may look at it.
+            # The file is still open here, so the callback can read its status.
             self.told.append(os.fstat(descriptor))
 
         records = (FileRegion(descriptor, 0, PROMISED, tell),)
@@ -68,7 +68,7 @@ def path(request, tmp_path):
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
 async def test_unreadable_file_ends_the_connection_and_is_told(broker, tmp_path, path, is_encrypted):
-    """Once: to the log, to the counter, and to whoever made the slice, while its file is open."""
+    """The log, the counter and the callback of the slice each hear of it once, while the file is open."""
     certificate = write_certificate(tmp_path / "certificate.pem")
     settings = {"client_tls": presenting(certificate)} if is_encrypted else {}
     trust = trusting(certificate) if is_encrypted else None

@@ -389,7 +389,7 @@ async def test_store_that_fails_ends_the_turn_and_not_the_purge(world, purging):
 
 
 async def test_damaged_manifest_does_not_keep_a_topic_from_being_purged(world, purging):
-    """Whose an object is, is read in its name."""
+    """The purge reads from an object's key which topic it belongs to."""
     world.store.add(manifest_key(world.writers[1].identified), b"no manifest")
     await purging.work()
     assert world.keys_of(OLD) == set()

@@ -254,7 +254,7 @@ HEAD = (pin(0, 10, is_held=True), pin(10, 20, is_held=True))
         pytest.param([(3, 0)], [(3, 0), (5, 15)], [10], id="parted where the new one ends the epoch"),
         pytest.param([(3, 0), (4, 10)], [(3, 0), (5, 10)], [10], id="parted between the two"),
         pytest.param([(3, 0), (4, 20)], [(3, 0), (5, 20)], [], id="parted after them"),
-        pytest.param(None, [(3, 0)], [0, 10], id="nobody noted anything"),
+        pytest.param(None, [(3, 0)], [0, 10], id="nothing was noted"),
         pytest.param([], [(3, 20)], [0, 10], id="there was no epoch"),
         pytest.param([(3, 0)], [], [0, 10], id="there is no epoch any more"),
         pytest.param(None, [], [], id="a log without epochs"),

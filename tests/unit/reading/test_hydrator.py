@@ -523,9 +523,9 @@ async def test_closed_hydrator_ends_what_is_under_way(host, store, stored):
 
 
 @pytest.mark.parametrize("how", ["cached", "streamed", "restarted"])
-@pytest.mark.parametrize("who", ["reader", "hydrator"])
+@pytest.mark.parametrize("caller", ["reader", "hydrator"])
 @virtually
-async def test_cancelled_at_any_moment_nothing_is_left_behind(tmp_path, store, stored, who, how):
+async def test_cancelled_at_any_moment_nothing_is_left_behind(tmp_path, store, stored, caller, how):
     """No descriptor, no promise, no part of a file; and the next reader gets the chunk."""
     store.latency_seconds = 0.01
     moments = 0
@@ -540,12 +540,12 @@ async def test_cancelled_at_any_moment_nothing_is_left_behind(tmp_path, store, s
             reader = asyncio.create_task(host.read(stored, 1))
             await asyncio.sleep(moment * 0.001)
             is_done = reader.done()
-            if who == "reader":
+            if caller == "reader":
                 reader.cancel()
             else:
                 await hydrator.close()
             await asyncio.gather(reader, return_exceptions=True)
-            if who == "reader":
+            if caller == "reader":
                 assert await host.read(stored, 1) == stored.bytes_of(chunk_of(host, stored, 1))
         moments += not is_done
         if is_done:

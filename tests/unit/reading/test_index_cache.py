@@ -143,9 +143,9 @@ async def test_cache_without_room_takes_no_index(tmp_path, store, stored):
     assert store.downloads("get") == 1
 
 
-@pytest.mark.parametrize("who", ["reader", "hydrator"])
+@pytest.mark.parametrize("caller", ["reader", "hydrator"])
 @virtually
-async def test_cancelled_at_any_moment_nothing_is_left_behind(tmp_path, store, stored, who):
+async def test_cancelled_at_any_moment_nothing_is_left_behind(tmp_path, store, stored, caller):
     """No descriptor, no promise, no part of a file; and the next reader gets the index."""
     store.latency_seconds = 0.01
     for moment in range(400):
@@ -154,12 +154,12 @@ async def test_cancelled_at_any_moment_nothing_is_left_behind(tmp_path, store, s
             reader = asyncio.create_task(hydrator.index(PARTITION, stored.segment))
             await asyncio.sleep(moment * 0.001)
             is_done = reader.done()
-            if who == "reader":
+            if caller == "reader":
                 reader.cancel()
             else:
                 await hydrator.close()
             (found,) = await asyncio.gather(reader, return_exceptions=True)
-            if who == "reader":
+            if caller == "reader":
                 assert await hydrator.index(PARTITION, stored.segment) == lean(stored)
             elif not is_done:
                 assert isinstance(found, StorageUnavailable)

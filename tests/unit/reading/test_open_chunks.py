@@ -67,7 +67,7 @@ def test_reader_keeps_a_forgotten_chunk_to_the_end(opened, directory):
     name = add(opened, directory, 0)
     entry = opened.take(name, 3)
     before = open_files()
-    opened.forget([name, "nobody's"])
+    opened.forget([name, "unknown"])
     assert opened.take(name, 3) is None
     assert os.pread(entry.file.fd, 9, 0) == b"abc"
     opened.give_back(entry)

@@ -1,4 +1,4 @@
-"""The disk monitor: metrics, the alert line and who hears of a change, on a virtual clock."""
+"""The disk monitor: metrics, the alert line and the calls after a change, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ async def test_directory_that_cannot_be_measured_is_said_once_and_the_others_go_
 
 
 async def test_monitor_knows_nothing_when_no_disk_can_be_read(make_monitor, data, other):
-    """Nothing is guessed: whoever asks hears that nothing is known."""
+    """The monitor does not guess: its state is unknown."""
     monitor = make_monitor()
     await monitor.step()
     data.is_readable = other.is_readable = False

@@ -151,7 +151,7 @@ async def test_peer_with_a_wrong_clock_counts_once_it_is_seen_to_live(make_board
 
 
 async def test_peer_whose_state_was_removed_is_forgotten(store, make_board):
-    """Who is not on the board is not known, and is new when it comes back."""
+    """A peer that is not on the board is unknown, and is new when it comes back."""
     mine = make_board(1)
     await make_board(2).publish(DEGRADED)
     await mine.read_board(OK)
@@ -160,7 +160,7 @@ async def test_peer_whose_state_was_removed_is_forgotten(store, make_board):
 
 
 async def test_damaged_state_is_unknown_and_said_once(store, make_board):
-    """One peer's bad object keeps nobody from reading the others."""
+    """One peer's damaged object does not keep a daemon from reading the others."""
     mine = make_board(1)
     await make_board(3).publish(LOW)
     await put(store, disk_state_key(CLUSTER, 2), b"{}")
@@ -183,7 +183,7 @@ async def test_board_is_read_to_its_last_page(store, make_board):
 
 
 async def test_view_has_the_version_of_the_record_of_quotas(store, make_board):
-    """So that nobody asks for a record that is not there, or that has not changed."""
+    """A daemon reads the record only if it is there and has changed."""
     mine = make_board(1)
     assert (await mine.read_board(OK)).quotas_version is None
     await put(store, client_quotas_key(CLUSTER), b"any")

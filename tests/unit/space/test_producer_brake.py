@@ -140,7 +140,7 @@ async def test_second_round_changes_nothing(side, store, quotas):
 
 async def test_cluster_that_was_never_held_back_is_left_alone(side, store, quotas):
     """Nothing is recorded and nothing asked of the broker when there is nothing to put back."""
-    side.broker.fail_next("client_quotas", BrokerDenied("nobody may ask"))
+    side.broker.fail_next("client_quotas", BrokerDenied("denied"))
     await side.let_go()
     assert (await stored_record(store), quotas) == ((None, None), BEFORE)
 
@@ -172,7 +172,7 @@ async def test_nothing_is_recorded_where_all_quotas_are_low_already(side, store,
 
 
 async def test_quota_that_an_operator_sets_meanwhile_stays(side, quotas):
-    """Whoever raises a quota by hand while the disk is full means it, also afterwards."""
+    """A quota that an operator raises while the disk is full is kept, also afterwards."""
     await side.hold_back()
     quotas[ALICE][PRODUCER_BYTE_RATE] = 1e9
     await side.hold_back()
@@ -202,7 +202,7 @@ async def test_lowered_quotas_keep_their_rate_when_the_setting_changes(side, sto
 
 
 async def test_of_two_daemons_one_records(side, other, store, quotas):
-    """Who loses the swap has changed nothing, and sees in the next round that all is done."""
+    """The daemon that loses the swap changes nothing, and finds everything done in its next round."""
     await side.refresh()
     await other.refresh()
     await side.brake.hold_back(RATE)
@@ -282,7 +282,7 @@ async def test_restored_record_is_not_watched_for_ever(side, store, quotas, cloc
     quotas.clear()
     quotas.update(copied(LOWERED))
     clock.now_ms += SETTLE_MS
-    side.broker.fail_next("client_quotas", BrokerDenied("nobody asks"))
+    side.broker.fail_next("client_quotas", BrokerDenied("denied"))
     await side.let_go()
     assert quotas == LOWERED
 
@@ -300,7 +300,7 @@ async def test_old_record_is_replaced_by_what_is_set_now(side, store, quotas, cl
 
 
 async def test_damaged_record_stops_everything(side, store, quotas):
-    """Nobody knows then what was before: an operator has to look, and the error names the object."""
+    """The earlier quotas are unknown then. An operator has to inspect the object that the error names."""
     await side.hold_back()
     store.add(client_quotas_key(CLUSTER), b"{}")
     version = (await store.head(client_quotas_key(CLUSTER))).version
@@ -323,7 +323,7 @@ async def test_record_is_read_only_when_it_has_changed(side, other, store):
 
 
 async def test_record_that_was_removed_is_not_there(side, store, quotas):
-    """A version that a listing saw and nobody can read any more is no record."""
+    """A version that a listing showed is no record once its object is gone."""
     await side.brake.refresh("1")
     await side.brake.let_go()
     assert not side.brake.is_on

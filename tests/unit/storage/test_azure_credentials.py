@@ -92,6 +92,7 @@ def cloud(server_tls, certificate, monkeypatch, tmp_path):
 def advance(monkeypatch):
     """Return a function that sets the wall clock forward; timers do not notice."""
     offset, real = [0.0], time.time
+    # The SDK compares a token's expiry with the wall clock of the system, and takes no other.
     monkeypatch.setattr(time, "time", lambda: real() + offset[0])
 
     def by(seconds: float) -> None:

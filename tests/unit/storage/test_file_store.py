@@ -356,6 +356,7 @@ async def test_version_is_not_taken_from_a_stale_cache(store, root, monkeypatch)
         is_cached = not isinstance(path, int) and os.fsdecode(path).endswith("manifest")
         return stale if is_cached else real(path, **options)
 
+    # A cache of attributes that is out of date needs a network file system and a second host.
     monkeypatch.setattr(os, "stat", cached)
     with pytest.raises(PreconditionFailed):
         await put(store, "manifest", b"by us", condition=IfVersion(old.version))

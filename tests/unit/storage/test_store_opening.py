@@ -124,7 +124,7 @@ def plugged_in(tmp_path, monkeypatch, *, value: str):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-store\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[tieringd.object_stores]\nmine = {value}\n")
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.syspath_prepend(tmp_path)
     return parsed(ON + "cloud_storage_backend: plugin\ncloud_storage_plugin: mine\n")
 
 

@@ -45,7 +45,7 @@ def two(tmp_path, bucket):
 async def test_named_objects_are_no_orphans_however_old(bucket):
     """Live, spilled and retired segments, their indexes and parts stay, and so does what is not ours."""
     await bucket.fill(8, local=3)
-    bucket.store.add("a/file/of/somebody/else.log", b"x")
+    bucket.store.add("a/file/of/another/program.log", b"x")
     bucket.store.add(data_key(bucket.writer.identified, bucket.manifest.segments[0])[1:], b"a wrong hash")
     bucket.clock.now_ms += 99 * DAY_MS
     for named in (None, await bucket.parts.search.names([])):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from tests.fakes.archive import archive_in, archived
+from tests.fakes.counted_calls import CountedCalls
 from tests.fakes.log_writer import LogWriter
 from tests.unit.model.values import PARTITION, remote, stored
 from tieringd.errors import CorruptDataError, ObjectNotFound
@@ -172,6 +172,7 @@ def test_shares_of_a_long_history_touch_each_block_a_few_times(monkeypatch):
         touched.append(len(blocks))
         real(self, blocks, writers)
 
+    # The tables in question are made and dropped inside `shares`.
     monkeypatch.setattr(SegmentTable, "__init__", counted)
     assert sum(1 for _ in shares(PARTITION, table)) == count
     assert sum(touched) == count
@@ -209,22 +210,9 @@ def test_rounds_have_about_so_many_bytes():
 
 def test_manifests_are_loaded_some_at_once(bucket, archive, monkeypatch):
     """One by one, ten thousand of them took five minutes where a store answers in 30 ms."""
-    most = under_way = 0
-    real = FileStore.get
-
-    async def counted(self, key):
-        nonlocal most, under_way
-        under_way += 1
-        most = max(most, under_way)
-        try:
-            await asyncio.sleep(0)
-            return await real(self, key)
-        finally:
-            under_way -= 1
-
-    monkeypatch.setattr(FileStore, "get", counted)
+    gets = CountedCalls.of(monkeypatch, FileStore, "get")
     chosen = bucket.run(chosen_partitions(bucket, ["*"]))
-    assert (len(chosen.partitions), most) == (4, 4)
-    most = 0
+    assert (len(chosen.partitions), gets.most_at_once) == (4, 4)
+    gets.most_at_once = 0
     assert len(bucket.run(loaded_again(bucket, chosen.partitions, []))) == 4
-    assert most == 4
+    assert gets.most_at_once == 4

@@ -234,6 +234,7 @@ def test_store_that_keeps_what_is_deleted_is_named_instead(shelf, monkeypatch, c
             raise StorageDenied("GetBucketVersioning: AccessDenied")
         return ("the bucket keeps versions",)
 
+    # The job opens its store itself, and a directory never keeps what is deleted.
     monkeypatch.setattr(FileStore, "kept_after_delete", kept)
     shelf.fill()
 

@@ -102,7 +102,7 @@ def test_file_that_is_missing_is_told(tmp_path):
 
 
 def test_fingerprint_tells_keys_apart_and_tells_none():
-    """They are the checksums that anyone can make of a key that he knows."""
+    """They are checksums that can be computed from a known key."""
     assert fingerprints([b"b", b"a"]) == tuple(
         sorted(hashlib.sha256(key).hexdigest() for key in (b"a", b"b"))
     )

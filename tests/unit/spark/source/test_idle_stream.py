@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fakes.counted_calls import CountedCalls
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition, TopicPartition
 from tieringd.spark.source.data_loss import LossRule
@@ -64,21 +65,8 @@ def test_names_of_a_subscription_are_gathered_once():
 
 @pytest.fixture
 def requests(monkeypatch):
-    """Give the reads of this process's file stores, as operation and key."""
-    seen = []
-
-    def counted(name):
-        real = getattr(FileStore, name)
-
-        async def call(self, key, *args, **options):
-            seen.append((name, key))
-            return await real(self, key, *args, **options)
-
-        monkeypatch.setattr(FileStore, name, call)
-
-    counted("get")
-    counted("head")
-    return seen
+    """Give the reads of this process's file stores: operation, arguments with the key, and options."""
+    return CountedCalls.of(monkeypatch, FileStore, "get", "head").calls
 
 
 def test_second_scan_of_an_unchanged_archive_is_the_first_one(archive, bucket, requests):
@@ -90,9 +78,9 @@ def test_second_scan_of_an_unchanged_archive_is_the_first_one(archive, bucket, r
     requests.clear()
 
     assert topics.current() is before
-    loaded = [key for name, key in requests if name == "get" and key.endswith("/manifest")]
+    loaded = [key for name, (key,), _ in requests if name == "get" and key.endswith("/manifest")]
     assert len(loaded) == 2, "only what is not archived yet is asked for as a whole"
-    assert len([key for name, key in requests if name == "head"]) == 2
+    assert len([name for name, _, _ in requests if name == "head"]) == 2
 
     archive.filled("orders", 1)
     after = topics.current()
@@ -112,6 +100,7 @@ def test_trigger_without_new_data_reads_and_decodes_nothing(archive, requests, m
     report = reader.reportLatestOffset()
     requests.clear()
     decoded = []
+    # Spark gives the stream plain documents, and the stream decodes them where no test can count.
     monkeypatch.setattr(StreamOffsets, "from_json", decoded.append)
 
     assert reader.latestOffset(dict(end), limit) == end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import DEFAULT_TIME_MS
+from tests.fakes.counted_calls import CountedCalls
 from tieringd.errors import ConfigError, DataLossError
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition, TopicPartition
@@ -81,23 +82,17 @@ def test_time_is_the_first_record_that_is_as_late(archive, bucket, later):
 @pytest.mark.parametrize("value_bytes", [900_000, 2_000], ids=["large batches", "small batches"])
 def test_time_costs_little_of_a_segment(archive, bucket, monkeypatch, value_bytes):
     """The index leads to the batch, and a header or some tens of kilobytes are enough: not two chunks."""
-    read_bytes = []
-    real = FileStore.get_range
-
-    async def counted(self, key, *, position, size_bytes):
-        read_bytes.append(size_bytes)
-        return await real(self, key, position=position, size_bytes=size_bytes)
-
     writer = archive.writer("orders", 0)
     for number in range(9_000_000 // value_bytes):
         writer.append(bytes(value_bytes), timestamp_ms=DEFAULT_TIME_MS + 1_000 * number)
     writer.roll()
     archive.add(writer)
     finder = OffsetFinder(bucket, SubscriptionTopics(bucket, Subscription(topics=("orders",))).existing())
-    monkeypatch.setattr(FileStore, "get_range", counted)
+    reads = CountedCalls.of(monkeypatch, FileStore, "get_range")
 
     assert starts(finder, AtTime(DEFAULT_TIME_MS + 4_500, "startingTimestamp")) == [5]
-    assert sum(read_bytes) <= 100 << 10
+    read_bytes = [options["size_bytes"] for _, _, options in reads.calls]
+    assert 0 < sum(read_bytes) <= 100 << 10
 
 
 def test_time_after_all_records_is_an_error_to_begin_at(finder):

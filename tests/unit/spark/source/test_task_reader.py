@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from tests.fakes.counted_calls import CountedCalls
 from tieringd.archive.archive_reader import ArchiveReader, ceiling_position, floor_position
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.errors import CorruptDataError, DataLossError, ObjectNotFound
 from tieringd.formats.record_batch import LENGTH_STARTS_AT
 from tieringd.model.segment import IndexEntry, SegmentIndex
@@ -349,14 +351,7 @@ def test_tasks_of_a_process_load_a_changed_manifest_once(bucket, archive, writer
     """A merge makes each task look for its segments anew, and a manifest may have tens of megabytes."""
     reading = Reading(bucket, archive, writer, tasks=8)
     archive.merge(writer)
-    loaded = []
-    real = bucket.manifests.load
-
-    async def counted(partition):
-        loaded.append(partition)
-        return await real(partition)
-
-    monkeypatch.setattr(bucket.manifests, "load", counted)
+    loads = CountedCalls.of(monkeypatch, ManifestStore, "load")
 
     assert reading.records() == written(writer)
-    assert loaded == [writer.identified]
+    assert [arguments for _, arguments, _ in loads.calls] == [(writer.identified,)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fakes.counted_calls import CountedCalls
 from tests.support.exports import ArchivedLogs, ParquetDirectory, in_this_process
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.spark.jobs.export.rounds import export_topic
 from tieringd.spark.jobs.export.state import ExportRules
 
@@ -68,20 +70,8 @@ async def test_portion_that_is_larger_than_a_round_is_one(rounds):
     assert {len(portions) for portions in rounds(portion_bytes=4_200, round_bytes=1_000)} == {1}
 
 
-async def test_round_asks_for_manifests_together(logs, rounds, monkeypatch):
+async def test_round_asks_for_manifests_together(rounds, monkeypatch):
     """One by one, ten thousand took five minutes in each round."""
-    most = under_way = 0
-    real = logs.bucket.manifests.load
-
-    async def counted(partition):
-        nonlocal most, under_way
-        under_way += 1
-        most = max(most, under_way)
-        try:
-            return await real(partition)
-        finally:
-            under_way -= 1
-
-    monkeypatch.setattr(logs.bucket.manifests, "load", counted)
+    loads = CountedCalls.of(monkeypatch, ManifestStore, "load")
     assert len(rounds()) == 1
-    assert most == PARTITIONS
+    assert loads.most_at_once == PARTITIONS
