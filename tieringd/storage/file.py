@@ -62,7 +62,7 @@ T = TypeVar("T")
 _THREADS = 8
 _LOCK_FILES = 64  # Few enough to stay a handful of inodes, enough that partitions rarely meet.
 _LOCK_POLL_SECONDS = 0.005
-_FLUSHED_KEPT = 1024  # A segment's data and index, and a partition's manifest, go where the last one went.
+_FLUSHED_KEPT = 16_384  # More directories than ten thousand partitions write to by turns.
 _PLACE_ATTEMPTS = 100  # Each is lost only to a delete that empties the directory in that instant.
 _SAME_CLOCK_NS = 1_000_000_000  # A file's time lags behind the clock by a tick of the kernel.
 # Filesystems keep times in nanoseconds, microseconds, seconds or pairs of seconds.
