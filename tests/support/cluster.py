@@ -228,20 +228,31 @@ class ClusterAdmin:
         *producer* is its id and epoch. This admin's first node must lead the partitions.
         """
 
+        waiting = set(numbers)
+
         def build(module: ModuleType) -> Any:
             producer_id, producer_epoch = producer
             marker = module.WritableTxnMarker(
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,
                 transaction_result=is_committed,
-                topics=(module.WritableTxnMarkerTopic(name=topic, partition_indexes=tuple(numbers)),),
+                topics=(module.WritableTxnMarkerTopic(name=topic, partition_indexes=tuple(sorted(waiting))),),
                 coordinator_epoch=0,
             )
             return module.WriteTxnMarkersRequest(markers=(marker,))
 
-        answer = await self._ask(_WRITE_TXN_MARKERS, build)
-        results = [one for found in answer.markers for each in found.topics for one in each.partitions]
-        assert all(one.error_code is ErrorCode.none for one in results), answer
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while waiting:
+            answer = await self._ask(_WRITE_TXN_MARKERS, build)
+            results = [one for found in answer.markers for each in found.topics for one in each.partitions]
+            waiting.difference_update(
+                int(one.partition_index) for one in results if one.error_code is ErrorCode.none
+            )
+            # The metadata names a leader before its replica knows that it leads.
+            late = {ErrorCode.none, ErrorCode.not_leader_or_follower}
+            assert {one.error_code for one in results} <= late, answer
+            assert time.monotonic() < deadline, answer
+            await asyncio.sleep(_POLL_SECONDS if waiting else 0)
 
     async def _ask(self, api: ApiVersionRange, build: Callable[[ModuleType], Any]) -> Any:
         """Send a request to the first broker that answers."""
