@@ -227,7 +227,6 @@ class ClusterAdmin:
 
         *producer* is its id and epoch. This admin's first node must lead the partitions.
         """
-
         waiting = set(numbers)
 
         def build(module: ModuleType) -> Any:
