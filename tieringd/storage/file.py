@@ -231,7 +231,7 @@ class FileStore:
                 self._commit(root, target, fd, temporary)
             status = os.fstat(fd)
         try:
-            sync_directory(root, dirname(target.name))
+            sync_directory(dirname(target.name) or ".", dir_fd=root)
         except FileNotFoundError:
             pass  # Already deleted again, with its directory.
         except OSError as error:
@@ -295,7 +295,7 @@ class FileStore:
         parent = dirname(directory)
         try:
             os.mkdir(directory, dir_fd=root)
-            sync_directory(root, parent)
+            sync_directory(parent or ".", dir_fd=root)
         except FileExistsError:
             return
         except FileNotFoundError:
