@@ -37,12 +37,12 @@ import uvloop
 
 from tests.fakes.archive import archive_in
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.memory_store import MemoryStore
 from tests.support.archive_endpoints import archive_topic, endpoint_config
 from tests.support.frame_fuzz import mutated, seed_frames
 from tests.support.kafka_messages import fetch_request, milliseconds, request_frame, request_module
 from tieringd.daemon.archive_endpoint import archive_endpoint_of
 from tieringd.metrics import Metrics
-from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

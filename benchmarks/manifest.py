@@ -32,6 +32,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks.harness import machine, write_json
+from tests.fakes.memory_store import MemoryStore
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
@@ -39,7 +40,6 @@ from tieringd.model.segment import RemoteSegment
 from tieringd.model.segment_table import COLUMNS, SegmentTable
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.spillover import plan_spillover
-from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

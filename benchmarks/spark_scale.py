@@ -36,6 +36,7 @@ from pyspark.sql import functions as sql
 from benchmarks.harness import machine, write_json
 from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.file_archive import FileArchive
+from tests.fakes.memory_store import MemoryStore
 from tests.support.seaweedfs import running_seaweedfs
 from tests.support.spark_session import running_spark
 from tieringd.archive.catalog import Catalog
@@ -65,7 +66,6 @@ from tieringd.spark.source.subscribed_topics import SubscriptionTopics
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.at_once import at_once
 from tieringd.storage.file import FileStore
-from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 
 if TYPE_CHECKING:

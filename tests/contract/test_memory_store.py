@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.object_store_contract import JoinContract, NestedKeysContract, ObjectStoreContract
+from tests.fakes.memory_store import MemoryStore
 from tieringd.clock import wall_clock_ms
-from tieringd.storage.memory import MemoryStore
 
 
 class MemoryBucket:

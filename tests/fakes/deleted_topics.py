@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tests.fakes.archive import Clock, archive_in, archived, archiver_of, observed
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import CLUSTER, LogWriter
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import DistantStore
 from tests.fakes.wire import Wire
 from tieringd.formats.object_keys import (
@@ -22,7 +23,6 @@ from tieringd.housekeeping.topic_purge import TopicObjectDeleter, TopicPurgeJob
 from tieringd.metrics import Metrics
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
-from tieringd.storage.memory import MemoryStore
 from tieringd.topics.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:

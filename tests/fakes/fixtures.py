@@ -8,8 +8,8 @@ from tests.fakes.archive import Clock, archive_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.daemons import Daemon
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.memory_store import MemoryStore
 from tieringd.metrics import Metrics
-from tieringd.storage.memory import MemoryStore
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from crc32c import crc32c
 
 from tests.builders import segment_bytes
 from tests.fakes.archive import Clock
+from tests.fakes.memory_store import MemoryStore
 from tieringd.cache.cache_directory import CacheDirectory
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.segment_scan import SegmentScanner
@@ -24,7 +25,6 @@ from tieringd.policies.cache_trim import ChunkEvictionLimits, TrimLimits
 from tieringd.reading.cache_keeper import CacheKeeper, KeeperSettings, OpenChunks
 from tieringd.reading.hydrator import HydrationLimits, Hydrator
 from tieringd.reading.partition_reader import ArchivedBatches, PartitionReader
-from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tieringd.storage.memory import MemoryStore
+from tests.fakes.memory_store import MemoryStore
 
 
 class SlowStore(MemoryStore):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.fakes.archive import observed, values_in
+from tests.fakes.memory_store import MemoryStore
 from tieringd.formats.object_keys import parse_spillover_key
 from tieringd.policies import spillover as policy
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
-from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     import pytest

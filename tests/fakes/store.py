@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tests.fakes.memory_store import MemoryStore
 from tieringd.errors import PreconditionFailed, StorageUnavailable
 from tieringd.storage.base import FileSlice
-from tieringd.storage.memory import MemoryStore
 from tieringd.storage.store_times import StoreTimes
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c as crc32c_of
 
+from tests.fakes.memory_store import MemoryStore
 from tieringd.storage.base import FileSlice
-from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

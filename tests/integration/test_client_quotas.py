@@ -8,12 +8,12 @@ import time
 import pytest
 
 from tests.fakes.archive import Clock
+from tests.fakes.memory_store import MemoryStore
 from tieringd.broker.kafka import KafkaBroker, KafkaSettings
 from tieringd.errors import BrokerDenied, BrokerUnavailable
 from tieringd.formats.object_keys import client_quotas_key
 from tieringd.model.disk_state import EVERY_PRODUCER, PRODUCER_BYTE_RATE, quota_entity
 from tieringd.space.producer_brake import ProducerBrake
-from tieringd.storage.memory import MemoryStore
 
 ALICE = quota_entity(user="alice")
 APP = quota_entity(user=None, client_id="app")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import archive_in, tiered_config, values_in
 from tests.fakes.log_writer import CLUSTER, TOPIC_ID
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import DistantStore
 from tests.simulation.cluster_broker import ClusterBroker
 from tests.simulation.cluster_promises import ClusterPromises, cut_by_gaps, values_at
@@ -29,7 +30,6 @@ from tieringd.broker.layout import KafkaLayout
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import Archiving
 from tieringd.metrics import Metrics
-from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

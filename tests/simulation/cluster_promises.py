@@ -18,13 +18,13 @@ from tieringd.formats.object_keys import data_key, index_key, manifest_key
 from tieringd.formats.record_batch import parse_header
 
 if TYPE_CHECKING:
+    from tests.fakes.memory_store import MemoryStore
     from tests.simulation.node import Node
     from tests.simulation.replica import Replica
     from tests.simulation.replication import Replication
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.manifest_parts import Gap, Replacement
     from tieringd.model.segment import RemoteSegment
-    from tieringd.storage.memory import MemoryStore
 
 _FOLLOWED_MS = 90_000
 """How old a follower's manifest may be, and some."""

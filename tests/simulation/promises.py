@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.fakes.log_writer import LogWriter
+    from tests.fakes.memory_store import MemoryStore
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.segment import RemoteSegment
-    from tieringd.storage.memory import MemoryStore
 
 
 TURNS_MAX = 3

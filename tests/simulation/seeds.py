@@ -1,8 +1,12 @@
-"""Which seeds a run tries: the usual number, or as the environment says."""
+"""The seeds that a run tries, and the run of one seed."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Protocol
+
+from tests.fakes.virtual_loop import run_virtual
 
 CHUNKS = 10
 
@@ -25,3 +29,28 @@ def seeds_of(chunk: int, *, usual: int, share: float) -> range:
     count = os.environ.get("TIERINGD_SEEDS")
     total = usual if count is None else max(1, round(int(count) * share))
     return range(chunk * total // CHUNKS, (chunk + 1) * total // CHUNKS)
+
+
+class History(Protocol):
+    """A simulated history."""
+
+    @property
+    def events(self) -> Sequence[Any]:
+        """Return what has happened so far."""
+
+    def run(self) -> Coroutine[Any, Any, None]:
+        """Run the history; fail at the first promise that is broken."""
+
+
+def run_history(history: History, seed: int, quiet: Sequence[Mapping[str, Any]], *, name: str) -> None:
+    """
+    Run a history on a virtual clock. A failure prints how to run it again.
+
+    *quiet* has the log lines of the run: no archiver may have failed by a defect.
+    """
+    try:
+        run_virtual(history.run(), seed=seed)
+    except BaseException:
+        print(f"{name} fails after {len(history.events)} events; {replay(seed)} runs it alone")  # noqa: T201 - pytest shows it with the failure
+        raise
+    assert not [each for each in quiet if each["event"].startswith("archiver failed")], seed

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from tieringd.formats.manifest_codec import decode_manifest
 
 if TYPE_CHECKING:
+    from tests.fakes.memory_store import MemoryStore
     from tieringd.model.manifest import PartitionManifest
-    from tieringd.storage.memory import MemoryStore
 
 
 class StoredManifests:

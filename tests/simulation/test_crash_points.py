@@ -16,6 +16,7 @@ import pytest
 from tests.fakes.archive import Clock, archive_in, archiver_of, observed, values_in, written_below
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import DistantStore
 from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire, Wire
@@ -23,7 +24,6 @@ from tests.simulation.promises import Promises
 from tieringd.formats.object_keys import manifest_key
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.policies.upload_plan import UploadLimits
-from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,6 +9,7 @@ import pytest
 
 from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import archive_in, reconciler_of, tiered_config, values_in
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import DistantStore
 from tests.fakes.virtual_loop import virtually
 from tests.fakes.wire import Wire
@@ -17,7 +18,6 @@ from tests.simulation.replica import Replica
 from tests.simulation.replication import Replication
 from tieringd.formats.manifest_codec import decode_manifest
 from tieringd.formats.object_keys import manifest_key
-from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,6 +16,7 @@ import pytest
 from tests.fakes.archive import Clock, archive_in, archiver_of, observed, values_in, written_below
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import DistantStore
 from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire, Wire
@@ -27,7 +28,6 @@ from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.segment_merge import MergeSettings
 from tieringd.policies.total_retention import RetentionPace
-from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,6 +9,7 @@ import pytest
 
 from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import archive_in, reconciler_of, tiered_config
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import DistantStore
 from tests.fakes.virtual_loop import virtually
 from tests.fakes.wire import Wire
@@ -19,7 +20,6 @@ from tieringd.errors import PreconditionFailed
 from tieringd.formats.manifest_codec import decode_manifest
 from tieringd.formats.object_keys import manifest_key
 from tieringd.storage.base import IfVersion
-from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.virtual_loop import run_virtual
-from tests.simulation.seeds import CHUNKS, replay, seeds_of
+from tests.simulation.seeds import CHUNKS, run_history, seeds_of
 from tests.simulation.squall import THEMES, Squall
 
 
@@ -16,14 +16,7 @@ def test_promises_hold_in_every_squall(tmp_path, chunk, quiet):
     """Whatever comes again and again, each acknowledged record is read once in the end."""
     for seed in seeds_of(chunk, usual=2 * len(THEMES), share=0.25):
         squall = Squall(seed, tmp_path / str(seed))
-        try:
-            run_virtual(squall.run(), seed=seed)
-        except BaseException:
-            said = f"squall {seed} ({squall.theme.name}) fails after {len(squall.events)} events"
-            print(f"{said}; {replay(seed)} runs it alone")  # noqa: T201 - pytest shows it with the failure
-            raise
-        # The daemons meet only what they were built for.
-        assert not [each for each in quiet if each["event"].startswith("archiver failed")], seed
+        run_history(squall, seed, quiet, name=f"squall {seed} ({squall.theme.name})")
 
 
 def test_squall_of_a_seed_is_the_same_each_time(tmp_path):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.virtual_loop import run_virtual
-from tests.simulation.seeds import CHUNKS, replay, seeds_of
+from tests.simulation.seeds import CHUNKS, run_history, seeds_of
 from tests.simulation.storm import Storm
 
 
@@ -16,14 +16,7 @@ def test_promises_hold_in_every_storm(tmp_path, chunk, quiet):
     """Whatever comes together, each acknowledged record is read once in the end; a scrub finds nothing."""
     for seed in seeds_of(chunk, usual=45, share=0.2):
         storm = Storm(seed, tmp_path / str(seed))
-        try:
-            run_virtual(storm.run(), seed=seed)
-        except BaseException:
-            said = f"storm {seed} fails after {len(storm.events)} events"
-            print(f"{said}; {replay(seed)} runs it alone")  # noqa: T201 - pytest shows it with the failure
-            raise
-        # The daemons meet only what they were built for.
-        assert not [each for each in quiet if each["event"].startswith("archiver failed")], seed
+        run_history(storm, seed, quiet, name=f"storm {seed}")
 
 
 def test_storm_of_a_seed_is_the_same_each_time(tmp_path):

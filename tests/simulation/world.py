@@ -18,13 +18,13 @@ from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import archive_in, reconciler_of, tiered_config, values_in, written_below
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import CLUSTER, LogWriter
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import DistantStore
 from tests.fakes.wire import UnreliableWire, Wire
 from tests.simulation.promises import Promises
 from tests.simulation.scrubbing import expect_clean
 from tieringd.broker.directory_broker import DirectoryBroker
 from tieringd.storage.archive_clock import ArchiveClock
-from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 
 if TYPE_CHECKING:

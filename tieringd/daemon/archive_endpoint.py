@@ -13,7 +13,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Final
 
@@ -25,7 +25,7 @@ from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.assembly import sole_owner
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
-from tieringd.daemon.gateway_service import ReadCache
+from tieringd.daemon.gateway_service import ReadCache, gateway_settings
 from tieringd.daemon.gateway_tls import LOOK_SECONDS, GatewayTls
 from tieringd.endpoint.cluster_answers import ClusterAnswers, DescriptionAnswers
 from tieringd.endpoint.endpoint_connection import EndpointConnection
@@ -37,7 +37,7 @@ from tieringd.endpoint.request_handlers import RequestHandlers
 from tieringd.endpoint.served_manifests import ServedPartitions, ServedTopics
 from tieringd.endpoint.users_file import UserDirectory
 from tieringd.errors import ConfigError
-from tieringd.gateway.connection import ConnectionContext, GatewaySettings
+from tieringd.gateway.connection import ConnectionContext
 from tieringd.gateway.read_rates import HOST, ReadRates
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
@@ -131,7 +131,7 @@ async def archive_endpoint_of(
         )
     tls = GatewayTls(config, has_broker=False)
     users = await asyncio.to_thread(UserDirectory, config.gateway.users_file)
-    settings = _listener_settings(config, tls)
+    settings = replace(gateway_settings(config, tls), host=listening_host(config))
     host, port = _advertised(config)
     interval_seconds = config.cloud_storage_readreplica_manifest_sync_timeout_ms / 1000
     topics = ServedTopics(
@@ -244,28 +244,6 @@ def _advertised(config: Config) -> tuple[str, int]:
         return host, config.gateway.port
     name, _, port = advertised.rpartition(":")
     return name.strip("[]"), int(port)
-
-
-def _listener_settings(config: Config, tls: GatewayTls) -> GatewaySettings:
-    gateway = config.gateway
-    return GatewaySettings(
-        host=listening_host(config),
-        port=gateway.port,
-        proxy_protocol=gateway.proxy_protocol,
-        client_tls=tls.clients,
-        max_connections=gateway.max_connections,
-        max_connections_per_host=gateway.max_connections_per_host,
-        idle_timeout_seconds=gateway.connections_max_idle_ms / 1000,
-        slow_timeout_seconds=gateway.slow_client_timeout_ms / 1000,
-        max_request_bytes=gateway.max_request_bytes,
-        max_held_bytes=gateway.max_inspected_bytes,
-        buffered_bytes=gateway.buffer_bytes,
-        archive_bytes_per_second=gateway.archive_bytes_per_second,
-        client_archive_bytes_per_second=gateway.client_archive_bytes_per_second,
-        principal_bytes_per_second=gateway.principal_archive_bytes_per_second,
-        principal_dollars_per_day=gateway.principal_store_dollars_per_day,
-        slow_fetch_seconds=gateway.slow_fetch_ms / 1000,
-    )
 
 
 @contextmanager

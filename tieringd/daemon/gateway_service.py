@@ -181,7 +181,7 @@ async def gateway_of(
 
 
 def gateway_settings(config: Config, tls: GatewayTls) -> GatewaySettings:
-    """Return the listener's settings."""
+    """Return the listener's settings. An archive endpoint has them too, and no broker behind it."""
     gateway = config.gateway
     host, _, port = gateway.broker.rpartition(":")
     return GatewaySettings(

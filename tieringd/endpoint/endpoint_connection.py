@@ -40,7 +40,6 @@ from tieringd.metrics.readers import READER, Reader, Source
 
 log = structlog.get_logger(__name__)
 
-_MIN_REQUEST_BYTES: Final = HEAD.size - SIZE_BYTES
 _POOR_ROOM_BYTES: Final = 4 << 10
 """How much is read at once while the budget is spent."""
 
@@ -75,11 +74,7 @@ class RequestBuffer:
         limit = min(self._max_request_bytes, of_its_kind, self._budget.limit)
         if is_before_login:
             limit = min(limit, BEFORE_LOGIN_BYTES_MAX)
-        if not _MIN_REQUEST_BYTES <= head.size <= limit:
-            raise ProtocolViolation(
-                f"a client sent a request of {head.size} bytes to API {head.api_key}",
-                hint=f"Such requests may have at most {limit} bytes",
-            )
+        head.require_size(limit)
         size = SIZE_BYTES + head.size
         if len(self._bytes) < size:
             return None

@@ -37,6 +37,7 @@ import yaml
 from tieringd.config.yaml_source import Document, Place, read_document
 from tieringd.endpoint.access import EVERYTHING, Access, Operation, TopicRule
 from tieringd.errors import ConfigError
+from tieringd.storage.file_root import sync_directory
 from tieringd.storage.threads import in_thread
 
 log = structlog.get_logger(__name__)
@@ -173,11 +174,7 @@ class Users:
             except BaseException:
                 Path(file.name).unlink(missing_ok=True)
                 raise
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(path.parent)
 
     def _document(self) -> dict[str, Any]:
         return {

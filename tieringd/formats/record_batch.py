@@ -152,10 +152,15 @@ def header_fault(header: BatchHeader) -> str | None:
         return f"message format magic is {header.magic}, not 2"
     if not MIN_LENGTH <= header.length <= MAX_BATCH_BYTES - LENGTH_STARTS_AT:
         return f"batch length {header.length} is impossible"
-    if header.base_offset < 0 or header.last_offset_delta < 0:
-        return f"batch offsets {header.base_offset} to {header.last_offset} are impossible"
-    if not 0 <= header.record_count <= header.last_offset_delta + 1:
-        return f"{header.record_count} records cannot stand in {header.last_offset_delta + 1} offsets"
+    return offsets_fault(header.base_offset, header.last_offset_delta, header.record_count)
+
+
+def offsets_fault(base_offset: int, last_offset_delta: int, record_count: int) -> str | None:
+    """Return the fault of a batch's offsets and number of records; None if a batch can have them."""
+    if base_offset < 0 or last_offset_delta < 0:
+        return f"batch offsets {base_offset} to {base_offset + last_offset_delta} are impossible"
+    if not 0 <= record_count <= last_offset_delta + 1:
+        return f"{record_count} records cannot stand in {last_offset_delta + 1} offsets"
     return None
 
 

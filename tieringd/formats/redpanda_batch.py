@@ -31,6 +31,7 @@ from tieringd.formats.record_batch import (
     MAX_BATCH_BYTES,
     TRANSACTIONAL_FLAG,
     BatchHeader,
+    offsets_fault,
 )
 from tieringd.model.offset_translation import OffsetTranslation
 
@@ -147,7 +148,9 @@ def require_possible(header: RawHeader) -> None:
         UnsupportedBatchTypeError: Its type is unknown, or does not occur in an ordinary topic.
         CorruptDataError: No batch can have this header.
     """
-    fault = _fault(header)
+    fault = offsets_fault(header.base_offset, header.last_offset_delta, header.record_count)
+    if not RAW_HEADER_BYTES <= header.size_bytes <= MAX_BATCH_BYTES:
+        fault = f"batch size {header.size_bytes} is impossible"
     if fault is not None:
         raise CorruptDataError(fault)
     if header.is_data or header.type in UNCOUNTED_TYPES or header.type in COUNTED_TYPES:
@@ -210,13 +213,3 @@ def reframed_batch(view: memoryview, translation: OffsetTranslation, *, leader_e
     check_raw_crc(view, header)
     kafka = kafka_header(header, delta=translation.delta, leader_epoch=leader_epoch)
     return HEADER.pack(*kafka) + view[RAW_HEADER_BYTES:]
-
-
-def _fault(header: RawHeader) -> str | None:
-    if not RAW_HEADER_BYTES <= header.size_bytes <= MAX_BATCH_BYTES:
-        return f"batch size {header.size_bytes} is impossible"
-    if header.base_offset < 0 or header.last_offset_delta < 0:
-        return f"batch offsets {header.base_offset} to {header.last_offset} are impossible"
-    if not 0 <= header.record_count <= header.last_offset_delta + 1:
-        return f"{header.record_count} records cannot stand in {header.last_offset_delta + 1} offsets"
-    return None

@@ -304,15 +304,9 @@ class Connection:
 
     def _on_client(self) -> None:
         size = self._client.receive(self._requests.room())
-        if size == NOTHING_NOW:
-            return
-        if not size:
-            self.abort()
-            return
-        self._is_granted = False
-        self._received_bytes += size
-        self._shared.counters.from_client_bytes += size
-        self._guarded(self._requests.received, size)
+        if self._counted(size):
+            self._shared.counters.from_client_bytes += size
+            self._guarded(self._requests.received, size)
 
     def _on_broker(self) -> None:
         broker, responses = self._broker, self._responses
@@ -322,17 +316,23 @@ class Connection:
             size = broker.splice_to(self._client, passing, self._shared.pipes)
         if size is None:
             size, deal = broker.receive(responses.room()), responses.received
-        if size == NOTHING_NOW:
+        if not self._counted(size):
             return
-        if not size:
-            self.abort()
-            return
-        self._is_granted = False
-        self._received_bytes += size
         self._shared.counters.from_broker_bytes += size
         self._guarded(deal, size)
         passing = responses.passing_bytes
         broker.wake_at(min(passing, _WAKE_BYTES) if passing >= SPLICED_BYTES else 1)
+
+    def _counted(self, size: int) -> bool:
+        """Count received bytes, and return whether there are any. A side that has closed ends both."""
+        if size == NOTHING_NOW:
+            return False
+        if not size:
+            self.abort()
+            return False
+        self._is_granted = False
+        self._received_bytes += size
+        return True
 
     def _guarded(self, call: Callable[..., None], *arguments: int) -> None:
         """Run a handler of received bytes, close the connection if they are not valid Kafka, and settle."""

@@ -61,7 +61,6 @@ _WITH_REQUEST: Final = frozenset(
 _NO_LOG_OFFSET: Final = 1 << 62
 """An offset that no log has. The broker finds it out of range."""
 _AUTHENTICATION: Final = frozenset({InspectedApi.SASL_HANDSHAKE, InspectedApi.SASL_AUTHENTICATE})
-_MIN_REQUEST_BYTES: Final = HEAD.size - SIZE_BYTES
 
 
 def refusal(head: RequestHead, partitions: Mapping[str | UUID, Sequence[int]]) -> bytes:
@@ -157,11 +156,7 @@ class RequestFrames(Frames):
                 hint="Set gateway.proxy_protocol to true if a load balancer sends it for every connection",
             )
         limit = min(self._max_request_bytes, REQUEST_BYTES_MAX.get(head.api_key, self._max_request_bytes))
-        if not _MIN_REQUEST_BYTES <= head.size <= limit:
-            raise ProtocolViolation(
-                f"a client sent a request of {head.size} bytes to API {head.api_key}",
-                hint=f"Such requests may have at most {limit} bytes",
-            )
+        head.require_size(limit)
         self._has_begun = True
         self._is_authenticating = head.api_key in _AUTHENTICATION
         if head.api_key == InspectedApi.PRODUCE:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
-from collections.abc import Callable
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from aiohappyeyeballs import start_connection
+
+from tieringd.storage.tls_transport import shaken
 
 if TYPE_CHECKING:
     from tieringd.gateway.connection import GatewaySettings
@@ -56,7 +56,7 @@ async def connected(settings: GatewaySettings) -> socket.socket:
             if settings.broker_tls is None:
                 return sock
             name = settings.broker_server_name or settings.broker_host
-            return await _shaken(
+            return await shaken(
                 settings.broker_tls.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
             )
         except BaseException:
@@ -75,36 +75,9 @@ async def accepted(sock: socket.socket, settings: GatewaySettings) -> socket.soc
     assert settings.client_tls is not None, "a plain connection needs no handshake"
     async with asyncio.timeout(settings.connect_timeout_seconds):
         try:
-            return await _shaken(
+            return await shaken(
                 settings.client_tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             )
         except BaseException:
             sock.close()
             raise
-
-
-async def _shaken(sock: ssl.SSLSocket) -> ssl.SSLSocket:
-    loop = asyncio.get_running_loop()
-    try:
-        while True:
-            try:
-                sock.do_handshake()
-            except ssl.SSLWantReadError:
-                await _ready(sock, loop.add_reader, loop.remove_reader)
-            except ssl.SSLWantWriteError:
-                await _ready(sock, loop.add_writer, loop.remove_writer)
-            else:
-                return sock
-    except BaseException:
-        sock.close()
-        raise
-
-
-async def _ready(sock: socket.socket, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
-    ready = asyncio.Event()
-    descriptor = sock.fileno()
-    add(descriptor, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        remove(descriptor)

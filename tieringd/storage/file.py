@@ -301,13 +301,13 @@ class FileStore:
         A directory that exists may be one that another put, in a thread or in a process that was killed, has
         made and not flushed. One that *is_new* may have the inode of the one that was there before.
         """
-        inode = sync_directory(root, directory)
+        inode = sync_directory(directory or ".", dir_fd=root)
         if not is_new and self._flushed.get(directory) == inode:
             return
         above = directory
         while above:
             above = dirname(above)
-            sync_directory(root, above)
+            sync_directory(above or ".", dir_fd=root)
         with self._flushed_lock:
             self._flushed.pop(directory, None)
             while len(self._flushed) >= _FLUSHED_KEPT:

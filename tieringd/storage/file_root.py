@@ -224,7 +224,7 @@ def write_marker(root: int, root_id: str, *, replaces: bool = False) -> bool:
                 os.link(temporary, ROOT_MARKER, src_dir_fd=root, dst_dir_fd=root)
             except FileExistsError:
                 return False
-        sync_directory(root, "")
+        sync_directory(".", dir_fd=root)
     finally:
         _unlink_if_there(temporary, root)
     return True
@@ -283,9 +283,9 @@ def make_work_directory(root: int) -> None:
         return
 
 
-def sync_directory(root: int, name: str) -> int:
-    """Flush the directory *name* below the root, or the root itself if *name* is empty. Return its inode."""
-    fd = os.open(name or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+def sync_directory(path: str | Path, *, dir_fd: int | None = None) -> int:
+    """Flush a directory, and return its inode; *path* may be relative to the directory of *dir_fd*."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         os.fsync(fd)
         return os.fstat(fd).st_ino

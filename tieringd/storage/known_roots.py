@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from tieringd.errors import ConfigError
+from tieringd.storage.file_root import sync_directory
 
 KNOWN_ROOTS_VERSION: Final = 1
 ROOTS_FILE: Final = "file_roots.json"
@@ -136,8 +137,4 @@ def write_note(path: Path, document: Mapping[str, object], *, replaces: bool) ->
             path.hardlink_to(temporary)
     finally:
         temporary.unlink(missing_ok=True)
-    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync_directory(path.parent)

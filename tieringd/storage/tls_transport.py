@@ -358,6 +358,16 @@ async def _shake_hands(context: ssl.SSLContext, plain: socket.socket, name: str 
     except BaseException:
         plain.close()
         raise
+    return await shaken(connection)
+
+
+async def shaken(connection: ssl.SSLSocket) -> ssl.SSLSocket:
+    """
+    Return *connection* after its TLS handshake, and close it if the handshake fails.
+
+    Raises:
+        OSError: The other side speaks no accepted TLS version, has no trusted certificate, or is gone.
+    """
     loop = asyncio.get_running_loop()
     try:
         while True:

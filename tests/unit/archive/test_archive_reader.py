@@ -8,6 +8,7 @@ import pytest
 from crc32c import crc32c
 
 from tests.fakes.archive import archive_in, archived
+from tests.fakes.memory_store import MemoryStore
 from tieringd.archive.archive_reader import (
     ArchiveReader,
     floor_position,
@@ -18,7 +19,6 @@ from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.segment_scan import DEFAULT_INDEX_INTERVAL_BYTES
 from tieringd.model.segment import IndexEntry, SegmentIndex
-from tieringd.storage.memory import MemoryStore
 
 _VALUE = b"x" * 24_000
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.archive import archive_in
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import store_unavailable
 from tieringd.archive.manifest_store import EDIT_MARK, EDIT_TRIES, StoredManifest
 from tieringd.errors import FencedError, ObjectNotFound, StorageUnavailable
@@ -12,7 +13,6 @@ from tieringd.formats.manifest_codec import decode_manifest
 from tieringd.formats.object_keys import manifest_key
 from tieringd.model.manifest import CLOSED_EPOCH, PartitionManifest
 from tieringd.model.manifest_parts import Gap
-from tieringd.storage.memory import MemoryStore
 
 _NOTHING = StoredManifest(None, None)
 

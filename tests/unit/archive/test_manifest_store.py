@@ -8,6 +8,7 @@ import pytest
 from crc32c import crc32c
 
 from tests.fakes.archive import archive_in
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import store_unavailable
 from tieringd.archive.manifest_store import TOPIC_MANIFEST_TRIES, ManifestStore, StoredManifest
 from tieringd.errors import (
@@ -22,7 +23,6 @@ from tieringd.formats.object_keys import TopicKey, manifest_key, topic_manifest_
 from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
-from tieringd.storage.memory import MemoryStore
 
 _TOPIC = TopicKey("cluster", "orders", "W1xNUlUlTfigw_K-dvdxsA")
 _NOTHING = StoredManifest(None, None)

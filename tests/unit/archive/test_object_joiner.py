@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
+from tests.fakes.memory_store import MemoryStore
 from tieringd.archive.object_joiner import PIECE_BYTES, ObjectJoiner
 from tieringd.errors import ChecksumRejected, LocalFileError, ObjectNotFound
 from tieringd.storage.base import Joined, JoinSource
-from tieringd.storage.memory import MemoryStore
 
 PARTS = [random.Random(number).randbytes(size) for number, size in enumerate([1000, PIECE_BYTES + 17, 5])]
 WHOLE = b"".join(PARTS)

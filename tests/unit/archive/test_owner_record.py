@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from crc32c import crc32c
 
+from tests.fakes.memory_store import MemoryStore
 from tieringd.archive.owner_record import OwnerRecord, clusters_in, require_two_places
 from tieringd.errors import ConfigError, CorruptDataError, StorageUnavailable
 from tieringd.formats.archive_owners import ARCHIVE_OWNERS_KEY, BROKER, ArchiveOwners, decode_archive_owners
 from tieringd.policies.archive_ownership import Claimant
-from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore
 
 ONE, OTHER = Claimant("one", BROKER), Claimant("other", BROKER)

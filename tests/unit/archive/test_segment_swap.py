@@ -10,6 +10,7 @@ from tests.fakes.archive import archive_in
 from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import restore, store_unavailable
 from tests.unit.housekeeping.test_merging import both_ways, filled
 from tieringd.archive.archive_reader import SegmentIndexes
@@ -25,7 +26,6 @@ from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import part_to_spill, spilled, spillover_expired
 from tieringd.policies.segment_merge import plan_merges
-from tieringd.storage.memory import MemoryStore
 
 PLENTY = 1 << 30
 

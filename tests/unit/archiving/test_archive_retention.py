@@ -9,6 +9,7 @@ import pytest
 from tests.fakes.archive import SCAN_NUMBERS, archive_in, archiver_of, observed, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.manifests import bases, stored_manifest
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import store_unavailable
 from tieringd.archive.archive_reader import SegmentIndexes
 from tieringd.archive.object_joiner import ObjectJoiner, index_of_parts, store_merged
@@ -17,7 +18,6 @@ from tieringd.errors import FencedError, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key, manifest_key
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.storage.base import ObjectInfo
-from tieringd.storage.memory import MemoryStore
 
 MINUTE_MS, DAY_MS = 60_000, 86_400_000
 PACE = RetentionPace(interval_ms=MINUTE_MS, delete_delay_ms=10 * MINUTE_MS)

@@ -10,11 +10,11 @@ import pytest
 from tests.fakes.archive import archive_in, archiver_of, observed, values_in, written_below
 from tests.fakes.broker import FakeBroker
 from tests.fakes.manifests import bases, stored_manifest
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import store_unavailable
 from tieringd.archiving.archiver import StepResult
 from tieringd.errors import BrokerUnavailable, FencedError, LocalFileError, StorageUnavailable
 from tieringd.policies.upload_plan import UploadLimits
-from tieringd.storage.memory import MemoryStore
 
 
 @pytest.fixture

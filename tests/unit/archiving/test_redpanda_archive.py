@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from tests.fakes.archive import SCAN_NUMBERS, archive_clock, archive_in
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.topics import topic_config
 from tests.redpanda_builders import RedpandaLog
 from tieringd.archiving.archiver import Archiver
@@ -18,7 +19,6 @@ from tieringd.formats.object_keys import data_key
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
 from tieringd.policies.upload_plan import UploadLimits
-from tieringd.storage.memory import MemoryStore
 
 NOW_MS = 1_800_000_000_000
 

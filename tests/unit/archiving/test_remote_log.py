@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from tests.fakes.archive import Clock, archive_in, archived
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.segment_copier import CopyRequest
@@ -27,7 +28,6 @@ from tieringd.formats.sidecar import decode_sidecar
 from tieringd.model.partition import Leadership
 from tieringd.model.segment import AbortedTransaction, CrossingTransaction, FilePart, SegmentSlice
 from tieringd.policies.upload_control import CPU, UploadPace
-from tieringd.storage.memory import MemoryStore
 
 
 @pytest.fixture

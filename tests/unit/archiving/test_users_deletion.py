@@ -11,6 +11,7 @@ import pytest
 
 from tests.fakes.archive import SCAN_NUMBERS, archive_in, archiver_of, observed, values_in
 from tests.fakes.manifests import bases, stored_manifest
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import store_unavailable
 from tieringd.archive.record_deletion import delete_archived
 from tieringd.archiving.claim import EXPECTED_EDIT_MS
@@ -18,7 +19,6 @@ from tieringd.errors import BucketNotFound, StorageUnavailable
 from tieringd.model.manifest_parts import RecordDeletion
 from tieringd.policies.local_hint import StorageMode
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
-from tieringd.storage.memory import MemoryStore
 
 MINUTE_MS = 60_000
 PACE = RetentionPace(interval_ms=MINUTE_MS, delete_delay_ms=10 * MINUTE_MS)

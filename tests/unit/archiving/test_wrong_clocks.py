@@ -11,6 +11,7 @@ from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import archive_in, archiver_of, observed, tiered_config
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.memory_store import MemoryStore
 from tests.unit.model.values import remote
 from tieringd.archiving.archive_retention import REMEMBERED_MAX, UploadTimes
 from tieringd.daemon.scrubbing import scrub_parts
@@ -23,7 +24,6 @@ from tieringd.model.segment import NO_TIMESTAMP
 from tieringd.policies.retention_time import NOTHING_IS_OLD_MS
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.storage.archive_clock import ArchiveClock
-from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path

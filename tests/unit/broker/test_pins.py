@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.log_writer import LogWriter
+from tests.support.unprivileged import unprivileged
 from tieringd.broker.pins import PinDirectory, pin_root
 from tieringd.broker.segment_file import OpenSegment, read_broker_indexes, scan_segment_file
 from tieringd.errors import ConfigError, LocalFileError
@@ -52,19 +52,6 @@ def pinned(pins, writer):
     for segment in writer.local_log().closed_segments:
         pins.make(writer.partition, segment)
     return pins
-
-
-@contextmanager
-def unprivileged():
-    """Run as the user `nobody` where the tests run as root, because root may link every file."""
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if is_root:
-            os.seteuid(0)
 
 
 def tree(root: Path) -> dict[str, int]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.builders import GOLDEN, batch, golden_log, segment_bytes
+from tests.support.unprivileged import unprivileged
 from tests.unit.broker.segment_files import local_segment, one_shot, scan, scan_part, without_tracker, written
 from tieringd.broker.segment_file import (
     READ_BUFFER_BYTES,
@@ -39,19 +39,6 @@ from tieringd.model.segment import BrokerIndexes, LocalSegment, SegmentSlice
 
 def golden_segment(topic: str, base_offset: int, next_offset: int | None) -> LocalSegment:
     return local_segment(GOLDEN / topic / f"{base_offset:020d}.log", base_offset, next_offset)
-
-
-@contextmanager
-def unprivileged():
-    """Run as the user `nobody` where the tests run as root, because root may read every file."""
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if is_root:
-            os.seteuid(0)
 
 
 def test_scan_of_a_file_equals_a_scan_of_its_bytes(tmp_path):

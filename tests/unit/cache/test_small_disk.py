@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.support.small_disks import small_disk_at
+from tests.support.unprivileged import unprivileged
 from tests.unit.cache.cached import a_chunk, data_in, files_in, put, started
 from tieringd.cache.faults import reason_of
 from tieringd.errors import LocalFileError
@@ -29,15 +30,6 @@ def read_only(disk):
         yield
     finally:
         subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
-
-
-@contextmanager
-def as_nobody():
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_full_disk_refuses_before_a_byte_is_fetched(disk):
@@ -105,7 +97,7 @@ def test_directory_of_somebody_else_is_an_error_with_advice(tmp_path):
     """Nothing is taken for an empty cache that only may not be read."""
     path = tmp_path / "cache"
     directory = started(path)
-    with as_nobody():
+    with unprivileged():
         with pytest.raises(LocalFileError, match="let the daemon's user read and write it") as caught:
             directory.part(a_chunk(), 3)
         assert reason_of(caught.value) == "eacces"

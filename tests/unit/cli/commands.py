@@ -66,6 +66,19 @@ def _done(done: subprocess.CompletedProcess[bytes]) -> Done:
     return Done(done.returncode, output, errors)
 
 
+def read_terminal(descriptor: int) -> str:
+    """Return all that is printed on the terminal of *descriptor*, and close it."""
+    found = b""
+    try:
+        while data := os.read(descriptor, 4096):
+            found += data
+    except OSError:
+        pass  # The terminal's end is an error on Linux.
+    finally:
+        os.close(descriptor)
+    return found.decode()
+
+
 def invoked(*arguments: object, typed: str | None = None) -> Done:
     """
     Run a command inside this process, in a thread of its own; *typed* is its standard input.

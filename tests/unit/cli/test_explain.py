@@ -11,6 +11,7 @@ from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import Clock, archive_in, tiered_config
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.memory_store import MemoryStore
 from tests.support.daemon import directory_config, write_config
 from tests.unit.cli.commands import TOPIC, TOPIC_ID, invoked, tieringd
 from tests.unit.model.values import PARTITION
@@ -18,7 +19,6 @@ from tieringd.cli.explain import topic_facts
 from tieringd.cli.topic_snapshot import PartitionSnapshot, TopicSnapshot, topic_snapshot_with
 from tieringd.formats.object_keys import TopicKey
 from tieringd.policies.total_retention import TotalRetention
-from tieringd.storage.memory import MemoryStore
 
 
 def reconfigured(site, **changes):

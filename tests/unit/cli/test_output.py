@@ -12,7 +12,7 @@ import typer
 import yaml
 
 from tests.support.daemon import command
-from tests.unit.cli.commands import TOPIC, invoked, make_site, tieringd
+from tests.unit.cli.commands import TOPIC, invoked, make_site, read_terminal, tieringd
 from tieringd.cli.options import moment
 from tieringd.cli.recover.options import chosen_topics
 
@@ -37,16 +37,9 @@ def on_a_terminal(columns: int, *arguments: object) -> tuple[int, str]:
         env=environ | {"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "xterm"},
     )
     os.close(theirs)
-    found = b""
-    try:
-        while data := os.read(ours, 4096):
-            found += data
-    except OSError:
-        pass  # The terminal's end is an error on Linux.
-    finally:
-        os.close(ours)
+    found = read_terminal(ours)
     _, errors = process.communicate(timeout=60)
-    return process.returncode, found.decode() + errors.decode()
+    return process.returncode, found + errors.decode()
 
 
 def test_a_narrow_terminal_loses_nothing(site):

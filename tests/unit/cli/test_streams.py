@@ -14,7 +14,7 @@ import yaml
 
 from tests.support.daemon import write_config
 from tests.support.warm_start import start_command
-from tests.unit.cli.commands import TOPIC, invoked, make_site, tieringd
+from tests.unit.cli.commands import TOPIC, invoked, make_site, read_terminal, tieringd
 from tests.unit.cli.test_dry_run import ALL
 
 if TYPE_CHECKING:
@@ -159,16 +159,9 @@ def errors_on_a_terminal(*arguments) -> str:
     ours, theirs = pty.openpty()
     process = start_command(*map(str, arguments), stdout=subprocess.DEVNULL, stderr=theirs)
     os.close(theirs)
-    found = b""
-    try:
-        while data := os.read(ours, 4096):
-            found += data
-    except OSError:
-        pass  # The terminal's end is an error on Linux.
-    finally:
-        os.close(ours)
-    assert process.wait(60) == 0, found.decode()
-    return found.decode()
+    found = read_terminal(ours)
+    assert process.wait(60) == 0, found
+    return found
 
 
 @pytest.mark.parametrize(

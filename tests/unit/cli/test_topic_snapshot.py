@@ -7,11 +7,11 @@ import pytest
 from tests.fakes.archive import archive_in, archived, archiver_of, tiered_config
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.spilling import filled, make_parts_small
 from tieringd.cli.topic_snapshot import topic_snapshot_with
 from tieringd.errors import BrokerUnavailable, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey
-from tieringd.storage.memory import MemoryStore
 
 
 def written(tmp_path, partition=0) -> LogWriter:

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from tests.fakes.archive import archive_in, archived, reconciler_of, tiered_config
 from tests.fakes.broker import broker_unavailable
 from tests.fakes.log_writer import LogWriter, leads_from
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import store_unavailable
 from tests.fakes.uploads import settle
 from tieringd.config.model import AdminConfig
@@ -25,7 +26,6 @@ from tieringd.errors import ConfigError, StoreFull
 from tieringd.formats.object_keys import data_key, topic_key
 from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
 from tieringd.policies.upload_control import UploadPace
-from tieringd.storage.memory import MemoryStore
 
 
 class SilentStore(MemoryStore):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.fakes.archive import archive_in
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.memory_store import MemoryStore
 from tests.support.archive_endpoints import (
     archive_topic,
     asking,
@@ -23,7 +24,6 @@ from tieringd.daemon.gateway_tls import GatewayTls
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import TopicKey
 from tieringd.metrics import Metrics
-from tieringd.storage.memory import MemoryStore
 
 PROXY_HEADER = bytes.fromhex("0D0A0D0A000D0A515549540A 21 11 000C CB007107 C6336401 D903 2384")
 """203.0.113.7, port 55555, to 198.51.100.1, port 9092, in version 2."""

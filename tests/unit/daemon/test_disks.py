@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from tests.fakes.archive import Clock, archive_clock, archive_in, reconciler_of
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import CLUSTER
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.virtual_loop import virtually
 from tieringd.config import parse_config
 from tieringd.daemon.disks import disk_parts
@@ -20,7 +21,6 @@ from tieringd.formats.disk_state import decode_disk_state
 from tieringd.formats.object_keys import disk_state_key
 from tieringd.metrics import Metrics
 from tieringd.model.disk_state import EVERY_PRODUCER, PRODUCER_BYTE_RATE, DiskState
-from tieringd.storage.memory import MemoryStore
 
 MORE_THAN_THERE_IS = 2**60
 ORDERS = list(permutations(("monitor", "degraded", "ballast", "space")))

@@ -21,6 +21,7 @@ from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import archive_in, reconciler_of
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.virtual_loop import virtually
 from tests.support.file_calls import counted_file_calls
 from tieringd.archiving.archiver import Archiver
@@ -31,7 +32,6 @@ from tieringd.daemon.housekeeping_jobs import housekeeping_of
 from tieringd.metrics import Metrics
 from tieringd.space.space_manager import SpaceManager
 from tieringd.storage.archive_clock import ArchiveClock
-from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from tests.fakes.archive import archive_in
+from tests.fakes.memory_store import MemoryStore
 from tests.support.archive_endpoints import endpoint_config
 from tieringd.daemon.archive_endpoint import ArchiveEndpoint
 from tieringd.daemon.gateway_service import Gateway, ReadCache
@@ -16,7 +17,6 @@ from tieringd.errors import ConfigError
 from tieringd.gateway.connection import GatewaySettings
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
-from tieringd.storage.memory import MemoryStore
 from tieringd.topics.topic_registry import TopicRegistry
 
 

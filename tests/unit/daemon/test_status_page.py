@@ -12,6 +12,7 @@ import structlog
 
 from tests.fakes.archive import archive_in, reconciler_of, tiered_config
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.uploads import settle
 from tieringd.archiving.partition_status import PartitionFault, PartitionStatus
 from tieringd.daemon.overview import MOST_PARTITIONS, DaemonFacts, OverviewMaker, PartitionLine, Task
@@ -19,7 +20,6 @@ from tieringd.daemon.recent_errors import RecentErrors, remembering
 from tieringd.daemon.status_page import duration, page, scaled, size
 from tieringd.metrics.partition_figures import PartitionFigures
 from tieringd.model.partition import NO_TOPIC_ID, Leadership, TopicIdPartition, TopicPartition
-from tieringd.storage.memory import MemoryStore
 
 VOID = {"meta", "rect", "br"}
 LINE = PartitionLine("orders", 0, "", "segment 3 is active", 0.0, 0, None, (0, 50), (40, 100))

@@ -11,6 +11,7 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.metric_values import value_of
 from tests.fakes.store import store_unavailable
 from tieringd.archive.object_joiner import ObjectJoiner
@@ -22,7 +23,6 @@ from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.segment_merge import MergeLimits
 from tieringd.policies.total_retention import RetentionPace
-from tieringd.storage.memory import MemoryStore
 
 DELAY_MS = 600_000
 PACE = RetentionPace(interval_ms=60_000, delete_delay_ms=DELAY_MS)

@@ -13,6 +13,7 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.metric_values import value_of
 from tests.fakes.store import store_unavailable
 from tieringd.archiving.claim import Claim
@@ -24,7 +25,6 @@ from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.model.segment import CrossingTransaction, SegmentSlice
 from tieringd.policies.total_retention import RetentionPace
-from tieringd.storage.memory import MemoryStore
 
 DELAY_MS = 600_000
 NEVER_TRIMMED = {"is_compact_only": True, "never_trimmed_because": "Kafka refuses it"}

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from tests.fakes.memory_store import MemoryStore
 from tieringd.errors import StorageUnavailable
 from tieringd.housekeeping.service import TrafficWatch
 from tieringd.storage.background import background
-from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 
 LIMITS = StoreLimits(initial_backoff_seconds=0.001, max_backoff_seconds=0.001)

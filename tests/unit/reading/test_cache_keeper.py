@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 
-import pytest
 from structlog.testing import capture_logs
 
 from tests.fakes.hydration import (
@@ -14,7 +13,6 @@ from tests.fakes.hydration import (
     LARGE,
     PARTITION,
     Host,
-    OddStore,
     Stored,
     bytes_in,
     running,
@@ -25,16 +23,6 @@ from tieringd.policies.cache_trim import TrimLimits
 from tieringd.reading.cache_keeper import PAUSE_SECONDS, KeeperSettings
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def store():
-    return OddStore()
-
-
-@pytest.fixture
-def stored(store):
-    return Stored(store)
 
 
 def room_for(chunks, **changes):

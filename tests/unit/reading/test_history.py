@@ -9,6 +9,7 @@ import pytest
 from tests.fakes.archive import archive_in, archived, archiver_of, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.spilling import filled, make_parts_small
 from tests.fakes.store import restore, rot
 from tieringd.errors import ConfigError, CorruptDataError, StorageUnavailable
@@ -17,7 +18,6 @@ from tieringd.formats.object_keys import TopicKey, history_link_key
 from tieringd.model.manifest_parts import Gap
 from tieringd.policies.chunk_layout import GONE
 from tieringd.reading.history import FORGOTTEN_AFTER_MS, LINKS_MAX, REFRESH_AFTER_MS, History, LogReader
-from tieringd.storage.memory import MemoryStore
 
 IDS = [f"AAAAAAAAAAAAAAAAAAAAA{letter}" for letter in "BCDEFGHIJKLMNOPQRSTUVWXYZ"]
 

@@ -13,7 +13,6 @@ from tests.fakes.hydration import (
     CHUNK_BYTES,
     PARTITION,
     Host,
-    OddStore,
     Stored,
     bytes_in,
     cut,
@@ -27,21 +26,6 @@ from tieringd.reading import hydrator as hydrator_module
 from tieringd.reading.chunk_download import DownloadLimits
 
 NOTHING = TrimLimits(size_bytes=0, objects=1000)
-
-
-@pytest.fixture
-def store():
-    return OddStore()
-
-
-@pytest.fixture
-def stored(store):
-    return Stored(store)
-
-
-@pytest.fixture
-def host(tmp_path, store):
-    return Host(tmp_path / "cache", store)
 
 
 def chunk_of(host, stored, number=0):

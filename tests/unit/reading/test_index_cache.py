@@ -7,27 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.hydration import PARTITION, Host, OddStore, Stored, cut, flipped, running
+from tests.fakes.hydration import PARTITION, Host, Stored, cut, flipped, running
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import CorruptDataError, ObjectNotFound, StorageUnavailable
 from tieringd.model.segment import BrokerIndexes
 from tieringd.policies.cache_trim import TrimLimits
 from tieringd.reading.index_cache import ENTRY_BYTES
-
-
-@pytest.fixture
-def store():
-    return OddStore()
-
-
-@pytest.fixture
-def stored(store):
-    return Stored(store)
-
-
-@pytest.fixture
-def host(tmp_path, store):
-    return Host(tmp_path / "cache", store)
 
 
 def lean(stored):

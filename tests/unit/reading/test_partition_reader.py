@@ -12,6 +12,7 @@ import pytest
 from tests.builders import batch
 from tests.fakes.archive import archived
 from tests.fakes.hydration import PARTITION, Host, Stored, read_batches, running
+from tests.fakes.memory_store import MemoryStore
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
@@ -22,7 +23,6 @@ from tieringd.policies.cache_trim import TrimLimits
 from tieringd.reading import partition_reader
 from tieringd.reading.chunk_download import DownloadLimits
 from tieringd.reading.partition_reader import NO_BATCH, PartitionReader, under_first_epoch
-from tieringd.storage.memory import MemoryStore
 
 CACHED = TrimLimits(size_bytes=1 << 30, objects=1000)
 STREAMED = TrimLimits(size_bytes=0, objects=1000)

@@ -12,6 +12,7 @@ from tests.fakes.archive import Clock, archive_in, archiver_of, observed, values
 from tests.fakes.broker import FakeBroker
 from tests.fakes.deleted_topics import NEW, OLD, THIRD, DeletedTopics
 from tests.fakes.manifests import bases, stored_manifest
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import DistantStore
 from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire, Wire
@@ -35,7 +36,6 @@ from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.topic_lifecycle import moved_away
 from tieringd.recovery.archive_mover import ArchiveMover, Site
 from tieringd.recovery.partition_mover import PIECE_BYTES, CopySource, ObjectCopier, PartitionMover
-from tieringd.storage.memory import MemoryStore
 
 HERE, THERE = "memory://here", "memory://there"
 

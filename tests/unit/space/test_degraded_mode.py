@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from tests.fakes.archive import Clock
 from tests.fakes.broker import FakeBroker
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import DistantStore
 from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import UnreliableWire
@@ -26,7 +27,6 @@ from tieringd.space.degraded_mode import (
     DiskStateBoard,
 )
 from tieringd.space.producer_brake import ProducerBrake
-from tieringd.storage.memory import MemoryStore
 
 RATE = 1000
 ALICE = quota_entity(user="alice")

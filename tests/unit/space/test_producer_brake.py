@@ -8,6 +8,7 @@ import pytest
 
 from tests.fakes.archive import Clock
 from tests.fakes.broker import FakeBroker, require_time
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.slow_store import SlowStore
 from tests.fakes.store import DistantStore
 from tests.fakes.virtual_loop import virtually
@@ -24,7 +25,6 @@ from tieringd.formats.disk_state import QuotaPhase, decode_quota_record
 from tieringd.formats.object_keys import client_quotas_key
 from tieringd.model.disk_state import EVERY_PRODUCER, PRODUCER_BYTE_RATE, quota_entity
 from tieringd.space.producer_brake import ORDER_WITHIN_SECONDS, SETTLE_MS, TAKE_OVER_MS, ProducerBrake
-from tieringd.storage.memory import MemoryStore
 
 CLUSTER = "cluster"
 RATE = 1000

@@ -18,6 +18,7 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import stored_manifest
+from tests.fakes.memory_store import MemoryStore
 from tests.support.examples import examples
 from tests.unit.spark.rewriting import Job, latest_of, records_of
 from tieringd.errors import CorruptDataError, ObjectNotFound, StorageUnavailable
@@ -25,7 +26,6 @@ from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.records import control_type
 from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.spilling import part_to_spill, spilled
-from tieringd.storage.memory import MemoryStore
 
 KEYS = [b"", b"a", b"b", b"c", None]
 PRODUCERS = [None, 7, 8]

@@ -17,6 +17,7 @@ from tests.fakes.archive import archive_in, archived
 from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import stored_manifest
+from tests.fakes.memory_store import MemoryStore
 from tests.support.examples import examples
 from tests.unit.spark.rewriting import Job, records_of
 from tests.unit.spark.test_compaction import (
@@ -30,7 +31,6 @@ from tieringd.archive.retired_objects import delete_retired
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.records import iter_records
-from tieringd.storage.memory import MemoryStore
 
 
 def without(records, keys):

@@ -13,6 +13,7 @@ from tests.fakes.archive import archive_in, archiver_of, observed
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import stored_manifest
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import store_unavailable
 from tests.fakes.trusting_store import TrustingStore
 from tests.fakes.virtual_loop import virtually
@@ -28,7 +29,6 @@ from tieringd.errors import (
 from tieringd.formats.object_keys import data_key
 from tieringd.storage.base import IfAbsent, IfVersion, Joined
 from tieringd.storage.checked_puts import CheckedPuts
-from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 
 DATA = b"the bytes of an object"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from crc32c import crc32c
 
+from tests.fakes.memory_store import MemoryStore
 from tieringd.errors import PreconditionFailed, StorageUnavailable
 from tieringd.storage.checked_puts import create
-from tieringd.storage.memory import MemoryStore
 
 
 async def test_object_is_created_once():

@@ -7,10 +7,10 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.memory_store import MemoryStore
 from tieringd.errors import PreconditionFailed, StorageUnavailable
 from tieringd.storage.base import IfAbsent, JoiningStore, JoinSource
 from tieringd.storage.gcs.store import SOURCES_MAX, steps_to
-from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 from tieringd.storage.s3.joining import PART_BYTES_MIN, Copy, Stream, parts_of
 

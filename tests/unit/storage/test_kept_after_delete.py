@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from tests.fakes.memory_store import MemoryStore
 from tests.support import azure_wire, gcs_wire
 from tieringd.errors import StorageDenied, StorageUnavailable
-from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore
 
 

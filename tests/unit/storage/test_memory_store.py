@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from crc32c import crc32c
 
+from tests.fakes.memory_store import MemoryStore
 from tieringd.errors import ObjectNotFound, StorageUnavailable
-from tieringd.storage.memory import MemoryStore
 
 
 def unavailable() -> StorageUnavailable:

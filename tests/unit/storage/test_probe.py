@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fakes.memory_store import MemoryStore
 from tieringd.errors import (
     BucketNotFound,
     ConfigError,
@@ -14,7 +15,6 @@ from tieringd.errors import (
 )
 from tieringd.storage.base import IfAbsent, IfVersion
 from tieringd.storage.checked_puts import require_conditional_writes
-from tieringd.storage.memory import MemoryStore
 
 
 class LaxStore(MemoryStore):

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from crc32c import crc32c
 
+from tests.fakes.memory_store import MemoryStore
 from tieringd.errors import (
     ChecksumRejected,
     LocalFileError,
@@ -17,7 +18,6 @@ from tieringd.errors import (
     StorageUnavailable,
 )
 from tieringd.storage.base import IfAbsent, IfVersion
-from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 
 pytestmark = pytest.mark.looptime

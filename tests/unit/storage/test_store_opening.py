@@ -8,12 +8,12 @@ import sys
 import pytest
 from crc32c import crc32c
 
+from tests.fakes.memory_store import MemoryStore
 from tests.unit.config.texts import SMALLEST, parsed
 from tieringd import processors
 from tieringd.errors import ConfigError
 from tieringd.metrics import Metrics
 from tieringd.storage.file_root import make_marker
-from tieringd.storage.memory import MemoryStore
 from tieringd.storage.store_opening import (
     StoreCheck,
     azure_settings,

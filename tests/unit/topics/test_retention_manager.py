@@ -9,13 +9,13 @@ from structlog.testing import capture_logs
 
 from tests.fakes.archive import archive_in
 from tests.fakes.broker import FakeBroker, broker_unavailable
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.slow_store import SlowStore
 from tests.fakes.topics import topic_config
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import BrokerUnavailable
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import OriginalRetention
-from tieringd.storage.memory import MemoryStore
 from tieringd.topics.retention_manager import ORDER_WITHIN_SECONDS, RetentionManager, release
 from tieringd.topics.topic_registry import TopicRegistry
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes.archive import archive_in
+from tests.fakes.memory_store import MemoryStore
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import TopicKey, topic_manifest_key
 from tieringd.formats.topic_manifest import Archiving
 from tieringd.model.partition import TopicIdPartition
-from tieringd.storage.memory import MemoryStore
 from tieringd.topics.topic_registry import TopicRegistry
 
 ORDERS = TopicKey("cluster", "orders", "W1xNUlUlTfigw_K-dvdxsA")

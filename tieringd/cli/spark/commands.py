@@ -12,23 +12,17 @@ from typing import Annotated
 
 import typer
 
+from tieringd.cli.options import TopicPatterns
 from tieringd.cli.spark.export import export
 from tieringd.cli.spark.options import (
-    Conf,
-    ConfigFile,
     DeleteAfter,
     DryRun,
-    Format,
-    Master,
     NamedTopics,
     NoBroker,
-    OutputFormat,
-    ReportFile,
-    TopicPatterns,
     Topics,
     duration,
 )
-from tieringd.cli.spark.running import run_job
+from tieringd.cli.spark.running import Job, job_command
 from tieringd.cli.spark.session import optional_parts
 from tieringd.errors import ConfigError
 from tieringd.spark.jobs.erased_keys import KeyEncoding, decoded_key, read_keys
@@ -41,18 +35,14 @@ spark_app = typer.Typer(
 
 
 @spark_app.command()
+@job_command
 def scrub(
-    config: ConfigFile,
     topics: TopicPatterns = None,
     topic: Topics = None,
     orphans: Annotated[
         bool, typer.Option(help="List the whole bucket, and report the objects that no manifest names.")
     ] = True,
-    master: Master = None,
-    conf: Conf = None,
-    output: Format = OutputFormat.TABLE,
-    report: ReportFile = None,
-) -> None:
+) -> Job:
     """
     Read every object of the archive and compare it with the manifests; exit 1 when anything is wrong.
 
@@ -62,14 +52,7 @@ def scrub(
     with optional_parts():
         from tieringd.spark.jobs import scrub as job  # noqa: PLC0415 - commands that need no Spark begin sooner
 
-    run_job(
-        partial(job.scrub, topics=[*(topics or ()), *(topic or ())], with_orphans=orphans),
-        config=config,
-        master=master,
-        conf=conf,
-        output=output,
-        report=report,
-    )
+    return partial(job.scrub, topics=[*(topics or ()), *(topic or ())], with_orphans=orphans)
 
 
 class DayOf(StrEnum):
@@ -80,8 +63,8 @@ class DayOf(StrEnum):
 
 
 @spark_app.command()
+@job_command
 def usage(
-    config: ConfigFile,
     topics: TopicPatterns = None,
     topic: Topics = None,
     by: Annotated[
@@ -95,11 +78,7 @@ def usage(
             show_default=False,
         ),
     ] = None,
-    master: Master = None,
-    conf: Conf = None,
-    output: Format = OutputFormat.TABLE,
-    report: ReportFile = None,
-) -> None:
+) -> Job:
     """
     Count bytes, objects and requests by topic and UTC day, with an estimate of what they cost.
 
@@ -110,19 +89,14 @@ def usage(
     from tieringd.spark.jobs.prices import read_prices  # noqa: PLC0415 - likewise
 
     own = None if prices is None else read_prices(prices)
-    run_job(
-        partial(job.usage, topics=[*(topics or ()), *(topic or ())], day_of=by.value, days=days, prices=own),
-        config=config,
-        master=master,
-        conf=conf,
-        output=output,
-        report=report,
+    return partial(
+        job.usage, topics=[*(topics or ()), *(topic or ())], day_of=by.value, days=days, prices=own
     )
 
 
 @spark_app.command()
+@job_command
 def rebuild(
-    config: ConfigFile,
     topics: TopicPatterns = None,
     topic: Topics = None,
     write: Annotated[
@@ -134,11 +108,7 @@ def rebuild(
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every data object completely, and leave out damaged ones.")
     ] = False,
-    master: Master = None,
-    conf: Conf = None,
-    output: Format = OutputFormat.TABLE,
-    report: ReportFile = None,
-) -> None:
+) -> Job:
     """
     Rebuild lost or damaged manifests from the objects in the bucket; a dry run without --write.
 
@@ -148,22 +118,15 @@ def rebuild(
     with optional_parts():
         from tieringd.spark.jobs import rebuild as job  # noqa: PLC0415 - commands that need no Spark begin sooner
 
-    run_job(
-        partial(
-            job.rebuild, topics=[*(topics or ()), *(topic or ())], write=write, replace=replace, deep=deep
-        ),
-        config=config,
-        master=master,
-        conf=conf,
-        output=output,
-        report=report,
+    return partial(
+        job.rebuild, topics=[*(topics or ()), *(topic or ())], write=write, replace=replace, deep=deep
     )
 
 
 @spark_app.command()
+@job_command
 def compact(
     topics: NamedTopics,
-    config: ConfigFile,
     delete_retention: Annotated[
         int | None,
         typer.Option(
@@ -188,11 +151,7 @@ def compact(
     no_broker: NoBroker = False,
     delete_after: DeleteAfter = None,
     dry_run: DryRun = False,
-    master: Master = None,
-    conf: Conf = None,
-    output: Format = OutputFormat.TABLE,
-    report: ReportFile = None,
-) -> None:
+) -> Job:
     """
     Keep the latest committed record of each key, and delete the others permanently.
 
@@ -209,27 +168,20 @@ def compact(
         options = replace(options, delete_retention_ms=delete_retention)
     if min_compaction_lag is not None:
         options = replace(options, min_compaction_lag_ms=min_compaction_lag)
-    run_job(
-        partial(
-            job.compact,
-            topics=topics,
-            options=options,
-            has_broker=not no_broker,
-            delete_after_ms=delete_after,
-            is_dry_run=dry_run,
-        ),
-        config=config,
-        master=master,
-        conf=conf,
-        output=output,
-        report=report,
+    return partial(
+        job.compact,
+        topics=topics,
+        options=options,
+        has_broker=not no_broker,
+        delete_after_ms=delete_after,
+        is_dry_run=dry_run,
     )
 
 
 @spark_app.command()
+@job_command
 def erase(
     topics: NamedTopics,
-    config: ConfigFile,
     requested_by: Annotated[
         str,
         typer.Option(
@@ -256,11 +208,7 @@ def erase(
     ] = "",
     delete_after: DeleteAfter = None,
     dry_run: DryRun = False,
-    master: Master = None,
-    conf: Conf = None,
-    output: Format = OutputFormat.TABLE,
-    report: ReportFile = None,
-) -> None:
+) -> Job:
     """
     Remove every record with one of the given keys from the archives of topics, permanently.
 
@@ -279,7 +227,7 @@ def erase(
         from tieringd.spark.jobs import erase as job  # noqa: PLC0415 - commands that need no Spark begin sooner
         from tieringd.spark.jobs import key_search  # noqa: PLC0415 - likewise
 
-    run_job(
+    return (
         partial(key_search.search, topics=topics, keys=keys)
         if dry_run
         else partial(
@@ -289,12 +237,7 @@ def erase(
             requested_by=requested_by,
             reason=reason,
             delete_after_ms=delete_after,
-        ),
-        config=config,
-        master=master,
-        conf=conf,
-        output=output,
-        report=report,
+        )
     )
 
 
@@ -317,16 +260,12 @@ def _keys(texts: Sequence[str], path: Path | None, encoding: KeyEncoding) -> fro
 
 
 @spark_app.command()
+@job_command
 def merge(
     topics: NamedTopics,
-    config: ConfigFile,
     no_broker: NoBroker = False,
     delete_after: DeleteAfter = None,
-    master: Master = None,
-    conf: Conf = None,
-    output: Format = OutputFormat.TABLE,
-    report: ReportFile = None,
-) -> None:
+) -> Job:
     """
     Make one object of adjacent small segments, in whole archives; the records stay as they are.
 
@@ -336,14 +275,7 @@ def merge(
     with optional_parts():
         from tieringd.spark.jobs import merge as job  # noqa: PLC0415 - commands that need no Spark begin sooner
 
-    run_job(
-        partial(job.merge, topics=topics, has_broker=not no_broker, delete_after_ms=delete_after),
-        config=config,
-        master=master,
-        conf=conf,
-        output=output,
-        report=report,
-    )
+    return partial(job.merge, topics=topics, has_broker=not no_broker, delete_after_ms=delete_after)
 
 
 spark_app.command()(export)

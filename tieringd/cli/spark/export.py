@@ -14,18 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tieringd.cli.options import loaded
+from tieringd.cli.options import ConfigFile, loaded
 from tieringd.cli.spark.options import (
-    Conf,
-    ConfigFile,
-    Format,
-    Master,
     NamedTopics,
-    OutputFormat,
-    ReportFile,
     size,
 )
-from tieringd.cli.spark.running import run_job
+from tieringd.cli.spark.running import Job, job_command
 from tieringd.cli.spark.session import optional_parts
 from tieringd.errors import ConfigError
 
@@ -170,6 +164,7 @@ class Recreated(StrEnum):
     APPEND = "append"
 
 
+@job_command
 def export(
     topics: NamedTopics,
     config: ConfigFile,
@@ -258,11 +253,7 @@ def export(
             show_default="16GiB",
         ),
     ] = None,
-    master: Master = None,
-    conf: Conf = None,
-    output: Format = OutputFormat.TABLE,
-    report: ReportFile = None,
-) -> None:
+) -> Job:
     """
     Copy topics to Parquet files or Iceberg tables: each archived record once.
 
@@ -301,11 +292,4 @@ def export(
         portion_bytes=PORTION_BYTES if portion_size is None else portion_size,
         round_bytes=ROUND_BYTES if round_size is None else round_size,
     )
-    run_job(
-        partial(job.export, topics=topics, target=destination, rules=rules),
-        config=config,
-        master=master,
-        conf=conf,
-        output=output,
-        report=report,
-    )
+    return partial(job.export, topics=topics, target=destination, rules=rules)

@@ -7,25 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tieringd.cli.options import ConfigFile, Format, OutputFormat, TopicPatterns, amount
+from tieringd.cli.options import amount
 from tieringd.config.units import DURATION, SIZE
-
-__all__ = [
-    "Conf",
-    "ConfigFile",
-    "DeleteAfter",
-    "DryRun",
-    "Format",
-    "Master",
-    "NamedTopics",
-    "NoBroker",
-    "OutputFormat",
-    "ReportFile",
-    "TopicPatterns",
-    "Topics",
-    "duration",
-    "size",
-]
 
 
 def duration(text: str) -> int:

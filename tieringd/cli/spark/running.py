@@ -11,13 +11,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
-from tieringd.cli.options import OutputFormat, loaded, print_document
+from tieringd.cli.options import ConfigFile, Format, OutputFormat, loaded, print_document
+from tieringd.cli.spark.options import Conf, Master, ReportFile
 from tieringd.cli.spark.session import interruptible, is_submitted, parse_conf, spark_session
 from tieringd.config import Config
 from tieringd.errors import ConfigError, LocalFileError
@@ -88,11 +91,11 @@ class Job(Protocol):
 def run_job(
     job: Job,
     *,
-    config: Path,
-    master: str | None,
-    conf: Sequence[str] | None,
-    output: OutputFormat,
-    report: Path | None,
+    config: ConfigFile,
+    master: Master = None,
+    conf: Conf = None,
+    output: Format = OutputFormat.TABLE,
+    report: ReportFile = None,
 ) -> None:
     """
     Run *job* and print its report; exit 1 when that has faults.
@@ -120,6 +123,28 @@ def run_job(
     tell(done, output=output, path=report)
     if done.faults:
         raise typer.Exit(1)
+
+
+def job_command(function: Callable[..., Job]) -> Callable[..., None]:
+    """
+    Return a command that runs the job which *function* makes of its options.
+
+    The command has these options, and those of `run_job`. A function that needs the configuration file has a
+    parameter `config`.
+    """
+    own = signature(function, eval_str=True).parameters
+    _, config, *others = signature(run_job, eval_str=True).parameters.values()
+    # The order is that of the help.
+    options = {one.name: one.replace(kind=Parameter.KEYWORD_ONLY) for one in (config, *own.values(), *others)}
+
+    @wraps(function)
+    def command(**given: Any) -> None:
+        job = function(**{name: given[name] for name in own})
+        run_job(job, **{one.name: given[one.name] for one in (config, *others)})
+
+    command.__signature__ = Signature(list(options.values()))  # type: ignore[attr-defined]
+    command.__annotations__ = {name: one.annotation for name, one in options.items()}
+    return command
 
 
 def tell(report: Report, *, output: OutputFormat, path: Path | None) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import SIZE_BYTES, Cursor
 
 HEAD: Final = struct.Struct(">ihhi")
@@ -109,6 +110,19 @@ class RequestHead:
             IncompleteMessage: There are fewer than twelve bytes.
         """
         return cls(*Cursor(view, at).fixed(HEAD))
+
+    def require_size(self, limit_bytes: int) -> None:
+        """
+        Check the announced size of the request.
+
+        Raises:
+            ProtocolViolation: It is smaller than a header, or larger than *limit_bytes*.
+        """
+        if not HEAD.size - SIZE_BYTES <= self.size <= limit_bytes:
+            raise ProtocolViolation(
+                f"a client sent a request of {self.size} bytes to API {self.api_key}",
+                hint=f"Such requests may have at most {limit_bytes} bytes",
+            )
 
     @property
     def is_known(self) -> bool:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from tests.fakes.archive import Clock, archive_in, archiver_of, observed, tiered_config
 from tests.fakes.broker import FakeBroker
 from tests.fakes.manifests import stored_manifest
+from tests.fakes.memory_store import MemoryStore
 from tieringd.daemon.scrubbing import scrub_parts
 from tieringd.formats.object_keys import TopicKey, data_key, index_key
 from tieringd.housekeeping.scrub import WholeScrub
 from tieringd.policies.total_retention import RetentionPace
-from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

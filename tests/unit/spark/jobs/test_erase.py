@@ -11,6 +11,7 @@ import pytest
 
 from tests.fakes.archive import archive_in
 from tests.fakes.local_spark import LocalSpark
+from tests.fakes.memory_store import MemoryStore
 from tieringd.archive.object_joiner import ObjectJoiner, index_of_parts, store_merged
 from tieringd.errors import StorageDenied, StorageUnavailable, TieringError
 from tieringd.formats.job_records import ErasureRequest
@@ -21,7 +22,6 @@ from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.spark.jobs.erase import _store_record, erase
 from tieringd.spark.jobs.key_search import search
 from tieringd.storage.file import FileStore
-from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 
 

@@ -1,9 +1,9 @@
 """
 An object store in this process's memory: the reference for the behaviour of the others.
 
-Its objects end with the process. It serves tests, simulations and trials of a configuration. It fails
-and waits on demand. It reads file slices on the loop's thread, so that a virtual clock stays in step.
-Versions are a counter: each write gets a new one, whatever its bytes.
+Its objects end with the process. It serves tests, simulations and benchmarks. It fails and waits on demand.
+It reads file slices on the loop's thread, so that a virtual clock stays in step. Versions are a counter: each
+write gets a new one, whatever its bytes.
 """
 
 from __future__ import annotations
