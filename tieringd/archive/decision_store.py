@@ -15,7 +15,13 @@ from __future__ import annotations
 from crc32c import crc32c
 
 from tieringd.errors import CorruptDataError, ObjectNotFound
-from tieringd.formats.object_keys import decision_key, decision_prefix, decision_record_key, is_decision_key
+from tieringd.formats.object_keys import (
+    DECISIONS_PREFIX,
+    decision_key,
+    decision_prefix,
+    decision_record_key,
+    is_decision_key,
+)
 from tieringd.formats.operator_decision import (
     decode_decision,
     decode_decision_outcome,
@@ -26,6 +32,8 @@ from tieringd.model.operator_decision import DecisionOutcome, OperatorDecision
 from tieringd.model.partition import TopicIdPartition
 from tieringd.storage.base import ObjectStore
 from tieringd.storage.listing import list_objects
+
+_BEGUN = "-begun.json"
 
 
 class OperatorDecisions:
@@ -68,6 +76,29 @@ class OperatorDecisions:
             except CorruptDataError as error:
                 faults.append(error.located(info.key))
         return sorted(found, key=lambda one: (one.decided_at_ms, one.decision_id)), faults
+
+    async def open_since(self, since_ms: int) -> list[OperatorDecision]:
+        """
+        Return the decisions for any partition that were made at *since_ms* or later and have not ended.
+
+        A record that cannot be read is passed over: the partition's archiver reports the decision.
+
+        Raises:
+            StorageUnavailable: The store does not answer.
+        """
+        found: list[OperatorDecision] = []
+        start_after = decision_record_key(decided_at_ms=since_ms, decision_id="", is_done=False)
+        async for info in list_objects(self._store, DECISIONS_PREFIX, start_after=start_after):
+            if not info.key.endswith(_BEGUN):
+                continue
+            try:
+                data, _ = await self._store.get(info.key)
+                decision = decode_decision(data)
+                await self._store.head(decision_key(decision.partition, decision.decision_id))
+            except (ObjectNotFound, CorruptDataError):
+                continue
+            found.append(decision)
+        return found
 
     async def _load(self, key: str) -> OperatorDecision:
         data, _ = await self._store.get(key)

@@ -49,6 +49,11 @@ class GoneSince:
         self._noted: tuple[tuple[Retired, ...], Spillover | None] = (), None
         self._since_ms: dict[tuple[int, int], int] = {}
 
+    @property
+    def times(self) -> int:
+        """Return how many times are kept: one for each mark that the last manifest has."""
+        return len(self._since_ms)
+
     def note(self, stored: StoredManifest) -> None:
         """Take in a manifest that is in effect."""
         retired, spillover = stored.existing.retired, stored.existing.spillover

@@ -20,6 +20,7 @@ import structlog
 
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archiving.observer import BrokerSnapshot
+from tieringd.archiving.operator_desk import LeftDecisions
 from tieringd.errors import STORE_FAULTS, CorruptDataError, TieringError
 from tieringd.formats.object_keys import TopicKey
 from tieringd.model.manifest import PartitionManifest
@@ -35,6 +36,9 @@ REFRESH_INTERVAL_MS = 60_000
 """How old a followed manifest may become before it is read again."""
 REFRESHES_PER_STEP = 200
 """Requests of one step, so that ten thousand followed partitions cause a steady trickle of requests."""
+
+DECISIONS_INTERVAL_SECONDS = 3600.0
+"""How often operators' decisions are searched for that a process left when it ended."""
 
 LAST_STEP_SECONDS = 5.0
 """How long the end of the daemon may wait for the store after its archivers have ended."""
@@ -102,14 +106,16 @@ class ManifestUpkeep:
         interval_seconds: float,
         check_store: Callable[[str], Awaitable[None]] | None = None,
         clean_up: Callable[[], Awaitable[int]] | None = None,
+        left_decisions: LeftDecisions | None = None,
     ) -> None:
         """
         Take the collaborators.
 
         *check_store* gets the cluster's id, and raises unless the store is fit for use and the archive is
         that of this cluster. Until it passes no topic is known, so nothing is archived. *clean_up* removes
-        what killed processes left in the store, and returns how many uploads it removed. At most one
-        listing of the bucket for topic changes is made in *interval_seconds*.
+        what killed processes left in the store, and returns how many uploads it removed. *left_decisions*
+        ends the operators' decisions that they left. At most one listing of the bucket for topic changes is
+        made in *interval_seconds*.
         """
         self._registry = registry
         self._followed_manifests = followed_manifests
@@ -118,6 +124,8 @@ class ManifestUpkeep:
         self._check_store = check_store
         self._clean_up = clean_up
         self._clean_up_due = 0.0
+        self._left_decisions = left_decisions
+        self._decisions_due = 0.0
         self.interval_seconds = interval_seconds
         """Minimum seconds between two listings of the bucket for topic changes."""
         self._refresh_due = 0.0
@@ -174,6 +182,7 @@ class ManifestUpkeep:
         await self._followed_manifests.step([one.partition for one in snapshot.followed])
         if self._registry.is_known:
             await self._try("abandoned uploads cannot be removed", self._remove_abandoned())
+            await self._try("operators' decisions cannot be ended", self._end_decisions(snapshot))
         return is_changed
 
     async def keep_topics(self, snapshot: BrokerSnapshot) -> bool:
@@ -209,6 +218,13 @@ class ManifestUpkeep:
         count = await self._clean_up()
         if count:
             log.info("abandoned uploads removed", uploads=count)
+
+    async def _end_decisions(self, snapshot: BrokerSnapshot) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._left_decisions is None or now < self._decisions_due:
+            return
+        self._decisions_due = now + DECISIONS_INTERVAL_SECONDS
+        await self._left_decisions.end(snapshot.wanted)
 
     async def _record_first_seen(self, snapshot: BrokerSnapshot) -> None:
         if snapshot.unrecorded_topics:

@@ -9,9 +9,11 @@ reported in the log, in the record of the decision and in a metric.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 
 from tieringd.archive.decision_store import OperatorDecisions
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archiving.partition_logger import LeadershipLogger
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
@@ -24,6 +26,11 @@ from tieringd.model.operator_decision import (
 )
 from tieringd.model.partition import Leadership
 from tieringd.model.segment import CrossingTransaction
+
+LOOK_BACK_MS = 7 * 86_400_000
+"""How old a decision may be that `LeftDecisions` looks for."""
+SETTLED_AFTER_MS = 600_000
+"""How long a process that carries a decision out has for the records of it."""
 
 
 class OperatorDesk(LeadershipLogger):
@@ -149,3 +156,52 @@ class OperatorDesk(LeadershipLogger):
 
     def _count(self, state: DecisionState) -> None:
         self._metrics.operator_decisions.labels(self._leadership.partition.topic, state.value).inc()
+
+
+class LeftDecisions:
+    """
+    Ends the decisions whose records are not complete because a process ended after the commit.
+
+    An archiver looks for one only where its manifest shows that a tail was replaced lately. A commit that
+    cuts nothing off does not show there, so all recent decisions in the bucket are looked at now and then.
+    """
+
+    def __init__(self, manifests: ManifestStore, *, metrics: Metrics, now_ms: Callable[[], int]) -> None:
+        self._manifests = manifests
+        self._metrics = metrics
+        self._now_ms = now_ms
+
+    async def end(self, led: Collection[Leadership]) -> None:
+        """
+        End those decisions for partitions in *led* that were made for an earlier version of the manifest.
+
+        A decision for the present version is the archiver's to carry out.
+
+        Raises:
+            StorageUnavailable: What was not ended is ended by the next call.
+            CorruptDataError: A manifest is damaged.
+        """
+        decisions, now_ms = self._manifests.decisions, self._now_ms()
+        leaderships = {one.partition: one for one in led}
+        for decision in await decisions.open_since(now_ms - LOOK_BACK_MS):
+            leadership = leaderships.get(decision.partition)
+            noted = await decisions.outcome_of(decision) if leadership else None
+            last_ms = max(decision.decided_at_ms, noted.at_ms if noted else 0)
+            if leadership is None or now_ms - last_ms < SETTLED_AFTER_MS:
+                continue
+            stored = await self._manifests.load(decision.partition)
+            if stored.manifest is None:
+                continue
+            desk = OperatorDesk(
+                leadership,
+                decisions,
+                is_current=partial(self._is_current, stored),
+                metrics=self._metrics,
+                now_ms=self._now_ms,
+            )
+            # It returns a decision for the present version, which is not for this object to carry out.
+            await desk.pending(stored.manifest)
+
+    async def _is_current(self, stored: StoredManifest) -> bool:
+        found = await self._manifests.refreshed(stored.existing.partition, stored)
+        return found.version == stored.version

@@ -22,6 +22,7 @@ import structlog
 from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import Observer
+from tieringd.archiving.operator_desk import LeftDecisions
 from tieringd.archiving.pinner import Pinner
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.archiving.share_groups import ShareGroups
@@ -238,6 +239,7 @@ def _reconciler(
             interval_seconds=interval_seconds,
             check_store=check,
             clean_up=_clean_up(archive.store),
+            left_decisions=LeftDecisions(archive.manifests, metrics=metrics, now_ms=archive.clock),
         ),
         metrics=metrics,
         make_archiver=archivers,

@@ -7,10 +7,10 @@ and the scrubbing job has to check again (`housekeeping_turns`).
 
 `plan_orphans` decides which objects of a partition no manifest names and are old enough to go. An orphan
 was left by a crash, a lost election or a merge that was given up. Uncertainty keeps an object where it
-is: a manifest that cannot be read, a spilled part that cannot be reached, an unknown topic. Orphans of
-topics that are not live need an operator's decision. Objects that the live manifest, its retired segments
-or its spilled parts name are never orphans. Records of rewritings count as named as long as any rewritten
-segment is: together they tell what was made of what.
+is: a manifest that cannot be read, a spilled part that cannot be reached, an unknown topic, an object that
+is older than the manifest. Orphans of topics that are not live need an operator's decision. Objects that
+the live manifest, its retired segments or its spilled parts name are never orphans. Records of rewritings
+count as named as long as any rewritten segment is: together they tell what was made of what.
 
 `first_due_ms` and `next_due_ms` say when a partition is scrubbed: at Redpanda's intervals, with jitter,
 so that not all partitions are scrubbed at once.
@@ -39,6 +39,7 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import NO_CRC, REWRITER_PREFIX, RemoteSegment
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spillover import Spillover, SpilloverManifest, SpilloverName
+from tieringd.policies.retention_time import CLOCK_ERROR_MAX_MS, is_impossible
 
 INDEX_SUFFIX = ".index"
 
@@ -270,6 +271,9 @@ class Keep(StrEnum):
     )
     AT_THE_END = "the object is past the end of the archive, and its writer may still commit it"
     NO_MANIFEST = "the partition's manifest is missing: this object may be all that is left of the partition"
+    BEFORE_MANIFEST = (
+        "the object is older than the partition's manifest: an earlier manifest that named it may be lost"
+    )
     UNCERTAIN = "the objects that the partition's manifests name are not known for certain"
     FOREIGN = "the object does not belong to this partition"
 
@@ -405,12 +409,27 @@ def _reason_to_keep(owner: Owner, one: StoredObject, *, grace_ms: int, now_ms: i
         Keep.FOREIGN: not is_its_own and (whole is None or whole.partition != owner.partition),
         Keep.UNCERTAIN: bool(owner.uncertain),
         Keep.NO_MANIFEST: owner.is_manifest_missing,
+        Keep.BEFORE_MANIFEST: _is_older_than_manifest(owner, one, now_ms=now_ms),
         Keep.YOUNG: one.modified_ms + grace_ms > now_ms,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     if reason is not None or owner.manifest is None or found is None:
         return reason
     return _reason_of_offsets(owner.manifest, found, grace_ms=grace_ms, now_ms=now_ms)
+
+
+def _is_older_than_manifest(owner: Owner, one: StoredObject, *, now_ms: int) -> bool:
+    """
+    Say whether *one* was stored before the first version of its partition's manifest.
+
+    An archiver stores the manifest before anything else. So another manifest was there before, and is lost: a
+    process that began after that has begun a new one.
+    """
+    if owner.manifest is None or owner.topic is TopicState.LEAVING:
+        return False
+    began_at_ms = owner.manifest.began_at_ms
+    is_older = one.modified_ms + CLOCK_ERROR_MAX_MS < began_at_ms
+    return is_older and not is_impossible(began_at_ms, now_ms=now_ms)
 
 
 def _reason_of_offsets(

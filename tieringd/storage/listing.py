@@ -7,14 +7,17 @@ from collections.abc import AsyncIterator
 from tieringd.storage.base import ObjectInfo, ObjectStore
 
 
-async def list_objects(store: ObjectStore, prefix: str) -> AsyncIterator[ObjectInfo]:
+async def list_objects(
+    store: ObjectStore, prefix: str, *, start_after: str | None = None
+) -> AsyncIterator[ObjectInfo]:
     """
     Yield the objects whose key begins with *prefix*, by key. The next page is requested when it is needed.
+
+    Keys up to *start_after* are left out.
 
     Raises:
         StorageUnavailable: The store does not answer.
     """
-    start_after: str | None = None
     while True:
         page = await store.list_page(prefix, start_after=start_after)
         for info in page.objects:

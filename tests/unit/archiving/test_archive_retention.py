@@ -13,6 +13,7 @@ from tests.fakes.memory_store import MemoryStore
 from tests.fakes.store import store_unavailable
 from tieringd.archive.archive_reader import SegmentIndexes
 from tieringd.archive.object_joiner import ObjectJoiner, index_of_parts, store_merged
+from tieringd.archive.retired_objects import GoneSince
 from tieringd.archive.segment_swap import SegmentSwap, Successor
 from tieringd.errors import FencedError, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key, manifest_key
@@ -265,6 +266,18 @@ async def test_delay_begins_when_the_commit_takes_effect(writer, broker, clock, 
     clock.now_ms = in_effect_ms + PACE.delete_delay_ms + 1000
     await archiver.step(observe(writer))
     assert objects(store, writer) == []
+
+
+async def test_times_of_what_is_deleted_are_forgotten(writer, archiver, archive, clock):
+    """Each expiry has a mark of its own, and the times are kept for those that the manifest still has."""
+    gone_since = GoneSince()
+    for _ in range(20):
+        writer.closed_segment()
+        await settled(archiver, writer, clock)
+        stored = await archive.manifests.load(writer.identified)
+        gone_since.note(stored)
+        assert gone_since.times == len(stored.existing.retired) <= 5
+    assert stored.existing.retired
 
 
 @pytest.mark.parametrize("deletes_anyway", [False, True])

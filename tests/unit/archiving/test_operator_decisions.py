@@ -24,6 +24,7 @@ from tests.fakes.log_writer import LogWriter, leads_from
 from tests.fakes.manifests import bounds_of, stored_manifest
 from tests.fakes.metric_values import value_of
 from tests.fakes.spilling import Crash, CrashingJoins
+from tieringd.archiving.operator_desk import SETTLED_AFTER_MS, LeftDecisions
 from tieringd.formats.object_keys import DECISIONS_PREFIX, data_key, decision_key, decision_prefix
 from tieringd.metrics import Metrics
 from tieringd.model.operator_decision import (
@@ -33,6 +34,7 @@ from tieringd.model.operator_decision import (
     OperatorDecision,
     shows,
 )
+from tieringd.model.partition import Leadership
 from tieringd.policies.lineage import OperatorReason
 
 PRODUCER = 2
@@ -599,7 +601,7 @@ async def test_crash_at_any_change_ends_with_the_decision_carried_out_once(tmp_p
 
 
 async def test_crash_behind_a_commit_that_cuts_nothing_off(tmp_path):
-    """Only the list of transactions shows it; the decision ends at the next case, or in quarantine."""
+    """Only the list of transactions shows it; what looks at all recent decisions ends this one."""
     world = CrashWorld(tmp_path)
     world.is_reopened = True
     archive = archive_in(world.store, now_ms=world.clock)
@@ -613,3 +615,32 @@ async def test_crash_behind_a_commit_that_cuts_nothing_off(tmp_path):
     (decision,), _ = await archive.manifests.decisions.of(world.writer.identified)
     noted = await archive.manifests.decisions.outcome_of(decision)
     assert shows(manifest, noted)
+
+    metrics, leadership = Metrics(), Leadership(world.writer.identified, 1)
+    ending = LeftDecisions(archive.manifests, metrics=metrics, now_ms=world.clock)
+    await ending.end([leadership])
+    assert outcomes(world.store) == {"d1": "committing"}, "its process may be about to record the end"
+    world.clock.now_ms += SETTLED_AFTER_MS
+    await ending.end([])
+    assert outcomes(world.store) == {"d1": "committing"}
+    for _ in range(2):
+        await ending.end([leadership])
+        assert (outcomes(world.store), left(world.store, world.writer)) == ({"d1": "carried_out"}, [])
+    assert value_of(metrics.operator_decisions.labels("orders", "carried_out")) == 1
+
+
+async def test_decision_that_is_still_to_be_carried_out_is_left_to_the_archiver(
+    writer, archive, broker, store, clock
+):
+    """It is for the version that the bucket has, however old the decision is."""
+    divergence = lost_outcome(writer)
+    await archived(writer, archive)
+    then_trimmed(writer, divergence)
+    archiver = await waiting(writer, archive, broker, OperatorReason.OUTCOME_LOST)
+    await decide(archive, archiver.manifest, at_ms=clock(), is_aborted={PRODUCER: False})
+    clock.now_ms += SETTLED_AFTER_MS
+    ending = LeftDecisions(archive.manifests, metrics=Metrics(), now_ms=clock)
+    await ending.end([Leadership(writer.identified, 1)])
+    assert (outcomes(store), len(left(store, writer))) == ({}, 1)
+    await steps(archiver, writer)
+    assert outcomes(store) == {"d1": "carried_out"}

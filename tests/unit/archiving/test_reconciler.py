@@ -418,6 +418,7 @@ async def test_partition_that_waits_for_an_operator_shows_in_status_and_metrics(
         assert daemon.value("tieringd_partitions_waiting_for_operator", **labels) == 1
         wait = daemon.status(writer, 1).operator_wait
         assert (wait.base_offset, wait.last_offset) == (3, 3)
+        assert daemon.reconciler.faults()["operator"] == 1
 
         await daemon.store.put(key, data, crc32c=crc32c(data))
         daemon.clock.now_ms += 10 * 60_000

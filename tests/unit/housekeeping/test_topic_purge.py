@@ -30,7 +30,14 @@ from tests.fakes.wire import CrashingWire
 from tieringd.archive.segment_swap import store_rewriting
 from tieringd.errors import ConfigError, FencedError, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
-from tieringd.formats.object_keys import TopicKey, history_link_key, manifest_key, quarantined_key, topic_key
+from tieringd.formats.object_keys import (
+    TopicKey,
+    data_key,
+    history_link_key,
+    manifest_key,
+    quarantined_key,
+    topic_key,
+)
 from tieringd.model.partition import NO_TOPIC_ID
 from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.topic_lifecycle import Lease, Lifecycle
@@ -278,6 +285,36 @@ async def test_deletion_is_taken_back_within_the_grace(world, purging):
     await purging.work()
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.KEPT
     assert world.keys_of(OLD) == before
+
+
+async def test_deletion_that_is_taken_back_while_a_purge_begins(world, purging):
+    """The turn has read the mark of before; the claim sees that it is not to be deleted any more."""
+    await purging.note()
+    world.clock.now_ms += GRACE_MS
+    manifests, topic_ids = archive_in(world.store).manifests, purging.broker.topic_ids
+    before = world.keys_of(OLD)
+
+    async def taken_back_now(topics):
+        now_ms = world.clock.now_ms
+        await manifests.change_topic(OLD, lambda found: taken_back(found, now_ms=now_ms))
+        return await topic_ids(topics)
+
+    purging.broker.topic_ids = taken_back_now
+    while await purging.turn():
+        pass
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.KEPT
+    assert world.keys_of(OLD) == before
+
+
+async def test_purge_goes_over_all_pages_of_the_bucket(world, purging):
+    """A listing has a thousand keys in a page."""
+    partition = world.writers[0].identified
+    segment = (await archive_in(world.store).manifests.load(partition)).existing.segments[0]
+    for number in range(1_500):
+        left = replace(segment, base_offset=number, last_offset=number, writer_id="dead")
+        world.store.add(data_key(partition, left), b"x")
+    await purging.work()
+    assert ((await world.manifest(OLD)).lifecycle, world.keys_of(OLD)) == (Lifecycle.PURGED, set())
 
 
 async def test_archive_of_a_topic_that_the_cluster_has_is_not_deleted(world, purging):

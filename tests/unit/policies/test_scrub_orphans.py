@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.builders import DEFAULT_TIME_MS
 from tests.support.examples import examples
 from tests.unit.model.values import PARTITION, WRITERS, remote, stored
 from tieringd.formats.manifest_codec import encode_spillover
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from tieringd.model.segment import RemoteSegment
 
 HOUR_MS = 3_600_000
-NOW_MS = 1_000 * HOUR_MS
+NOW_MS = DEFAULT_TIME_MS + 1_000 * HOUR_MS
 GRACE_MS = 24 * HOUR_MS
 
 HELD = [remote(0, 9, leader_epoch=5), remote(10, 19, leader_epoch=5)]
@@ -39,6 +40,7 @@ MANIFEST = replace(stored(HELD), leader_epoch=5)
 LEFT = remote(0, 9, leader_epoch=4, writer_id=WRITERS[1])
 """What a deposed leader has left behind."""
 AT_THE_END = remote(20, 29, leader_epoch=5)
+BEGUN_ANEW = replace(MANIFEST, began_at_ms=NOW_MS - 50 * HOUR_MS)
 
 
 def owner(**changes) -> Owner:
@@ -72,6 +74,14 @@ def judged(segment: RemoteSegment, of: Owner, *, age_ms: int = 25 * HOUR_MS, nam
             id="manifest of a restorable topic is gone",
         ),
         pytest.param(AT_THE_END, {}, 99 * HOUR_MS, Keep.AT_THE_END, id="may yet be named"),
+        pytest.param(LEFT, {"manifest": BEGUN_ANEW}, 51 * HOUR_MS, Keep.BEFORE_MANIFEST, id="of before"),
+        pytest.param(
+            LEFT,
+            {"manifest": BEGUN_ANEW, "topic": TopicState.UNKNOWN},
+            51 * HOUR_MS,
+            Keep.BEFORE_MANIFEST,
+            id="of before, of an unknown topic",
+        ),
     ],
 )
 def test_object_is_kept_for_a_reason(segment, changes, age_ms, expected, name):
@@ -95,6 +105,21 @@ def test_unnamed_object_is_an_orphan_after_its_grace(segment, name):
     found = judged(segment, owner(), age_ms=GRACE_MS, name=name)
     assert isinstance(found, Orphan)
     assert not found.needs_operator
+
+
+@pytest.mark.parametrize(
+    ("began_at_ms", "topic"),
+    [
+        pytest.param(NOW_MS - 51 * HOUR_MS + 60_000, TopicState.LIVE, id="as old, as clocks may differ"),
+        pytest.param(NOW_MS + HOUR_MS, TopicState.LIVE, id="began in the future"),
+        pytest.param(0, TopicState.LIVE, id="not noted"),
+        pytest.param(NOW_MS - 50 * HOUR_MS, TopicState.LEAVING, id="the topic is purged"),
+    ],
+)
+def test_object_that_may_be_of_this_manifest_s_time_is_an_orphan(began_at_ms, topic):
+    """Only what was certainly there before the manifest shows that another one is lost."""
+    manifest = replace(MANIFEST, began_at_ms=began_at_ms)
+    assert isinstance(judged(LEFT, owner(manifest=manifest, topic=topic), age_ms=51 * HOUR_MS), Orphan)
 
 
 @pytest.mark.parametrize(

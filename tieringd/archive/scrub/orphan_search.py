@@ -291,6 +291,17 @@ class OrphanSearch:
                     partition,
                 )
             )
+        if Keep.BEFORE_MANIFEST in reasons and owner.manifest is not None:
+            older = sum(reason is Keep.BEFORE_MANIFEST for _, reason in plan.kept)
+            page.findings.append(
+                Finding(
+                    FaultKind.MANIFEST_MISSING,
+                    manifest_key(partition),
+                    f"an earlier manifest is missing: {older} objects are older than this one, which begins "
+                    f"at offset {owner.manifest.start_offset} and names none of them",
+                    partition,
+                )
+            )
         if owner.topic is TopicState.UNKNOWN and owner.manifest is not None:
             key = topic_manifest_key(topic_key(partition))
             page.findings.append(

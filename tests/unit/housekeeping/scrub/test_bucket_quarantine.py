@@ -358,7 +358,7 @@ async def test_spill_of_a_part_that_is_being_moved_loses_nothing(writer, tmp_pat
     bucket = Bucket(writer, work_directory=tmp_path, store=store)
     await bucket.fill(6)
     manifest = bucket.manifest
-    bucket.clock.now_ms += DAY_MS
+    bucket.clock.now_ms += 3 * DAY_MS
     for _ in range(4):
         writer.drop_head()
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fakes.archive import archive_in, archiver_of, observed
+from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tests.unit.housekeeping.scrub.buckets import DAY_MS, Bucket
 from tieringd.formats.object_keys import (
@@ -18,6 +20,7 @@ from tieringd.formats.object_keys import (
 )
 from tieringd.housekeeping.scrub import WholeScrub
 from tieringd.model.spilling import part_to_spill
+from tieringd.policies.scrub import FaultKind
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 
 
@@ -105,6 +108,26 @@ async def test_missing_manifest_of_young_objects_is_a_fault(bucket):
     await bucket.fill(2)
     bucket.store.remove(manifest_key(bucket.writer.identified))
     assert [one.kind.value for one in (await bucket.scrub()).findings] == ["manifest_missing"]
+
+
+async def test_archive_whose_manifest_was_lost_is_kept_and_reported(bucket):
+    """A daemon that began after the loss has begun a new manifest, where the local log begins."""
+    await bucket.fill(6)
+    objects = [key for key in bucket.store.stored_keys() if ".log" in key]
+    assert len(objects) == 12
+    bucket.store.remove(manifest_key(bucket.writer.identified))
+    for _ in range(4):
+        bucket.writer.drop_head()
+    bucket.clock.now_ms += DAY_MS
+    archive = archive_in(bucket.store, writer_id="b2", now_ms=bucket.clock)
+    anew = archiver_of(bucket.writer, archive, FakeBroker(bucket.writer), now_ms=bucket.clock)
+    await anew.step(observed(bucket.writer))
+    assert bucket.manifest.start_offset > 0
+    bucket.clock.now_ms += 99 * DAY_MS
+    report = await bucket.scrub(fix=True)
+    assert set(objects) <= set(bucket.store.objects)
+    (fault,) = [one for one in report.findings if one.kind is FaultKind.MANIFEST_MISSING]
+    assert "objects are older than this one" in fault.detail
 
 
 async def test_only_partitions_that_are_ours_are_judged(two):
