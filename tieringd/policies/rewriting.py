@@ -55,15 +55,15 @@ def plan_rewrites(
     inside it. A segment that ends after *joined_up_to* is a run by itself.
     """
     borders = sorted(joining_borders(manifest))
-    runs: list[list[Remainder]] = [[]]
+    runs = [_Run()]
     for one in remainders:
         may_join = joined_up_to is None or one.segment.next_offset <= joined_up_to
-        if runs[-1] and not (may_join and _fits(runs[-1], one, borders, target_bytes)):
-            runs.append([])
+        if runs[-1].parts and not (may_join and runs[-1].has_room_for(one, borders, target_bytes)):
+            runs.append(_Run())
         # An unchanged segment joins only a run that begins with a changed one.
-        if runs[-1] or one.is_changed:
-            runs[-1].append(one)
-    return tuple(trimmed for run in runs if (trimmed := _without_unchanged_end(run)))
+        if runs[-1].parts or one.is_changed:
+            runs[-1].add(one)
+    return tuple(trimmed for run in runs if (trimmed := _without_unchanged_end(run.parts)))
 
 
 def rewritten_segment(
@@ -97,17 +97,30 @@ def rewritten_segment(
     return reuploaded_segment(row, parts)
 
 
-def _fits(run: Sequence[Remainder], one: Remainder, borders: Sequence[int], target_bytes: int) -> bool:
-    """Say whether *one* fits into the run."""
-    first, last, segment = run[0].segment, run[-1].segment, one.segment
-    return (
-        last.next_offset == segment.base_offset
-        and sum(each.segment.size_bytes for each in run) + segment.size_bytes <= FILE_BYTES_MAX
-        and sum(each.expected_bytes for each in run) + one.expected_bytes <= target_bytes
-        and len(run) < RUN_SEGMENTS_MAX
-        and segment.last_offset - first.base_offset <= FILE_BYTES_MAX
-        and not is_parted(borders, first.base_offset, segment.last_offset)
-    )
+class _Run:
+    """Neighbouring segments, with their sums: a run may have a thousand segments."""
+
+    def __init__(self) -> None:
+        self.parts: list[Remainder] = []
+        self._stored_bytes = self._expected_bytes = 0
+
+    def add(self, one: Remainder) -> None:
+        """Append a segment."""
+        self.parts.append(one)
+        self._stored_bytes += one.segment.size_bytes
+        self._expected_bytes += one.expected_bytes
+
+    def has_room_for(self, one: Remainder, borders: Sequence[int], target_bytes: int) -> bool:
+        """Say whether *one* may be the next segment. The run has a segment already."""
+        first, last, segment = self.parts[0].segment, self.parts[-1].segment, one.segment
+        return (
+            last.next_offset == segment.base_offset
+            and self._stored_bytes + segment.size_bytes <= FILE_BYTES_MAX
+            and self._expected_bytes + one.expected_bytes <= target_bytes
+            and len(self.parts) < RUN_SEGMENTS_MAX
+            and segment.last_offset - first.base_offset <= FILE_BYTES_MAX
+            and not is_parted(borders, first.base_offset, segment.last_offset)
+        )
 
 
 def _without_unchanged_end(run: Sequence[Remainder]) -> tuple[Remainder, ...]:

@@ -77,6 +77,26 @@ def test_nothing_is_joined_over_a_gap():
     assert planned([5] * 3, manifest=manifest, segments=[*segments, later]) == [[0, 100], [300]]
 
 
+class CountedRemainder(Remainder):
+    """A segment of which each look at its expected size is counted."""
+
+    looks = 0
+
+    @property
+    def expected_bytes(self):
+        type(self).looks += 1
+        return super().expected_bytes
+
+
+def test_long_runs_are_added_up_once():
+    """Not again for each segment of a run: a plan of a million small segments took minutes."""
+    segments = rows(RUN_SEGMENTS_MAX)
+    remainders = [CountedRemainder(one, RECORDS, 1) for one in segments]
+    (run,) = plan_rewrites(stored(segments), remainders, target_bytes=10**9)
+    assert len(run) == RUN_SEGMENTS_MAX
+    assert CountedRemainder.looks <= 2 * RUN_SEGMENTS_MAX
+
+
 def test_run_has_no_more_segments_than_one_task_can_hold():
     """Nor more offsets than a broker's index can tell from its base."""
     kept = [0] * (RUN_SEGMENTS_MAX + 1)

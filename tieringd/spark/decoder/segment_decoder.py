@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 ROWS_MAX: Final = 16_384
 """Rows in a record batch. Spark is slower with fewer, and with many more."""
 
-BYTES_MAX: Final = 16 << 20
+BYTES_MAX: Final = 2 << 20
+"""
+Bytes of keys, values and headers in a record batch. A larger one leaves the processor's caches on its way to
+Spark's rows, and Spark waits longer for the first one.
+"""
 
 _TEXT_BYTES_LIMIT: Final = (2**31 - 1) // 3
 """

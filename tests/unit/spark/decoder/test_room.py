@@ -47,6 +47,17 @@ def test_record_batches_have_no_more_bytes_than_they_may():
     assert sum(one.num_rows for one in found.batches) == 300
 
 
+def test_record_batches_stay_in_the_processor_s_caches():
+    """Of large values too: 16 MiB at a time took Spark an eighth more CPU. The rows are the same."""
+    data = encode_batch(0, [NewRecord(b"%d" % number * 500, key=b"k") for number in range(3_000)])
+    found = decode(data)
+    assert len(found.batches) > 1
+    assert max(map(bytes_in, found.batches)) <= 2 << 20
+    larger = decode(data, bytes_max=16 << 20)
+    assert len(larger.batches) == 1
+    assert found.rows == larger.rows
+
+
 def test_bytes_that_are_not_selected_do_not_count():
     """Where only offsets are wanted, only rows fill a record batch."""
     data = encode_batch(0, [NewRecord(b"v" * 100)] * 50)
