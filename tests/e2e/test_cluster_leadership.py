@@ -1,7 +1,8 @@
-"""Three brokers: which daemon archives what while leaders move, topics come and go, and a host stalls."""
+"""Three brokers: who archives while leaders move, topics come and go, a host stalls, or files are lost."""
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 from tests.e2e.archives import (
@@ -12,11 +13,12 @@ from tests.e2e.archives import (
     base_of_active,
     closed_segments,
     data_keys,
+    read_log,
     read_records,
     stored_segments,
 )
 from tests.e2e.sample_topics import SEGMENTS
-from tests.support.cluster import cluster_admin
+from tests.support.cluster import cluster_admin, start_broker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -190,4 +192,46 @@ async def test_host_that_stood_still_is_fenced_and_changes_nothing(
         closed_segments(directory_of(brokers, state.leader, topic)).values()
     )
     assert len(read_records(daemons.config(), topic)) == manifest.next_offset
+    assert_whole(daemons.config())
+
+
+# Long: two brokers stop and start again, and one copies a log anew.
+async def test_brokers_that_lost_checkpoints_or_a_replica_are_archived_on(
+    brokers, daemons_of, objects, topic
+):
+    """A leader forgets where its log began and what it had flushed; the next one has lost all of its log."""
+    await brokers.create_topic(topic, replicas=[[1, 2, 3]], configs=SEGMENTS)
+    local = {topic: {"redpanda.remote.write": True, "retention.local.target.bytes": 1 << 20}}
+    daemons = daemons_of(topic, topics=local)
+    daemons.launch()
+    first, second = values(45), values(25, first=45)
+    await brokers.produce(topic, first, **_LARGE)
+    daemons[1].until(lambda: daemons[1].events("local log trimmed", topic=topic), "the log has been trimmed")
+    one, two, _ = brokers.brokers
+
+    await one.stop()
+    lost = [path for path in brokers.log_dir(1).glob("*-checkpoint") if path.is_file()]
+    assert {"log-start-offset-checkpoint", "recovery-point-offset-checkpoint"} <= {path.name for path in lost}
+    for path in lost:
+        path.unlink()
+    await start_broker(brokers, one)
+    async with cluster_admin(brokers) as admin:
+        await admin.until_in_sync(topic)
+        await admin.move_leader(topic, 1)
+        await brokers.produce(topic, second, **_LARGE)
+        daemons[1].until_next_offset(topic, base_of_active(directory_of(brokers, 1, topic)))
+
+        await two.stop()
+        shutil.rmtree(directory_of(brokers, 2, topic))
+        await start_broker(brokers, two)
+        await admin.until_in_sync(topic)
+        await admin.move_leader(topic, 2)
+        await brokers.produce(topic, first, **_LARGE)
+    daemons[2].until_next_offset(topic, base_of_active(directory_of(brokers, 2, topic)))
+
+    found = read_log(daemons.config(2), topic)
+    assert [record.offset for record in found] == list(range(len(first + second + first)))
+    assert [record.value for record in found] == first + second + first
+    assert not archived_manifest(objects, topic).gaps
+    assert not daemons.events("archiver stopped")
     assert_whole(daemons.config())

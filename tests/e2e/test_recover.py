@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as ClientPartition
 
 from tests.builders import batch
-from tests.e2e.archives import archived_manifest, read_log
+from tests.e2e.archives import archived_manifest, archived_manifests, read_log
 from tests.e2e.sample_topics import ISOLATIONS, SAMPLE_TOPICS, SEGMENTS, consumed, offset_for_time
 from tests.fakes.log_writer import TOPIC_ID, LogWriter
 from tests.support.cluster import cluster_admin, restart_broker, start_broker
@@ -255,12 +255,13 @@ async def test_shallow_restore_leaves_the_history_in_the_archive(kafka, behind, 
     assert all(end > 100 for end in ends.values())
     assert {row["segments"] for row in report} == {0}
     await cluster.launch()
+    prefix = yaml.safe_load(copied.read_text())["cloud_storage_prefix"]
     config = kafka_config(
         cluster,
         seaweedfs,
         tmp_path / "state-behind",
         bucket="e2e",
-        prefix=yaml.safe_load(copied.read_text())["cloud_storage_prefix"],
+        prefix=prefix,
         topics={topic: {"remote.storage.enable": True} for topic in SAMPLE_TOPICS},
         gateway=gateway_section(behind),
     )
@@ -286,6 +287,16 @@ async def test_shallow_restore_leaves_the_history_in_the_archive(kafka, behind, 
             "the new records are archived as well",
         )
         assert not daemon.events("gap recorded in the archive")
+        with S3Bucket(seaweedfs.endpoint_url, bucket="e2e", prefix=prefix) as objects:
+            firsts = {
+                topic: min(
+                    manifest.segments[0].base_offset
+                    for manifest in archived_manifests(objects, topic).values()
+                    if manifest.next_offset > ends[topic]
+                )
+                for topic in SAMPLE_TOPICS
+            }
+        assert firsts == ends, "the new archive begins with the first new record"
         for number in range(2):
             topic = SAMPLE_TOPICS[number]
             assert {one["topic"] for one in daemon.status()["partitions"]} >= {topic}

@@ -40,3 +40,18 @@ class HoldingStore(MemoryStore):
     async def _turn(self, key):
         if key == self.held_key:
             await self.may_read.wait()
+
+
+class LateStore(MemoryStore):
+    """Reads an object at once, and answers as many seconds later as `late_seconds` has next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late_seconds: list[float] = []
+
+    async def get(self, key):
+        """Return an object as it was when it was asked for."""
+        found = await super().get(key)
+        if self.late_seconds:
+            await asyncio.sleep(self.late_seconds.pop(0))
+        return found

@@ -39,6 +39,7 @@ _POLL_SECONDS = 0.1
 _ELECT_LEADERS = ApiVersionRange("ElectLeaders", 43, min_version=2, max_version=2)
 _REASSIGN = ApiVersionRange("AlterPartitionReassignments", 45, min_version=0, max_version=0)
 _CREATE_PARTITIONS = ApiVersionRange("CreatePartitions", 37, min_version=2, max_version=3)
+_ALTER_REPLICA_LOG_DIRS = ApiVersionRange("AlterReplicaLogDirs", 34, min_version=2, max_version=2)
 _WRITE_TXN_MARKERS = ApiVersionRange("WriteTxnMarkers", 27, min_version=1, max_version=1)
 _PREFERRED = 0
 _TIMEOUT = timedelta(seconds=30)
@@ -161,6 +162,18 @@ class ClusterAdmin:
         assert all(one.error_code is ErrorCode.none for t in answer.responses for one in t.partitions), answer
         wanted = tuple(replicas)
         await self.until(topic, lambda one: one.replicas == wanted, f"{wanted} hold it", number=number)
+
+    async def move_log_dir(self, topic: str, directory: Path, *, number: int = 0) -> None:
+        """Begin to move a partition into another log directory of this admin's first node."""
+
+        def build(module: ModuleType) -> Any:
+            moved = module.AlterReplicaLogDirTopic(name=topic, partitions=(number,))
+            target = module.AlterReplicaLogDir(path=str(directory), topics=(moved,))
+            return module.AlterReplicaLogDirsRequest(dirs=(target,))
+
+        answer = await self._ask(_ALTER_REPLICA_LOG_DIRS, build)
+        results = [each for one in answer.results for each in one.partitions]
+        assert all(one.error_code is ErrorCode.none for one in results), answer
 
     async def add_partitions(self, topic: str, replicas: Sequence[Sequence[int]]) -> None:
         """Add a partition for each of *replicas*; return when every broker knows their leaders."""

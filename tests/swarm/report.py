@@ -36,6 +36,8 @@ class Report:
     """Members of the group, one after the other: each went on at the committed offsets."""
     stalls: Counter[str] = field(default_factory=Counter)
     """What clients of those members did not come back from, by the step."""
+    told: list[str] = field(default_factory=list)
+    """Where those clients were, and where the log of the brokers was."""
     broken: list[str] = field(default_factory=list)
     history: list[str] = field(default_factory=list)
 

@@ -49,6 +49,7 @@ from tests.swarm.operators import KINDS
 from tests.swarm.report import Report
 from tests.swarm.schedule import schedule
 from tests.swarm.transactions import (
+    GROUP,
     TRANSACTION_PARTITIONS,
     TRANSACTIONS,
     CommittedReader,
@@ -196,7 +197,7 @@ class Clients:
                 "the reader past the gateways", parts.cluster.bootstrap, self._writers, reads_archive=False
             ),
         ]
-        self._group = CommittedReader("the group", parts.gateways, in_group=True)
+        self._group = CommittedReader("the group", parts.gateways, parts.cluster.bootstrap, GROUP)
 
     def __enter__(self) -> Self:
         self._writers.__enter__()
@@ -233,7 +234,7 @@ class Clients:
         outcomes = await asyncio.gather(*self._reading, return_exceptions=True)
         ended = [f"a reader ended: {one!r}" for one in outcomes if isinstance(one, Exception)]
         try:
-            return [*ended, *await broken_group(self._group, self._parts.cluster.bootstrap)]
+            return [*ended, *await broken_group(self._group)]
         except KafkaError as error:
             return [*ended, f"the group cannot be asked where it is: {error!r}"]
 
@@ -243,6 +244,7 @@ class Clients:
         report.transactions = Counter(one.value for one in self._transactions.outcomes)
         report.commits, report.members = self._group.commits, self._group.members
         report.stalls = Counter(self._group.stalls)
+        report.told = self._group.told
 
 
 @asynccontextmanager
@@ -366,6 +368,8 @@ def main() -> int:
         print("\n".join(["", *report.history, f"logs: {directory}"]))  # noqa: T201 the result
         raise
     print(report.markdown())  # noqa: T201 the result
+    if report.told:
+        print("\n".join(["", "Clients that did not go on:", *report.told]))  # noqa: T201 the result
     if ended_by is not None:
         print("\n".join(["", *report.history, f"ended by {ended_by.name} before all was checked"]))  # noqa: T201
     elif options.write:

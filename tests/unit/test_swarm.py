@@ -7,8 +7,14 @@ import signal
 import threading
 from collections import Counter
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.consumer.subscription_state import SubscriptionState
+from aiokafka.protocol.commit import OffsetFetchResponse_v3
 
 from tests.support.writers import Acknowledged, Writer
 from tests.swarm.checker import Resources, broken_log, grown
@@ -115,7 +121,7 @@ def test_transaction_that_is_seen_otherwise_is_told(outcome, found, says):
 
 def test_committed_offset_that_was_never_committed_is_told():
     """An offset whose commit was asked for without an answer may be the group's or not."""
-    reader = CommittedReader("reader", "", in_group=True, acknowledged={0: 5, 1: 5}, asked={0: 9, 1: 9})
+    reader = CommittedReader("reader", "", "", "group", acknowledged={0: 5, 1: 5}, asked={0: 9, 1: 9})
     for partition, found in ((0, 9), (0, 9), (1, 5)):
         reader.check_committed(partition, found)
     assert reader.broken == []
@@ -164,3 +170,80 @@ async def test_first_signal_cancels_and_the_next_ones_do_not():
 
     assert await asyncio.create_task(run()) == [signal.SIGTERM, signal.SIGINT]
     assert cleaned.is_set()
+
+
+class SilentClient:
+    """The client below a fetcher: node 1 leads all, and never answers."""
+
+    def __init__(self):
+        self._loop = asyncio.get_running_loop()
+        self._metadata_max_age_ms = 1000
+        self.cluster = SimpleNamespace(leader_for_partition=lambda _: 1)
+
+    async def send(self, node_id, request):
+        """Wait for ever."""
+        await asyncio.Event().wait()
+
+
+async def until_fetching(fetcher):
+    """Return when a fetcher waits for an answer."""
+    while not fetcher._pending_tasks:  # noqa: ASYNC110 a fetcher has no event for it
+        await asyncio.sleep(0)
+
+
+async def test_fetcher_of_aiokafka_may_swallow_its_end():
+    """So the swarm gives up a member whose client hangs there. No gateway and no broker is part of it."""
+    one = TopicPartition("t", 0)
+    swallowed = set()
+    for turns in range(6):
+        state = SubscriptionState()
+        fetcher = Fetcher(SilentClient(), state, key_deserializer=None)
+        state.subscribe({"t"})
+        state.assign_from_subscribed([one])
+        state.subscription.assignment.state_value(one).seek(5)
+        await until_fetching(fetcher)
+        state.unsubscribe()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        fetcher._fetch_task.cancel()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        if not fetcher._fetch_task.done():
+            swallowed.add(turns)
+            fetcher._fetch_task.cancel()
+    assert swallowed
+
+
+async def test_group_of_aiokafka_takes_an_error_for_no_offset():
+    """So the swarm asks again where an offset was committed: the coordinator loads the group (error 14)."""
+    coordinator = object.__new__(GroupCoordinator)
+    coordinator.group_id = "g"
+
+    async def answered(request):
+        return OffsetFetchResponse_v3(throttle_time_ms=0, topics=[], error_code=14)
+
+    coordinator._send_req = answered
+    assert await coordinator._do_fetch_commit_offsets([TopicPartition("t", 0)]) == {}
+
+
+class LoadingConsumer:
+    """A group's consumer whose coordinator loads the group at first."""
+
+    def __init__(self):
+        self.offsets = [None, 7]
+
+    async def committed(self, one):
+        """Return the offset as aiokafka tells it."""
+        return self.offsets.pop(0)
+
+    def seek(self, one, offset):
+        """Note where the client goes on."""
+        self.sought = offset
+
+
+async def test_member_asks_again_while_its_group_is_loaded():
+    """Committed offsets that a client is told of later are no broken promise."""
+    reader = CommittedReader("reader", "", "", "group", acknowledged={0: 7, 1: 7}, asked={0: 7, 1: 7})
+    reader._consumer = LoadingConsumer()
+    await reader.on_partitions_assigned([TopicPartition("t", 0)])
+    assert (reader.broken, reader.untold, reader._consumer.sought) == ([], 1, 7)

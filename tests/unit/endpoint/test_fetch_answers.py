@@ -293,6 +293,39 @@ async def test_records_without_a_cache_stay_within_the_budget(archive, tmp_path)
     assert offsets == dict.fromkeys(range(4), 1)
 
 
+async def test_large_batches_in_five_partitions_stay_within_the_fetch(archive, tmp_path):
+    """Batches of more than half of its limit come one by one; a Fetch whose client has gone keeps nothing."""
+    size, limit = 3_000_000, 5_000_000
+    for number in range(5):
+        writer = LogWriter(tmp_path, "orders", number)
+        writer.append(bytes(size))
+        writer.roll()
+        await archive_topic(writer, archive)
+    wanted = set(range(5))
+    # Without a cache the records are in memory.
+    settings = {"cloud_storage_cache_size": 0, "cloud_storage_cache_size_percent": 0}
+
+    def request():
+        asked = {n: {"partition_max_bytes": limit} for n in wanted}
+        return fetch_request(12, {"orders": asked}, max_bytes=limit, isolation_level=0)
+
+    async with running_endpoint(archive, tmp_path / "state", **settings) as endpoint:
+        for _ in range(3):
+            async with connected(endpoint.server.port) as client:
+                client.send(request())
+                await client.reader.readexactly(100)
+            await until(lambda: not endpoint.server.open_connections)
+            assert endpoint.server.buffered_bytes == 0
+        async with connected(endpoint.server.port) as client:
+            for _ in range(5):
+                answer = await client.ask(request())
+                came = {one.partition_index: one for one in answer.responses[0].partitions if one.records}
+                assert sum(len(one.records) for one in came.values()) <= limit
+                assert came
+                wanted -= came.keys()
+    assert not wanted
+
+
 async def test_client_that_leaves_gives_everything_back(writer, archive, tmp_path):
     """Files of the cache are closed when their bytes were sent, and when their client has gone."""
     writer.append(b"v" * 8_000_000)

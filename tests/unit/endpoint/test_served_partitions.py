@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.archive import archived
+from tests.fakes.archive import archive_in, archived
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.slow_store import LateStore
 from tieringd.endpoint.served_manifests import ServedPartitions
 from tieringd.errors import StorageUnavailable
 
@@ -202,3 +203,30 @@ async def test_size_is_told_and_no_manifest_kept_for_it(partitions, one, store):
     assert await partitions.size_bytes(other) == 0
     assert operations(store) == ["get"]
     assert partitions.known(other) is None
+
+
+async def test_late_answer_of_the_store_takes_no_end_back(writer):
+    """An older manifest that arrives after a newer one would let a partition's high watermark go back."""
+    store = LateStore()
+    archive = archive_in(store)
+    partitions = ServedPartitions(archive.manifests, interval_seconds=INTERVAL_SECONDS)
+    ends = []
+
+    async def ask(seconds):
+        writer.closed_segment()
+        await archived(writer, archive)
+        store.late_seconds.append(seconds)
+        await partitions.newest(writer.identified)
+        ends.append(partitions.known(writer.identified).next_offset)
+
+    try:
+        await ask(0)
+        first = asyncio.create_task(ask(10))
+        await asyncio.sleep(1)
+        await asyncio.gather(first, ask(0))
+        await partitions.newest(writer.identified)
+        ends.append(partitions.known(writer.identified).next_offset)
+    finally:
+        await partitions.close()
+    assert ends == sorted(ends)
+    assert (ends[0], ends[-1]) == (3, 9)
