@@ -52,7 +52,8 @@ from tieringd.storage.base import (
     ListPage,
     ObjectInfo,
 )
-from tieringd.storage.file_root import FileRoot, filesystem_type, make_work_directory, sync_directory
+from tieringd.storage.file_directories import DurableDirectories
+from tieringd.storage.file_root import FileRoot, filesystem_type, make_work_directory
 from tieringd.storage.file_tree import WORK_DIRECTORY, TreeWalk, copied, crc32c_of_file, name_of
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import finished
@@ -127,6 +128,7 @@ class FileStore:
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="tieringd-file-store")
         self._is_swept = False
         self._times = StoreTimes()
+        self._directories = DurableDirectories()
 
     def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
         """Tell *listener* the filesystem's time with each object that is stored."""
@@ -231,7 +233,7 @@ class FileStore:
                 self._commit(root, target, fd, temporary)
             status = os.fstat(fd)
         try:
-            sync_directory(root, dirname(target.name))
+            self._directories.flush(root, dirname(target.name))
         except FileNotFoundError:
             pass  # Already deleted again, with its directory.
         except OSError as error:
@@ -275,7 +277,7 @@ class FileStore:
             try:
                 move(temporary, target.name, src_dir_fd=root, dst_dir_fd=root)
             except FileNotFoundError:
-                self._make_directory(root, dirname(target.name))
+                self._make_directories(root, target)
             except FileExistsError as error:
                 raise PreconditionFailed(
                     f"put {target.path}: the object exists already", key=target.key
@@ -286,21 +288,17 @@ class FileStore:
             errno.ENOENT, "another process deletes the directory as often as it is created"
         )
 
-    def _make_directory(self, root: int, directory: str) -> None:
-        """Make a directory below the root, durably. A concurrent delete that removes it is no error."""
-        if not directory:
-            raise BucketNotFound(
-                f"{self._root.path} was removed while tieringd used it", hint="Mount the disk of the archive"
-            )
-        parent = dirname(directory)
+    def _make_directories(self, root: int, target: _Target) -> None:
+        directory = dirname(target.name)
         try:
-            os.mkdir(directory, dir_fd=root)
-            sync_directory(root, parent)
-        except FileExistsError:
-            return
+            if directory:
+                self._directories.make(root, directory)
+                return
         except FileNotFoundError:
-            if _status_of(root, parent or ".") is None or not parent:
-                self._make_directory(root, parent)
+            pass
+        raise BucketNotFound(
+            f"{self._root.path} was removed while tieringd used it", hint="Mount the disk of the archive"
+        )
 
     def _read(self, key: str, name: str, use: Callable[[int, os.stat_result], T]) -> T:
         """Open an object and use it. A replacement or deletion meanwhile leaves the open file whole."""
@@ -342,7 +340,18 @@ class FileStore:
                             os.unlink(name, dir_fd=root)
                         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                             continue
-                    _prune(root, dirname(name))
+                    self._prune(root, dirname(name))
+
+    def _prune(self, root: int, directory: str) -> None:
+        """Remove empty directories, from *directory* up to the root."""
+        while directory:
+            try:
+                self._directories.remove(root, directory)
+            except OSError as error:
+                if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.EBUSY}:
+                    raise
+                return
+            directory = dirname(directory)
 
     @contextmanager
     def _new_file(self, root: int) -> Iterator[tuple[int, str]]:
@@ -475,18 +484,6 @@ def _locked(root: int, key: str, stop: threading.Event) -> Iterator[None]:
         os.close(fd)
 
 
-def _prune(root: int, directory: str) -> None:
-    """Remove empty directories, from *directory* up to the root."""
-    while directory:
-        try:
-            os.rmdir(directory, dir_fd=root)
-        except OSError as error:
-            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.EBUSY}:
-                raise
-            return
-        directory = dirname(directory)
-
-
 def _names_in(root: int, directory: str) -> list[str]:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
     try:
@@ -511,13 +508,6 @@ def _opened_status(root: int, name: str) -> os.stat_result | None:
         return os.fstat(fd)
     finally:
         os.close(fd)
-
-
-def _status_of(root: int, name: str) -> os.stat_result | None:
-    try:
-        return os.stat(name, dir_fd=root)
-    except FileNotFoundError:
-        return None
 
 
 def _version(status: os.stat_result) -> str:
