@@ -52,7 +52,8 @@ from tieringd.storage.base import (
     ListPage,
     ObjectInfo,
 )
-from tieringd.storage.file_root import FileRoot, filesystem_type, make_work_directory, sync_directory
+from tieringd.storage.file_directories import DurableDirectories
+from tieringd.storage.file_root import FileRoot, filesystem_type, make_work_directory
 from tieringd.storage.file_tree import WORK_DIRECTORY, TreeWalk, copied, crc32c_of_file, name_of
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import finished
@@ -62,7 +63,6 @@ T = TypeVar("T")
 _THREADS = 8
 _LOCK_FILES = 64  # Few enough to stay a handful of inodes, enough that partitions rarely meet.
 _LOCK_POLL_SECONDS = 0.005
-_FLUSHED_KEPT = 16_384  # More directories than ten thousand partitions write to by turns.
 _PLACE_ATTEMPTS = 100  # Each is lost only to a delete that empties the directory in that instant.
 _SAME_CLOCK_NS = 1_000_000_000  # A file's time lags behind the clock by a tick of the kernel.
 # Filesystems keep times in nanoseconds, microseconds, seconds or pairs of seconds.
@@ -128,9 +128,7 @@ class FileStore:
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="tieringd-file-store")
         self._is_swept = False
         self._times = StoreTimes()
-        self._flushed: dict[str, int] = {}
-        """The inodes of directories that are flushed up to the root, the latest ones last."""
-        self._flushed_lock = threading.Lock()
+        self._directories = DurableDirectories()
 
     def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
         """Tell *listener* the filesystem's time with each object that is stored."""
@@ -232,10 +230,10 @@ class FileStore:
             os.utime(fd)
             filesystem_time = _FilesystemTime(os.fstat(fd).st_mtime_ns // 1_000_000, steady_seconds())
             with _locked(root, target.key, stop):
-                has_made_directory = self._commit(root, target, fd, temporary)
+                self._commit(root, target, fd, temporary)
             status = os.fstat(fd)
         try:
-            self._flush_directories(root, dirname(target.name), is_new=has_made_directory)
+            self._directories.flush(root, dirname(target.name))
         except FileNotFoundError:
             pass  # Already deleted again, with its directory.
         except OSError as error:
@@ -261,12 +259,8 @@ class FileStore:
                 bodies.append(FileSlice(fd, 0, source.size_bytes))
             return self._put(root, target, bodies, stop)
 
-    def _commit(self, root: int, target: _Target, fd: int, temporary: str) -> bool:
-        """
-        Check the condition and move the file into place; the caller holds the key's lock.
-
-        Return whether the directory was missing at first.
-        """
+    def _commit(self, root: int, target: _Target, fd: int, temporary: str) -> None:
+        """Check the condition and move the file into place; the caller holds the key's lock."""
         previous = _opened_status(root, target.name)
         if previous is not None and stat.S_ISDIR(previous.st_mode):
             raise IsADirectoryError(errno.EISDIR, "the path is a directory")
@@ -279,55 +273,32 @@ class FileStore:
         _stamp(fd, os.fstat(fd).st_mtime_ns, previous)
         # A link refuses to replace a file, even one that a writer without our locks put there.
         move = os.link if isinstance(condition, IfAbsent) else os.replace
-        for attempt in range(_PLACE_ATTEMPTS):
+        for _ in range(_PLACE_ATTEMPTS):
             try:
                 move(temporary, target.name, src_dir_fd=root, dst_dir_fd=root)
             except FileNotFoundError:
-                self._make_directory(root, dirname(target.name))
+                self._make_directories(root, target)
             except FileExistsError as error:
                 raise PreconditionFailed(
                     f"put {target.path}: the object exists already", key=target.key
                 ) from error
             else:
-                return attempt > 0
+                return
         raise FileNotFoundError(
             errno.ENOENT, "another process deletes the directory as often as it is created"
         )
 
-    def _flush_directories(self, root: int, directory: str, *, is_new: bool) -> None:
-        """
-        Flush *directory*, and all above it unless this process has done that since *directory* was made.
-
-        A directory that exists may be one that another put, in a thread or in a process that was killed, has
-        made and not flushed. One that *is_new* may have the inode of the one that was there before.
-        """
-        inode = sync_directory(directory or ".", dir_fd=root)
-        if not is_new and self._flushed.get(directory) == inode:
-            return
-        above = directory
-        while above:
-            above = dirname(above)
-            sync_directory(above or ".", dir_fd=root)
-        with self._flushed_lock:
-            self._flushed.pop(directory, None)
-            while len(self._flushed) >= _FLUSHED_KEPT:
-                del self._flushed[next(iter(self._flushed))]
-            self._flushed[directory] = inode
-
-    def _make_directory(self, root: int, directory: str) -> None:
-        """Make a directory below the root. A concurrent delete that removes it is no error."""
-        if not directory:
-            raise BucketNotFound(
-                f"{self._root.path} was removed while tieringd used it", hint="Mount the disk of the archive"
-            )
-        parent = dirname(directory)
+    def _make_directories(self, root: int, target: _Target) -> None:
+        directory = dirname(target.name)
         try:
-            os.mkdir(directory, dir_fd=root)
-        except FileExistsError:
-            return
+            if directory:
+                self._directories.make(root, directory)
+                return
         except FileNotFoundError:
-            if _status_of(root, parent or ".") is None or not parent:
-                self._make_directory(root, parent)
+            pass
+        raise BucketNotFound(
+            f"{self._root.path} was removed while tieringd used it", hint="Mount the disk of the archive"
+        )
 
     def _read(self, key: str, name: str, use: Callable[[int, os.stat_result], T]) -> T:
         """Open an object and use it. A replacement or deletion meanwhile leaves the open file whole."""
@@ -369,7 +340,18 @@ class FileStore:
                             os.unlink(name, dir_fd=root)
                         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                             continue
-                    _prune(root, dirname(name))
+                    self._prune(root, dirname(name))
+
+    def _prune(self, root: int, directory: str) -> None:
+        """Remove empty directories, from *directory* up to the root."""
+        while directory:
+            try:
+                self._directories.remove(root, directory)
+            except OSError as error:
+                if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.EBUSY}:
+                    raise
+                return
+            directory = dirname(directory)
 
     @contextmanager
     def _new_file(self, root: int) -> Iterator[tuple[int, str]]:
@@ -502,18 +484,6 @@ def _locked(root: int, key: str, stop: threading.Event) -> Iterator[None]:
         os.close(fd)
 
 
-def _prune(root: int, directory: str) -> None:
-    """Remove empty directories, from *directory* up to the root."""
-    while directory:
-        try:
-            os.rmdir(directory, dir_fd=root)
-        except OSError as error:
-            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.EBUSY}:
-                raise
-            return
-        directory = dirname(directory)
-
-
 def _names_in(root: int, directory: str) -> list[str]:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
     try:
@@ -538,13 +508,6 @@ def _opened_status(root: int, name: str) -> os.stat_result | None:
         return os.fstat(fd)
     finally:
         os.close(fd)
-
-
-def _status_of(root: int, name: str) -> os.stat_result | None:
-    try:
-        return os.stat(name, dir_fd=root)
-    except FileNotFoundError:
-        return None
 
 
 def _version(status: os.stat_result) -> str:

@@ -8,6 +8,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tieringd.errors import (
 )
 from tieringd.storage.base import IfAbsent, IfVersion
 from tieringd.storage.file import FileStore
+from tieringd.storage.file_directories import DurableDirectories
 from tieringd.storage.file_root import make_marker
 from tieringd.storage.file_tree import ROOT_MARKER
 
@@ -97,6 +99,27 @@ def on_audit_event():
     sys.addaudithook(hear)  # It cannot be removed; without listeners it does nothing.
     yield listeners.append
     listeners.clear()
+
+
+@pytest.fixture
+def flushed(root, monkeypatch):
+    """Return the list of flushed directories, as paths below the root; a test may replace `flushed.wait`."""
+
+    class Flushed(list):
+        wait = staticmethod(lambda _: None)
+
+    found, fsync = Flushed(), os.fsync
+
+    def noted_fsync(fd):
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        if path.is_dir():
+            found.wait(str(path.relative_to(root)))
+        fsync(fd)
+        if path.is_dir():
+            found.append(str(path.relative_to(root)))
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    return found
 
 
 async def put(store: FileStore, key: str, data: bytes, **conditions):
@@ -267,33 +290,65 @@ async def test_puts_survive_the_pruning_of_their_directory(store):
     assert len((await store.list_page("deep/er/dir/")).objects) == 6
 
 
-@pytest.fixture
-def flushed(monkeypatch):
-    """Give the paths of the directories that are flushed."""
-    paths, fsync = [], os.fsync
-
-    def noting(fd: int) -> None:
-        path = Path(f"/proc/self/fd/{fd}").readlink()
-        if path.is_dir():
-            paths.append(str(path))
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", noting)
-    return paths
+async def test_put_flushes_names_that_a_killed_writer_made(store, root, flushed):
+    """A directory that exists may have been made by a process that was killed before it flushed the name."""
+    (root / "a" / "b").mkdir(parents=True)
+    await put(store, "a/b/1", b"x")
+    assert sorted(flushed) == [".", "a", "a/b"]
 
 
-@pytest.mark.parametrize("existing", ["a/b/c", "a/b", "a"])
-async def test_directory_that_another_writer_has_made_is_flushed_up_to_the_root(
-    store, root, flushed, existing
-):
-    """That writer may have been killed before it flushed the directory, or is about to do it."""
-    (root / existing).mkdir(parents=True)
-    await put(store, "a/b/c/1", b"x")
-    above = {str(root), *(str(root / one) for one in ("a", "a/b", "a/b/c"))}
-    assert set(flushed) >= above
+async def test_directory_is_flushed_once_until_it_is_made_anew(store, flushed):
+    """Later puts flush the file's own name alone. A directory that went and came back has a new name."""
+    await put(store, "a/b/1", b"x")
     flushed.clear()
-    await put(store, "a/b/c/2", b"x")
-    assert flushed == [str(root / "a/b/c")]
+    await put(store, "a/b/2", b"x")
+    assert flushed == ["a/b"]
+    await store.delete_many(["a/b/1", "a/b/2"])
+    flushed.clear()
+    await put(store, "a/b/1", b"x")
+    assert sorted(flushed) == [".", "a", "a/b"]
+
+
+async def test_put_does_not_rely_on_a_name_that_another_put_is_about_to_flush(store, flushed):
+    """Two puts need one new directory. The machine may crash before the first has flushed its name."""
+    reached, go_on = threading.Event(), threading.Event()
+
+    def wait(directory: str) -> None:
+        if directory == "." and not reached.is_set():
+            reached.set()
+            assert go_on.wait(30)
+
+    flushed.wait = wait
+    first = asyncio.create_task(put(store, "a/1", b"x"))
+    assert await asyncio.to_thread(reached.wait, 30)
+    flushed.clear()
+    await put(store, "a/2", b"x")
+    assert sorted(flushed) == [".", "a"]
+    go_on.set()
+    await first
+
+
+async def test_each_missing_directory_is_made_by_one_call(store, on_audit_event):
+    """A key of a new partition needs five directories."""
+    made = []
+    on_audit_event(lambda event, arguments: made.append(arguments[0]) if event == "os.mkdir" else None)
+    await put(store, "a/b/c/d/e/1", b"x")
+    assert made == [".tieringd-tmp", "a", "a/b", "a/b/c", "a/b/c/d", "a/b/c/d/e"]
+    made.clear()
+    await put(store, "a/b/c/d/e/2", b"x")
+    assert made == [".tieringd-tmp"]
+
+
+async def test_forgotten_directories_are_flushed_again(root, flushed):
+    """Only so many are remembered, and the oldest are forgotten first."""
+    directories, descriptor = DurableDirectories(remembered=2), os.open(root, os.O_RDONLY)
+    try:
+        for name in ("a", "b", "c", "a"):
+            directories.make(descriptor, name)
+            directories.flush(descriptor, name)
+    finally:
+        os.close(descriptor)
+    assert flushed == ["a", ".", "b", ".", "c", ".", "a", "."]
 
 
 async def test_directory_that_appears_while_it_is_made_is_flushed(store, root, flushed, on_audit_event):
@@ -306,16 +361,27 @@ async def test_directory_that_appears_while_it_is_made_is_flushed(store, root, f
 
     on_audit_event(appear)
     await put(store, "a/b/1", b"x")
-    assert set(flushed) >= {str(root), str(root / "a"), str(root / "a/b")}
+    assert set(flushed) == {".", "a", "a/b"}
 
 
-async def test_directory_that_is_made_again_is_flushed_again(store, root, flushed):
+async def test_directory_that_is_made_again_is_flushed_again(store, flushed):
     """It may have the inode that it had before."""
     for _ in range(20):
         await put(store, "a/b/1", b"x")
-        assert set(flushed) >= {str(root), str(root / "a"), str(root / "a/b")}
+        assert set(flushed) == {".", "a", "a/b"}
         await store.delete_many(["a/b/1"])
         flushed.clear()
+
+
+async def test_directory_that_another_process_made_again_is_flushed_again(store, root, flushed):
+    """That process may have been killed before it flushed the name."""
+    await put(store, "a/b/1", b"x")
+    (root / "a/b/1").unlink()
+    (root / "a/b").rename(root / "gone")
+    (root / "a/b").mkdir()
+    flushed.clear()
+    await put(store, "a/b/2", b"x")
+    assert sorted(flushed) == ["a", "a/b"]
 
 
 async def test_leftovers_of_killed_writers_are_swept(root):
