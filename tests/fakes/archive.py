@@ -7,6 +7,7 @@ Short functions do what tests need: observe a log, archive it, and read it back.
 from __future__ import annotations
 
 import asyncio
+from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +111,7 @@ def tiered_config(
     that use Redpanda's names are only advisory. Objects are deleted *delete_delay* after their segment
     expired. *more* are further lines of YAML.
     """
-    return parse_config(
+    return _parsed(
         f"""\
 broker:
   kind: none
@@ -129,10 +130,14 @@ log_retention_ms: {retention_ms or -1}
 retention_bytes: {retention_bytes or "null"}
 cloud_storage_housekeeping_interval_ms: {interval_ms}
 archive_delete_delay_ms: {delete_delay}
-{more}""",
-        source="test",
-        environ={},
+{more}"""
     )
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> Config:
+    """Return the configuration of *text*. A simulation starts many daemons with the same one."""
+    return parse_config(text, source="test", environ={})
 
 
 def archive_in(

@@ -90,6 +90,7 @@ class LogWriter:
         self._segments = [_Segment(first_offset)]
         self._sequences: dict[int, int] = {}
         self._ticks = DEFAULT_TIME_MS * 1_000_000 // _TICK_NS
+        self._changes = self._ticks
         self.path.mkdir(parents=True)
         (self.path / "partition.metadata").write_bytes(encode_partition_metadata(topic_id))
         self._write_epochs()
@@ -190,6 +191,7 @@ class LogWriter:
         for kind, data in self._indexes(cleaned).items():
             self._write_file(encode_file_name(bases[0], kind), data)
         swap.rename(path)
+        self._date_directory()
 
     def drop_head(self) -> None:
         """Delete the oldest segment, as the broker's own retention does."""
@@ -348,11 +350,13 @@ class LogWriter:
         written = self.path / "leader-epoch-checkpoint.tmp"
         written.write_bytes(encode_epoch_checkpoint(self.epochs))
         written.rename(written.with_suffix(""))
+        self._date_directory()
 
     def _write_file(self, name: str, data: bytes) -> None:
         path = self.path / name
         path.write_bytes(data)
         self._touch(path)
+        self._date_directory()
 
     def _touch(self, path: Path) -> None:
         self._ticks += 1
@@ -361,6 +365,17 @@ class LogWriter:
     def _unlink(self, base_offset: int) -> None:
         for kind in LogFileKind:
             (self.path / encode_file_name(base_offset, kind)).unlink(missing_ok=True)
+        self._date_directory()
+
+    def _date_directory(self) -> None:
+        """
+        Give the directory a time of its own after each change of its names.
+
+        The system's own times are the real ones, also where the clock is virtual: whether two changes have
+        different times, and how long ago they are, would be different in each run.
+        """
+        self._changes += 1
+        os.utime(self.path, ns=(self._changes * _TICK_NS, self._changes * _TICK_NS))
 
 
 def leads_from(writer: LogWriter, divergence: int) -> None:

@@ -29,7 +29,6 @@ from tieringd.archiving.pinner import Pinner
 from tieringd.broker.layout import KafkaLayout
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import Archiving
-from tieringd.metrics import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from tieringd.broker.pins import PinDirectory
     from tieringd.config import Config
     from tieringd.housekeeping.partition_sweep import HousekeepingJob
+    from tieringd.metrics import Metrics
     from tieringd.model.partition import TopicPartition
 
 EVENTS = 70
@@ -117,9 +117,9 @@ class Cluster:
         """Return how a daemon reads the files of its broker."""
         return KafkaLayout()
 
-    def pinner_of(self, directories: Mapping[str, PinDirectory]) -> Pinner:
+    def pinner_of(self, directories: Mapping[str, PinDirectory], metrics: Metrics) -> Pinner:
         """Return what keeps the pins in a daemon's directories."""
-        return Pinner(directories, budget_bytes=10**12, metrics=Metrics())
+        return Pinner(directories, budget_bytes=10**12, metrics=metrics)
 
     def jobs(self, *_: object) -> Sequence[HousekeepingJob]:
         """Return the jobs of housekeeping that run in a daemon: none."""

@@ -23,7 +23,6 @@ from tests.simulation.replication import Replication
 from tests.simulation.scrubbing import expect_clean
 from tieringd.daemon.housekeeping_jobs import reupload_job
 from tieringd.formats.object_keys import data_key
-from tieringd.metrics import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from tieringd.daemon.archive import Archive
     from tieringd.formats.records import Record
     from tieringd.housekeeping.partition_sweep import HousekeepingJob
+    from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
 
 KEYS = [b"k%d" % number for number in range(6)]
@@ -156,9 +156,9 @@ class Compacted(Cluster):
         return self._reuploads(*arguments)
 
     def _reuploads(
-        self, _: Config, archive: Archive, reconciler: Reconciler, __: str
+        self, _: Config, archive: Archive, reconciler: Reconciler, __: str, metrics: Metrics
     ) -> Sequence[HousekeepingJob]:
-        return [reupload_job(Metrics(), archive.remote_log, reconciler=reconciler, now_ms=archive.clock)]
+        return [reupload_job(metrics, archive.remote_log, reconciler=reconciler, now_ms=archive.clock)]
 
     def _chances(self) -> dict[Callable[[Replication], Awaitable[None] | None], int]:
         return {

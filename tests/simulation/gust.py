@@ -21,7 +21,6 @@ from tests.simulation.storm_broker import StormBroker
 from tieringd.archive.scrub.orphan_search import OrphanSearch
 from tieringd.archiving.pinner import Pinner
 from tieringd.daemon import scrubbing
-from tieringd.metrics import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from tests.simulation.replication import Replication
     from tieringd.archive.scrub.orphan_search import OrphanPage
     from tieringd.broker.pins import PinDirectory
+    from tieringd.metrics import Metrics
 
 SEARCH_SECONDS = 150.0
 """How long a slow search takes. What was archived as it began is older than the grace of orphans by then."""
@@ -221,9 +221,9 @@ class Gust(Squall):
             random=self.stream(f"misread {self._lives}"),
         )
 
-    def pinner_of(self, directories: Mapping[str, PinDirectory]) -> Pinner:
+    def pinner_of(self, directories: Mapping[str, PinDirectory], metrics: Metrics) -> Pinner:
         """Return what keeps the pins in a daemon's directories."""
-        return StoppablePinner(directories, budget_bytes=10**12, metrics=Metrics())
+        return StoppablePinner(directories, budget_bytes=10**12, metrics=metrics)
 
     def _node_of(self, number: int) -> Node:
         return next(one for one in self.nodes if one.number == number)

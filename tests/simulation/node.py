@@ -56,11 +56,14 @@ class Node:
         )
         clock.listen_to(store.backend)
         pins = {str(log_dir): PinDirectory(str(pin_root))} if cluster.has_pins else {}
-        self.pinner = cluster.pinner_of(pins)
+        # A registry of metrics is much of what a daemon costs to start: its services share one, as they do.
+        metrics = Metrics()
+        self.pinner = cluster.pinner_of(pins, metrics)
         self.reconciler = reconciler_of(
             config := cluster.config(log_dir),
             archive := archive_in(store, writer_id=writer_id, clock=clock, layout=cluster.layout()),
             cluster.broker_over(self.broker_wire, number),
+            metrics=metrics,
             pinner=self.pinner,
             max_interval_ms=cluster.max_interval_ms,
         )
@@ -71,9 +74,9 @@ class Node:
             free_bytes_at_start=10**9,
             backlog_bytes=lambda: self.reconciler.backlog_bytes,
             counters=FakeHost(others=1.0).counters,
-            metrics=Metrics(),
+            metrics=metrics,
         )
-        self._jobs = cluster.jobs(config, archive, self.reconciler, writer_id)
+        self._jobs = cluster.jobs(config, archive, self.reconciler, writer_id, metrics)
         self._asides: set[asyncio.Task[Any]] = set()
         self._task = asyncio.get_running_loop().create_task(self._run())
 

@@ -252,7 +252,9 @@ class Replica(LogWriter):
         self._segments.append(_Segment(self.next_offset, before))
         self.deletions.append(Deletion(self.next_offset, offset, is_safe=False))
         self._begin_segment(offset)
+        # As Kafka does: the history is empty on disk as soon as the files are replaced.
         self.epochs = []
+        self._write_epochs()
         self.log_start_offset = offset
 
     def _begin_segment(self, offset: int) -> None:

@@ -29,7 +29,6 @@ from tests.simulation.torn_layout import TornLayout
 from tests.simulation.users import Users
 from tieringd.daemon.housekeeping_jobs import merge_job
 from tieringd.daemon.scrubbing import scrub_job
-from tieringd.metrics import Metrics
 from tieringd.model import manifest as manifests
 from tieringd.policies import lineage
 
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
     from tieringd.housekeeping.partition_sweep import HousekeepingJob
+    from tieringd.metrics import Metrics
 
 BROKER_STOPS = ("replicas", "log_bounds", "trim", "delete_records")
 RETENTION_MS = 60_000
@@ -198,10 +198,9 @@ archive_quarantine_ms: 60s
         )
 
     def jobs(
-        self, config: Config, archive: Archive, reconciler: Reconciler, writer_id: str
+        self, config: Config, archive: Archive, reconciler: Reconciler, writer_id: str, metrics: Metrics
     ) -> Sequence[HousekeepingJob]:
         """Return the jobs of housekeeping that run in a daemon."""
-        metrics = Metrics()
         found: list[HousekeepingJob] = []
         if self._merges:
             found.append(
