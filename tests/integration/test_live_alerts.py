@@ -88,12 +88,29 @@ def until_holding(prometheus, *names):
     )
 
 
+def until_asked(daemon, *texts):
+    """Wait until the status page asks a person for these, each with a command."""
+
+    def asked():
+        tasks = json.loads(daemon.get("/status/overview")[1])["tasks"]
+        assert all(one["command"] for one in tasks)
+        return [one["what"] for one in tasks]
+
+    daemon.until(lambda: all(any(text in one for one in asked()) for text in texts), f"{texts} are asked for")
+
+
+def until_nothing_asked(daemon):
+    """Wait until the status page asks a person for nothing."""
+    daemon.until(lambda: json.loads(daemon.get("/status/overview")[1])["tasks"] == [], "nothing is asked for")
+
+
 def test_daemon_that_is_well_has_no_alert_and_one_that_is_killed_has_one(config, watch):
     """Every rule can be evaluated and none holds; with the daemon gone the one that says so does."""
     with running_daemon(config) as daemon, watch(daemon) as prometheus:
         daemon.until_next_offset("orders", 3 * RECORDS)
         until_holding(prometheus)
         groups = prometheus.get("rules")["groups"]
+        until_nothing_asked(daemon)
         assert {one["name"]: one["health"] for one in groups[0]["rules"]} == dict.fromkeys(rules(), "ok")
         daemon.server.kill()
         until_holding(prometheus, "TieringdDown")
@@ -122,6 +139,7 @@ def test_store_that_is_away_from_the_start_is_seen(tmp_path, logs, watch):
             ),
             "the store is the reason",
         )
+        until_asked(daemon, "the object store takes nothing, and what is written waits")
 
 
 def test_first_loss_is_seen_when_it_comes_before_the_first_scrape(config, logs, watch):
@@ -148,6 +166,7 @@ def test_log_directory_that_goes_and_reload_that_fails_are_seen(config, logs, wa
         config.write_text("nonsense: true")
         daemon.send_signal(signal.SIGHUP)
         until_holding(prometheus, "TieringdReloadFailed")
+        until_asked(daemon, "the last reload found a fault")
         config.write_text(good)
         daemon.send_signal(signal.SIGHUP)
         until_holding(prometheus)
@@ -155,8 +174,10 @@ def test_log_directory_that_goes_and_reload_that_fails_are_seen(config, logs, wa
         until_holding(prometheus, "TieringdNotReady", "TieringdUnreadablePaths")
         (reason,) = prometheus.query("tieringd_ready == 0")
         assert reason["metric"]["reason"] == "log_directory"
+        until_asked(daemon, "nothing in this log directory is uploaded or trimmed")
         shutil.move(logs.with_name("away"), logs)
         until_holding(prometheus)
+        until_nothing_asked(daemon)
 
 
 def test_corrupt_segment_paused_topic_and_full_disk_are_seen(tmp_path, logs, watch):
@@ -174,6 +195,9 @@ def test_corrupt_segment_paused_topic_and_full_disk_are_seen(tmp_path, logs, wat
         until_holding(prometheus, "TieringdCorruptData", "TieringdDiskLow")
         run_well("topic", "pause", "orders", "--config", str(config))
         until_holding(prometheus, "TieringdCorruptData", "TieringdDiskLow", "TieringdPausedForLong")
+        until_asked(
+            daemon, "damaged-0: corrupt", f"the disk of {logs} is low on space", "paused topics: orders"
+        )
 
 
 class Endpoint(Daemon):
@@ -227,11 +251,14 @@ def test_small_disk_without_pins_that_fills_is_seen(tmp_path, watch):
         path = write_config(tmp_path / "tieringd.yaml", config)
         with running_daemon(path) as daemon, watch(daemon) as prometheus:
             until_holding(prometheus, "TieringdPinsUnavailable", "TieringdNotReady", "TieringdStalled")
+            # The broker is away.
+            until_asked(daemon, f"the broker at 127.0.0.1:{port}", f"segments in {logs} are not pinned")
             for number in range(4):
                 (disk / f"filler-{number}").write_bytes(bytes(4 << 20))
             until_also_holding(prometheus, "TieringdDiskFillsSoon")
             (disk / "filler").write_bytes(bytes(36 << 20))
             until_also_holding(prometheus, "TieringdDiskDegraded")
+            until_asked(daemon, f"the disk of {logs} is out of space")
             run_well("space", "ballast", "release", "--config", str(path))
             until_also_holding(prometheus, "TieringdBallastReleased")
 
@@ -278,7 +305,9 @@ def test_daemon_that_starts_again_and_again_is_seen_and_so_is_none(tmp_path, con
                     lambda started=started: prometheus.query(f"process_start_time_seconds == {started!r}"),
                     "this start is seen",
                 )
-        until_also_holding(prometheus, "TieringdRestartLoop")
+                if number == 4:
+                    # A daemon that is gone has no series, and then the rule no longer holds.
+                    until_also_holding(prometheus, "TieringdRestartLoop")
     with running_prometheus(tmp_path / "nothing", [], rules=[RULES]) as prometheus:
         until_holding(prometheus, "TieringdAbsent")
 
@@ -335,6 +364,7 @@ async def test_loss_that_is_near_pins_and_producers_held_back_are_seen(kafka, tm
         for name in (slow, fast):
             await kafka.produce(name, VALUES, max_batch_size=200_000)
         until_also_holding(prometheus, "TieringdLossIsNear", "TieringdPinsHoldData")
+        until_asked(daemon, "the broker deletes data of alerts-", "only pins hold")
         (tmp_path / "away").rename(archive)
         until_ended(prometheus, "TieringdLossIsNear", "TieringdPinsHoldData")
         good = path.read_text()
@@ -355,6 +385,7 @@ async def test_loss_that_is_near_pins_and_producers_held_back_are_seen(kafka, tm
         daemon.send_signal(signal.SIGHUP)
         # The active segment stays, whatever is asked for.
         until_also_holding(prometheus, "TieringdNothingToReclaim")
+        until_asked(daemon, "over their area, and no more of them may go")
         await kafka.delete_topic(fast)
         until_also_holding(prometheus, "TieringdArchivePurged")
 

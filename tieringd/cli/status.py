@@ -15,9 +15,11 @@ import typer
 from tieringd.cli.daemon_status import asked
 from tieringd.cli.options import ConfigFile, Format, OutputFormat, loaded
 from tieringd.config import Config
-from tieringd.daemon.overview import DiskLine, Overview, PartitionLine, Task, UploadLine
+from tieringd.daemon.human_units import duration, size
+from tieringd.daemon.operator_tasks import Task
+from tieringd.daemon.overview import DiskLine, Overview, PartitionLine, UploadLine
 from tieringd.daemon.recent_errors import FoldedError
-from tieringd.daemon.status_page import duration, scaled, size, times
+from tieringd.daemon.status_page import scaled, times
 
 _COLUMNS: Final = 79
 _BAR: Final = 24

@@ -17,29 +17,14 @@ from typing import Final
 from tieringd import __version__
 from tieringd.archiving.partition_status import PartitionFault, PartitionStatus
 from tieringd.archiving.reconciler import Reconciler
+from tieringd.daemon.operator_tasks import Seen, Task, tasks
 from tieringd.daemon.recent_errors import FoldedError, RecentErrors
 from tieringd.metrics import Metrics
 from tieringd.metrics.partition_figures import PartitionFigures, by_labels
-from tieringd.model.partition import TopicPartition
 from tieringd.space.space_manager import SpaceManager
 from tieringd.storage.resilient import ResilientStore
 
 MOST_PARTITIONS: Final = 20
-_MOST_TASKS_OF_A_KIND: Final = 5
-_FAULT_TEXTS: Final = {
-    PartitionFault.CORRUPT: (
-        "corrupt local data: the partition is not archived from there on",
-        "tieringd explain {topic} {partition}   # then delete this replica, and let Kafka copy it again",
-    ),
-    PartitionFault.FENCED: (
-        "another daemon archives the partition under the same leader epoch",
-        "systemctl stop tieringd   # on the host that should not run it; then restart it here",
-    ),
-    PartitionFault.OPERATOR: (
-        "the partition waits for a decision about its records",
-        "tieringd explain {topic} {partition}",
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +80,6 @@ class UploadLine:
     key: str
     seconds: float
     attempts: int
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Something that only a person can do."""
-
-    what: str
-    command: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +152,25 @@ class OverviewMaker:
             for leadership, status in statuses.items()
         ]
         worst = heapq.nsmallest(MOST_PARTITIONS, lines, key=_badness)
+        now = time.monotonic()
+        uploads = tuple(UploadLine(*one) for one in self._store.writes_in_flight(now))
+        seen = Seen(
+            uptime_seconds=now - self._facts.started_at,
+            reasons={name: why for name, why in reconciler.readiness().items() if why},
+            partitions=lines,
+            figures=figures,
+            sums=sums,
+            problems=reconciler.problems,
+            paused_topics=reconciler.paused_topics,
+            oldest_upload_seconds=max((one.seconds for one in uploads), default=0.0),
+        )
         return Overview(
             version=__version__,
-            uptime_seconds=time.monotonic() - self._facts.started_at,
+            uptime_seconds=seen.uptime_seconds,
             cluster=snapshot.cluster if snapshot is not None else "",
             store=self._facts.store,
             broker=self._facts.broker,
-            reasons={name: why for name, why in reconciler.readiness().items() if why},
+            reasons=seen.reasons,
             led_partitions=len(statuses) - faults[PartitionFault.FENCED.value],
             followed_partitions=len(snapshot.followed) if snapshot is not None else 0,
             pending_bytes=sums.pending_bytes,
@@ -191,48 +180,14 @@ class OverviewMaker:
             archived_bytes=sums.archived_bytes,
             local_bytes=sums.local_bytes,
             faults={name: count for name, count in faults.items() if count},
-            tasks=tuple(self._tasks(lines, figures)),
+            tasks=tuple(tasks(seen, metrics)),
             partitions=tuple(worst),
             disks=tuple(self._disks()),
             cache_bytes=int(metrics.cache.size_bytes._value.get()),  # noqa: SLF001
             cache_limit_bytes=int(metrics.cache.limit_bytes._value.get()),  # noqa: SLF001
-            uploads=tuple(UploadLine(*one) for one in self._store.writes_in_flight(time.monotonic())),
+            uploads=uploads,
             errors=tuple(self._errors.folded()),
         )
-
-    def _tasks(
-        self, lines: list[PartitionLine], figures: Mapping[TopicPartition, PartitionFigures]
-    ) -> Iterator[Task]:
-        yield from _partition_tasks(lines)
-        if lost := self._metrics.partitions.sums().gap_offsets:
-            yield Task(
-                f"{lost} offsets were lost before they could be copied: {_with_gaps(figures)}",
-                "tieringd archive describe TOPIC",
-            )
-        for place, why in list(self._reconciler.problems.items())[:_MOST_TASKS_OF_A_KIND]:
-            yield Task(f"{place} cannot be read: {why}", f"ls -ld {place}")
-        if self._reconciler.paused_topics:
-            names = ", ".join(self._reconciler.paused_topics[:_MOST_TASKS_OF_A_KIND])
-            yield Task(f"paused topics: {names}", "tieringd topic resume TOPIC")
-        yield from self._settings_tasks()
-
-    def _settings_tasks(self) -> Iterator[Task]:
-        health = self._metrics.health
-        if not health.reload_succeeded._value.get():  # noqa: SLF001
-            yield Task(
-                "the last reload found a fault; the configuration before it is in use",
-                "tieringd config check",
-            )
-        for (log_dir,), available in by_labels(health.pins_available).items():
-            if not available:
-                yield Task(
-                    f"segments in {log_dir} are not pinned: the broker may delete what is not durable",
-                    "set broker.pin_directory to a directory on the same file system",
-                )
-        if scrubbed := int(sum(by_labels(self._metrics.scrub.faults).values())):
-            yield Task(
-                f"{scrubbed} faults in the archive that scrubbing cannot mend", "tieringd archive scrub"
-            )
 
     def _disks(self) -> Iterator[DiskLine]:
         disk = self._metrics.disk
@@ -279,20 +234,3 @@ def _badness(line: PartitionLine) -> tuple[bool, float, float, str, int]:
 
 def _finite(seconds: float) -> float | None:
     return None if math.isinf(seconds) else seconds
-
-
-def _partition_tasks(lines: list[PartitionLine]) -> Iterator[Task]:
-    for kind, (what, command) in _FAULT_TEXTS.items():
-        found = [one for one in lines if one.fault == kind.value]
-        for one in found[:_MOST_TASKS_OF_A_KIND]:
-            name = f"{one.topic}-{one.partition}"
-            yield Task(f"{name}: {what}", command.format(topic=one.topic, partition=one.partition))
-        left = len(found) - _MOST_TASKS_OF_A_KIND
-        if left > 0:
-            yield Task(f"{left} more partitions: {what}", "curl -s localhost:9640/status")
-
-
-def _with_gaps(figures: Mapping[TopicPartition, PartitionFigures]) -> str:
-    """Return the partitions with the most lost offsets."""
-    most = heapq.nlargest(3, figures, key=lambda one: figures[one].gap_offsets)
-    return ", ".join(f"{one.topic}-{one.partition}" for one in most if figures[one].gap_offsets)

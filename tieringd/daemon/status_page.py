@@ -10,14 +10,12 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from typing import Final
 
+from tieringd.daemon.human_units import duration, size
 from tieringd.daemon.overview import MOST_PARTITIONS, Overview, PartitionLine
 from tieringd.daemon.recent_errors import WINDOW_SECONDS
 
 CONTENT_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _REFRESH_SECONDS: Final = 10
-_STEP: Final = 1000
-_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
-_DURATIONS: Final = (("d", 86400, 1_000_000), ("h", 3600, 24), ("min", 60, 60), ("s", 1, 60))
 _STYLE: Final = """
 :root{color-scheme:light dark;--line:#8884;--bad:#c62828;--warn:#b26a00;--good:#2e7d32}
 :root{--remote:#3f7fbf;--local:#6aa84f}
@@ -197,22 +195,3 @@ def _table(name: str, heads: Iterable[str], rows: Iterable[Iterable[str]], *, no
 def times(count: int) -> str:
     """Return how often an event came."""
     return "once" if count == 1 else f"again, {count} times in {WINDOW_SECONDS // 60} min"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration with at most two units."""
-    whole = int(seconds)
-    if not whole:
-        return f"{seconds:.1f} s" if seconds else "0 s"
-    parts = [f"{whole // unit % rest} {name}" for name, unit, rest in _DURATIONS if whole // unit % rest]
-    return " ".join(parts[:2])
-
-
-def size(size_bytes: float) -> str:
-    """Return a size in decimal units with at most four digits."""
-    value = float(size_bytes)
-    for unit in _UNITS[:-1]:
-        if value < _STEP:
-            return f"{value:.4g} {unit}"
-        value /= _STEP
-    return f"{value:.4g} {_UNITS[-1]}"

@@ -15,9 +15,10 @@ from tests.fakes.log_writer import LogWriter
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.uploads import settle
 from tieringd.archiving.partition_status import PartitionFault, PartitionStatus
-from tieringd.daemon.overview import MOST_PARTITIONS, DaemonFacts, OverviewMaker, PartitionLine, Task
+from tieringd.daemon.human_units import duration, size
+from tieringd.daemon.overview import MOST_PARTITIONS, DaemonFacts, OverviewMaker, PartitionLine
 from tieringd.daemon.recent_errors import RecentErrors, remembering
-from tieringd.daemon.status_page import duration, page, scaled, size
+from tieringd.daemon.status_page import page, scaled
 from tieringd.metrics.partition_figures import PartitionFigures
 from tieringd.model.partition import NO_TOPIC_ID, Leadership, TopicIdPartition, TopicPartition
 
@@ -138,33 +139,12 @@ def test_ten_thousand_partitions_are_twenty_lines_the_worst_first(metrics):
     assert [one.partition for one in found.partitions][:4] == [77, 5, 9999, 9998]
     assert found.seconds_to_loss == 60
     assert found.faults == {"corrupt": 1}
-    assert [one.what.partition(":")[0] for one in found.tasks] == ["orders-77"]
+    assert [one.what.split(":")[0] for one in found.tasks] == [
+        "in 1 min the broker deletes data of orders-5 that is not durable",
+        "orders-77",
+        "a closed segment of orders-9999 has waited for 2 h 46 min",
+    ]
     assert len(page(found)) < 50_000
-
-
-def test_tasks_of_many_partitions_are_few(metrics):
-    """Some by name, and how many there are besides."""
-    statuses = {
-        led(number): PartitionStatus(fault="batch CRC", fault_kind=PartitionFault.CORRUPT)
-        for number in range(100)
-    }
-    tasks = maker(metrics, Statuses(statuses)).make().tasks
-    assert len(tasks) == 6
-    assert tasks[-1].what.startswith("95 more partitions")
-
-
-def test_what_only_a_person_can_mend_is_a_task(metrics):
-    """Lost offsets, a reload that failed, and a log directory without pins; each with a command."""
-    metrics.partitions.show(TopicPartition("orders", 3), PartitionFigures(gap_offsets=7))
-    metrics.health.reload_succeeded.set(0)
-    metrics.health.pins_available.labels("/logs").set(0)
-    metrics.scrub.faults.labels("missing").set(2)
-    found = maker(metrics, Statuses({}))
-    tasks = found.make().tasks
-    assert all(one.command for one in tasks)
-    texts = " ".join(one.what for one in tasks)
-    for part in ("7 offsets", "orders-3", "reload", "/logs", "2 faults"):
-        assert part in texts
 
 
 def test_page_is_whole_and_loads_nothing(metrics):
@@ -256,4 +236,3 @@ def test_overview_is_plain_data(metrics):
     assert json.loads(json.dumps(asdict(found)))["uploads"] == [
         {"key": "data/orders/0.log", "seconds": 2.5, "attempts": 3}
     ]
-    assert isinstance(Task("a", "b"), Task)

@@ -1,0 +1,33 @@
+"""
+Durations and sizes for people: on the status page, on the screen of `tieringd status`, and in tasks.
+
+Both are short, because they stand in tables, and are read at night: a duration has two units at most, a size
+four digits.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_STEP: Final = 1000
+_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
+_DURATIONS: Final = (("d", 86400, 1_000_000), ("h", 3600, 24), ("min", 60, 60), ("s", 1, 60))
+
+
+def duration(seconds: float) -> str:
+    """Return a duration with at most two units."""
+    whole = int(seconds)
+    if not whole:
+        return f"{seconds:.1f} s" if seconds else "0 s"
+    parts = [f"{whole // unit % rest} {name}" for name, unit, rest in _DURATIONS if whole // unit % rest]
+    return " ".join(parts[:2])
+
+
+def size(size_bytes: float) -> str:
+    """Return a size in decimal units with at most four digits."""
+    value = float(size_bytes)
+    for unit in _UNITS[:-1]:
+        if value < _STEP:
+            return f"{value:.4g} {unit}"
+        value /= _STEP
+    return f"{value:.4g} {_UNITS[-1]}"
