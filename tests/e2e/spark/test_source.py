@@ -26,7 +26,7 @@ from tests.e2e.sample_topics import (
 from tests.e2e.spark.rows import frame, s3_options, seen_in
 from tests.support.daemon import kafka_config, run_well, write_config
 
-_PATIENCE_SECONDS = 90
+_PATIENCE_SECONDS = 240
 _COMPACTED = {
     "cleanup.policy": "compact",
     "segment.bytes": str(1 << 20),

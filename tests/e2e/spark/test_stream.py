@@ -17,7 +17,7 @@ from tests.e2e.sample_topics import TRANSACTIONS, consumed
 from tests.e2e.spark.rows import s3_options
 from tests.fakes.file_archive import FileArchive
 
-_PATIENCE_SECONDS = 90
+_PATIENCE_SECONDS = 240
 
 
 @pytest.fixture

@@ -93,14 +93,14 @@ def test_without_a_broker_a_sound_host_is_exit_0(host, tmp_path):
 def test_a_missing_archive_is_told_with_what_to_do(host, tmp_path):
     """With a missing parent the disk is not mounted. With a parent the first start creates the archive."""
     done = invoked(
-        *("doctor", "--format", "json", "--timeout", "1"),
+        *("doctor", "--format", "json", "--timeout", "20"),
         *("--config", host(cloud_storage_file_root=str(tmp_path / "disk" / "archive"))),
     )
     assert done.exit_code == 1
     assert findings(done)["store_read"]["outcome"] == "fault"
     assert findings(done)["store_read"]["remedy"]
     done = invoked(
-        *("doctor", "--format", "json", "--timeout", "1"),
+        *("doctor", "--format", "json", "--timeout", "20"),
         *("--config", host(cloud_storage_file_root=str(tmp_path / "new"))),
     )
     assert findings(done)["store_read"]["outcome"] == "warning"
