@@ -298,7 +298,7 @@ class RetryTable:
         assert here.bucket.read("manifest") == MANIFEST
 
     @pytest.mark.parametrize("operation", READS)
-    async def test_request_on_a_reused_connection_is_repeated_by_nobody_else(self, here, operation):
+    async def test_request_on_a_reused_connection_is_repeated_by_no_library(self, here, operation):
         """One attempt is one request: the HTTP client repeats nothing behind the policy's back."""
         here.bucket.write("key", MANIFEST)
         store = await here.store()
@@ -308,7 +308,7 @@ class RetryTable:
         assert here.outcomes == ["ok", *["StorageUnavailable"] * 3, "ok"]
 
     @pytest.mark.parametrize("fault", [NoAnswer(), ResetRequest(MIB)], ids=["no-answer", "mid-body"])
-    async def test_upload_on_a_reused_connection_is_repeated_by_nobody_else(self, here, slice_of, fault):
+    async def test_upload_on_a_reused_connection_is_repeated_by_no_library(self, here, slice_of, fault):
         """One attempt to upload is one request, on a connection that has served before as well."""
         here.bucket.write("key", MANIFEST)
         store = await here.store()

@@ -120,7 +120,7 @@ class TestS3RetryTable(PartsTable, RetryTable):
             pytest.param(said("429 Too Many Requests", None), True, id="429-of-a-gateway"),
         ],
     )
-    async def test_commit_is_repeated_only_when_nobody_began_it(self, here, answer, is_certain):
+    async def test_commit_is_repeated_only_when_the_store_has_not_begun_it(self, here, answer, is_certain):
         """A gateway's 503 may come after the service has done the work; its 429 comes before."""
         store = await here.store()
         here.proxy.spoil(answer)

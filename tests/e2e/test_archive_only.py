@@ -251,7 +251,7 @@ async def test_reader_at_the_end_gets_what_another_upload_adds(
     assert archived_manifest(objects, topic).next_offset > first
 
 
-async def test_nobody_writes_and_no_group_keeps_offsets(kafka, archive_of_samples):
+async def test_no_client_writes_and_no_group_keeps_offsets(kafka, archive_of_samples):
     """Three clients hear at once, and for good, that this is no broker."""
     bootstrap, topic = archive_of_samples.bootstrap, TRANSACTIONS
     for idempotence in (False, True):
@@ -312,7 +312,7 @@ async def test_admin_tools_see_the_archive(kafka, archive_of_samples, sample_obj
     assert "cleanup.policy=delete" in settings
 
 
-async def test_signal_answers_those_who_wait(seaweedfs, samples, sample_objects, tmp_path):
+async def test_signal_answers_waiting_clients(seaweedfs, samples, sample_objects, tmp_path):
     """A consumer at the end of the archive has its answer, and then its connection ends; nothing is cut."""
     end = archived_manifest(sample_objects, TRANSACTIONS).next_offset
     with serving(seaweedfs, tmp_path, samples.prefix) as endpoint:

@@ -158,7 +158,7 @@ async def test_wrong_password_is_the_brokers_to_refuse(guarded, mechanism):
 
 
 @pytest.mark.parametrize("offset", [0, len(VALUES) - 1])
-async def test_user_who_may_only_describe_gets_no_record(guarded, offset):
+async def test_user_that_may_only_describe_gets_no_record(guarded, offset):
     """Archived offsets are refused as the broker's own are."""
     login = guarded.login("describer")
     consumer = AIOKafkaConsumer(bootstrap_servers=guarded.behind.bootstrap, **login.aiokafka())

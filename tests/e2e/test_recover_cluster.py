@@ -182,7 +182,7 @@ async def test_newest_part_is_written(target, large, topic):
 
 
 async def test_topic_that_is_not_ours_is_left_alone(target, large, topic):
-    """Unless it is said to be meant; and not where it would not keep what is written."""
+    """An option allows it, but not where the topic would not keep the written records."""
     config, values = large
     pattern = topic.replace(".", r"\.")
     await target.create_topic(topic, partitions=2, configs=SEGMENTS)

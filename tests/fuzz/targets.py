@@ -86,7 +86,6 @@ from tieringd.formats.restored_batches import restored_batch
 from tieringd.formats.segment_scan import SegmentScanner
 from tieringd.formats.sidecar import decode_sidecar
 from tieringd.formats.topic_manifest import decode_topic_manifest
-from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.offset_translation import OffsetTranslation
 
 ROOT = Path(__file__).parents[2]
@@ -164,9 +163,7 @@ def _records(data: bytes) -> object:
 
 
 def _scanned(data: bytes, *, is_active: bool) -> object:
-    scanner = SegmentScanner(
-        0, None if is_active else 1 << 40, tracker=TransactionTracker(0), index_interval_bytes=100
-    )
+    scanner = SegmentScanner(0, None if is_active else 1 << 40, index_interval_bytes=100)
     view = memoryview(data)
     while not scanner.is_done:
         consumed = scanner.feed(view)

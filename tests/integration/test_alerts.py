@@ -559,7 +559,7 @@ def sections() -> dict[str, str]:
 
 
 def test_runbook_has_a_section_for_each_alert_in_order():
-    """And no section for an alert that is gone; the link of each rule leads to its own."""
+    """It has no section for an alert that is gone. The link of each rule leads to its own section."""
     assert list(sections()) == list(rules())
     for name, rule in rules().items():
         assert rule["annotations"]["runbook_url"].endswith(f"/runbook.md#{name.lower()}")

@@ -254,7 +254,7 @@ async def test_epochs_that_are_not_archived_are_the_brokers(trimmed, archive, ve
     assert (said.error_code, said.end_offset) == (ErrorCode.none, len(VALUES))
 
 
-async def test_writes_are_refused_while_nobody_may_write(trimmed, archive):
+async def test_writes_are_refused_while_no_client_may_write(trimmed, archive):
     """Every partition gets the error; reading goes on, and writing too as soon as it may."""
     errors = []
 

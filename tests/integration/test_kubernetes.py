@@ -159,7 +159,7 @@ def test_log_and_pins_are_on_one_mount(overlay):
 
 
 def test_sidecar_has_the_broker_s_volume_where_the_broker_has_it():
-    """And its user: another user may be refused a link."""
+    """It runs as the broker's user, because another user may be refused a link."""
     (template,) = pod_templates("statefulset")
     (broker,) = template["spec"]["containers"]
     ours = container(template)

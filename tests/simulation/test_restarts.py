@@ -131,7 +131,7 @@ async def test_predecessors_late_commit_fences_no_restarted_daemon(tmp_path):
 
 
 @virtually
-async def test_refused_commit_that_changed_nothing_fences_nobody(tmp_path):
+async def test_refused_commit_that_changed_nothing_fences_no_writer(tmp_path):
     """A store may refuse writes that meet, as S3 does with 409; no other process has written then."""
     site = Site(tmp_path)
     _, task = site.start("aaaa")

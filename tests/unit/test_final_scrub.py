@@ -24,7 +24,7 @@ def config_of(site):
 
 
 def test_sound_archive_has_no_fault(archived):
-    """Nor has a directory that was never an archive, or a configuration that is refused."""
+    """A directory that was never an archive has none either, nor has a configuration that is refused."""
     nowhere = directory_config([archived.root / "logs"], archived.root / "none", archived.root / "state")
     assert faults_of([config_of(archived), nowhere, {"cloud_storage_backend": "none"}], s3_url=None) == []
 
@@ -49,7 +49,7 @@ def run(item, body) -> None:
 
 @pytest.mark.parametrize("is_marked", [True, False])
 def test_end_to_end_test_that_leaves_damage_fails(archived, is_marked):
-    """Unless it says why it does."""
+    """It passes if it says why it leaves damage."""
     written_configs.clear()
     item = SimpleNamespace(
         nodeid="tests/e2e/test_some.py::test_some",

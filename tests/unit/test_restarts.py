@@ -13,7 +13,7 @@ from tieringd.metrics.restarts import restarted
 
 
 async def test_task_is_started_again_after_each_defect():
-    """Until it returns. Each failure is logged and counted."""
+    """It ends when it returns. Each failure is logged and counted."""
     metrics = Metrics()
     faults = [KeyError("Unknown tagged field tag: 50"), ExceptionGroup("two", [ValueError(), TypeError()])]
 

@@ -131,7 +131,7 @@ def test_committed_offset_that_was_never_committed_is_told():
 
 
 async def test_cancelled_task_waits_for_its_thread():
-    """Else the thread could start a process after everything was ended."""
+    """The thread could otherwise start a process after everything was ended."""
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:

@@ -78,7 +78,7 @@ def store():
 
 @pytest.mark.parametrize("title", MOST_FILES)
 def test_walk_is_short_enough_to_be_read(title):
-    """And each file is there, is listed once, and is imported by an earlier one."""
+    """Each file exists, is listed once, and is imported by an earlier one."""
     files = walk(title)
     assert 0 < len(files) <= MOST_FILES[title]
     assert len(set(files)) == len(files)

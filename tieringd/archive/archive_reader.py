@@ -125,12 +125,9 @@ class ArchiveReader:
         key: str,
         position: int,
         end: int,
-        *,
-        from_offset: int = 0,
-        chunk_bytes: int = CHUNK_BYTES,
     ) -> AsyncGenerator[Batch]:
         """
-        Yield the batches from byte *position* up to *end*, without those that end before *from_offset*.
+        Yield the batches from byte *position* up to *end*.
 
         This is for objects without an index: nothing tells whether the batches' offsets are right.
 
@@ -139,10 +136,9 @@ class ArchiveReader:
             CorruptDataError: The object is shorter than *end*, *end* lies inside a batch, or a batch is
                 damaged.
         """
-        async for view, start in self.runs(key, position, end, chunk_bytes):
+        async for view, start in self.runs(key, position, end):
             for batch in checked_batches(view, start, key):
-                if batch.header.last_offset >= from_offset:
-                    yield batch
+                yield batch
 
     async def headers(
         self, key: str, index: SegmentIndex, *, from_offset: int, lookup_bytes: int = LOOKUP_BYTES

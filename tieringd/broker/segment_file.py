@@ -209,7 +209,6 @@ def scan_segment_file(
     *,
     position: int = 0,
     index_interval_bytes: int = DEFAULT_INDEX_INTERVAL_BYTES,
-    tracker: TransactionTracker | None = None,
 ) -> SegmentScan:
     """
     Read *part* of the open file once, and check every batch.
@@ -229,7 +228,6 @@ def scan_segment_file(
         stop_offset=part.next_offset,
         index_interval_bytes=index_interval_bytes,
         source=segment.path,
-        tracker=tracker,
     )
     buffer = memoryview(bytearray(min(READ_BUFFER_BYTES, segment.size_bytes - begin)))
     with _reading(segment.path):

@@ -89,19 +89,7 @@ def copy(
 
     Called again, it brings the copy up to date.
     """
-    with unreadable_topics_reported() as on_fault:
-        if dry_run:
-            _preview(loaded(config), loaded(to, needs_broker=False), topics or [], on_fault, output)
-            return
-        work = _run(
-            loaded(config),
-            loaded(to, needs_broker=False),
-            topics or [],
-            on_fault,
-            verify=verify,
-            deep=deep,
-        )
-        _print(run_async(work), output)
+    _preview_or_run(config, to, topics, dry_run=dry_run, output=output, verify=verify, deep=deep)
 
 
 def move(
@@ -121,21 +109,29 @@ def move(
     a configuration that names the other bucket: restart them with it. Called again after it was interrupted,
     it goes on.
     """
+    _preview_or_run(
+        config,
+        to,
+        topics,
+        dry_run=dry_run,
+        output=output,
+        verify=verify or delete_source,
+        deep=deep,
+        is_move=True,
+        deletes_source=delete_source,
+    )
+
+
+def _preview_or_run(
+    config: Path, to: Path, topics: list[str] | None, *, dry_run: bool, output: OutputFormat, **work: bool
+) -> None:
+    """Print what the target lacks, or do the *work*: the keyword arguments of `_run`."""
     with unreadable_topics_reported() as on_fault:
+        source, target = loaded(config), loaded(to, needs_broker=False)
         if dry_run:
-            _preview(loaded(config), loaded(to, needs_broker=False), topics or [], on_fault, output)
-            return
-        work = _run(
-            loaded(config),
-            loaded(to, needs_broker=False),
-            topics or [],
-            on_fault,
-            verify=verify or delete_source,
-            deep=deep,
-            is_move=True,
-            deletes_source=delete_source,
-        )
-        _print(run_async(work), output)
+            _preview(source, target, topics or [], on_fault, output)
+        else:
+            _print(run_async(_run(source, target, topics or [], on_fault, **work)), output)
 
 
 async def _run(

@@ -121,7 +121,6 @@ class SegmentScanner:
         index_interval_bytes: int = DEFAULT_INDEX_INTERVAL_BYTES,
         index_positions: Sequence[int] = (),
         source: str | None = None,
-        tracker: TransactionTracker | None = None,
     ) -> None:
         self._base_offset = base_offset
         self._is_active = next_offset is None
@@ -131,7 +130,7 @@ class SegmentScanner:
         self._interval_bytes = index_interval_bytes
         self._index_positions = index_positions
         self._source = source
-        self._tracker = tracker.copy() if tracker else TransactionTracker(base_offset)
+        self._tracker = TransactionTracker(base_offset)
         self._wanted_bytes = HEADER_BYTES
         self._ended_by: EndedBy | None = None
         self._is_in_zeros = False

@@ -39,12 +39,6 @@ class TransactionTracker:
         tracker._open = dict(first_offsets)
         return tracker
 
-    def copy(self) -> TransactionTracker:
-        """Return an independent tracker in the same state."""
-        twin = TransactionTracker()
-        twin._go_on_from(self)
-        return twin
-
     def _go_on_from(self, other: TransactionTracker) -> None:
         self._start_offset = other._start_offset
         self._open = other._open.copy()

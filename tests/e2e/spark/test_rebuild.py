@@ -97,7 +97,7 @@ def archive(tmp_path):
 
 
 def test_command_is_a_dry_run_until_it_is_told_to_write(spark, archive):
-    """Then the daemon goes on from what was written."""
+    """After the write, the daemon goes on from the written manifest."""
     root = archive.parent / "archive"
     before = described(archive, "orders")
     lose_manifests(root)

@@ -56,7 +56,7 @@ async def test_deletion_reaches_over_spilled_segments(spilled, writer, store, cl
 
 
 async def test_repeated_deletion_writes_nothing(spilled, writer, store, clock):
-    """Nor does one that reaches less far."""
+    """A deletion that reaches less far writes nothing either."""
     first = await delete(store, writer, 4, clock=clock)
     for before_offset in (4, 2):
         assert await delete(store, writer, before_offset, clock=clock) == first

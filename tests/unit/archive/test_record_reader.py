@@ -93,7 +93,7 @@ async def test_gap_is_told_in_its_place(archive, with_gap):
     assert seen == [b"a", with_gap.gaps[0], b"b"]
 
 
-async def test_gap_is_told_only_to_those_who_read_across_it(archive, with_gap):
+async def test_gap_is_told_only_to_readers_across_it(archive, with_gap):
     """A reader that begins inside a gap hears of it, one that begins behind does not."""
     for from_offset, expected in ((1, [with_gap.gaps[0]]), (2, [])):
         told: list[object] = []

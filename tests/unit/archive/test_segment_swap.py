@@ -97,7 +97,7 @@ async def test_run_that_was_replaced_meanwhile_is_left(store, writer, tmp_path):
 
 
 async def test_nothing_that_fits_is_no_commit(store, writer, tmp_path):
-    """Nor is what was done before: it counts as done."""
+    """A swap that was done before is none either: it counts as done."""
     manifest, limits = await filled(writer, store)
     successors = await prepared(store, manifest, limits, tmp_path)
     await swap_in(store).merge(writer.identified, successors)
@@ -113,7 +113,7 @@ async def test_nothing_that_fits_is_no_commit(store, writer, tmp_path):
 
 
 async def test_swap_whose_answer_was_lost_is_done(store, writer, tmp_path):
-    """And where it never arrived nothing has changed, and it can be tried again."""
+    """A swap that never arrived has changed nothing, and can be tried again."""
     manifest, limits = await filled(writer, store)
     successors = await prepared(store, manifest, limits, tmp_path)
     unknown = lambda: store_unavailable("put", True)  # noqa: E731

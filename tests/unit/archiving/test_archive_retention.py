@@ -282,7 +282,7 @@ async def test_times_of_what_is_deleted_are_forgotten(writer, archiver, archive,
 
 @pytest.mark.parametrize("deletes_anyway", [False, True])
 async def test_deletion_that_failed_is_done_again(writer, broker, clock, deletes_anyway):
-    """Until the store has said that the objects are gone, the manifest names them."""
+    """The manifest names the objects until the store has said that they are gone."""
     store = StubbornStore()
     archiver = archiver_of(writer, archive_in(store, now_ms=clock), broker, now_ms=clock)
     writer.closed_segment()
@@ -410,7 +410,7 @@ async def test_poll_for_edits_costs_one_request(writer, archiver, store, clock):
     ],
 )
 def test_edits_are_noticed_before_their_deletion_is_due(interval_ms, delete_delay_ms, expected):
-    """And no more often than housekeeping, nor less than every half hour where that allows it."""
+    """The check runs no more often than housekeeping, and at least every half hour where that allows it."""
     assert RetentionPace(interval_ms, delete_delay_ms).edits_interval_ms == expected
 
 

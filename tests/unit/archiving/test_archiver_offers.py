@@ -92,7 +92,7 @@ async def test_change_is_followed_by_a_step_before_the_archiver_rests(writer, ar
     assert archiver.is_at_rest(seen)
 
 
-async def test_outage_before_the_change_is_told_to_whoever_offered(writer, archiver, store):
+async def test_outage_before_the_change_is_told_to_the_caller(writer, archiver, store):
     """The step failed with an upload and did not come to the change; the next offer is committed."""
     await archiver.step(observed(writer))
     writer.closed_segment(b"a")

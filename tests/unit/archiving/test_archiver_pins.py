@@ -76,7 +76,7 @@ async def test_leader_epochs_of_what_only_pins_hold_are_archived(writer, pinned,
 
 
 async def test_pins_wait_for_the_leader_s_own_epoch(writer, pinned, archive, broker):
-    """Until it is in the history, that may be of a log which the broker, as a follower, is giving up."""
+    """A history without it may be of a log that the broker, as a follower, is giving up."""
     writer.closed_segment()
     pinned.pin()
     pinned.delete()

@@ -332,7 +332,9 @@ async def test_nothing_is_archived_before_the_bucket_has_told_what_is_paused(wat
         pytest.param("{orders: {tieringd.managed.retention: false}}", {0, 1, 2}, False, id="not asked for"),
     ],
 )
-async def test_retention_is_managed_by_who_leads_partition_0(make_watch, writers, topics, leads, expected):
+async def test_retention_is_managed_by_the_leader_of_partition_0(
+    make_watch, writers, topics, leads, expected
+):
     """One daemon of the cluster manages a topic, and every daemon chooses the same."""
     watch = make_watch(topics=topics)
     for number in {0, 1, 2} - leads:

@@ -320,7 +320,7 @@ async def test_logs_may_part_in_an_earlier_segment(tmp_path, writer, archive):
 
 @pytest.mark.parametrize("what", [{"keep": True}, {"give_up": (0, 0)}], ids=["kept", "given up"])
 async def test_operator_says_that_no_transaction_was_forgotten(writer, archive, broker, what):
-    """Then the segment is split as usual, or given up."""
+    """The segment is split as usual then, or given up."""
     writer.append(b"good")
     divergence = writer.append(b"lost")
     writer.roll()

@@ -246,7 +246,7 @@ async def test_pins_of_a_recreated_topic_s_former_self_go(pinner, writer):
     assert pinner.pins_of(writer.partition).pins == ()
 
 
-async def test_pins_of_a_partition_that_is_on_disk_stay_though_nobody_names_it(pinner, writer):
+async def test_pins_of_a_partition_that_is_on_disk_stay_although_the_broker_does_not_name_it(pinner, writer):
     """A cluster whose answer lacks a partition has not deleted it."""
     await step(pinner, writer)
     for _ in range(3):
@@ -277,7 +277,7 @@ async def test_log_directories_have_pins_and_budgets_of_their_own(tmp_path, metr
     assert value(metrics, "pins_given_up_total") == 0
 
 
-async def test_pin_that_fails_is_counted_and_stops_nobody_else(pinner, writer, log_dir, root, metrics):
+async def test_pin_that_fails_is_counted_and_stops_no_other_pin(pinner, writer, log_dir, root, metrics):
     """One partition's pins cannot be made; the others' are, and the step ends well."""
     other = LogWriter(log_dir, "payments", 0)
     other.closed_segment()

@@ -109,7 +109,7 @@ async def test_copy_stores_the_bytes_and_their_index(writer, remote_log, leaders
 
 
 async def test_copy_leaves_the_manifest_alone(writer, remote_log, leadership, partition, store):
-    """Until a commit names it, what was copied does not exist for readers."""
+    """A copied segment does not exist for readers until a commit names it."""
     await copied(remote_log, leadership, writer, writer.closed_segment())
 
     assert manifest_key(partition) not in store.objects

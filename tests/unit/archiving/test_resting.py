@@ -230,8 +230,8 @@ def leaderships():
     return [Leadership(TopicIdPartition("cluster", "orders", "id", number), 0) for number in range(3)]
 
 
-def test_who_is_due_is_woken_and_stays_awake(leaderships):
-    """Until it rests again; a time of an earlier rest does not count any more."""
+def test_leadership_that_is_due_is_woken_and_stays_awake(leaderships):
+    """It stays awake until it rests again. The time of an earlier rest does not count any more."""
     resting, (one, other, third) = Resting(), leaderships
     resting.rest(one, until_ms=10)
     resting.rest(other, until_ms=20)

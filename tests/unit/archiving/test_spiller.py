@@ -282,7 +282,7 @@ async def test_spilled_segments_expire_with_their_manifests(writer, archive, arc
 
 
 async def test_deletion_takes_its_time_and_goes_on_where_it_was(writer, archiver, store, clock):
-    """So many parts in a check, and so many segments in a step; none is left out."""
+    """Each check has a limit of parts, and each step a limit of segments. None is left out."""
     pace = replace(PACE, spilled_parts_max=1, deleted_at_once_max=1)
     await filled(writer, archiver)
     limits = TotalRetention(limit_ms=None, limit_bytes=stored_manifest(store, writer).size_bytes // 2)

@@ -94,7 +94,7 @@ async def test_controller_without_a_backlog_is_polite(make_controller, metrics):
     assert values(metrics) == (100, 0, 0)
 
 
-async def test_controller_brakes_nothing_on_a_machine_that_nobody_else_wants(make_controller, host):
+async def test_controller_brakes_nothing_on_an_idle_machine(make_controller, host):
     """The fewest shares as well leave no processor idle while something waits."""
     host.set_others(0.5)
     controller, gate = make_controller()

@@ -89,7 +89,7 @@ async def test_a_turn_lets_begin_what_is_committed_together():
     ]
 
 
-async def test_a_turn_is_for_those_who_wait_when_it_begins():
+async def test_a_turn_is_for_partitions_that_wait_when_it_begins():
     """A segment that asks during its partition's turn waits behind a partition that was there before."""
     uploader = Uploader(gate_at(1, segments_per_turn=3))
     await uploader.start_all(99)
@@ -113,7 +113,7 @@ async def test_a_turn_ends_when_the_rest_of_it_is_cancelled():
     assert uploader.order == [99, 1, 2]
 
 
-async def test_turns_are_forgotten_when_nobody_is_left():
+async def test_turns_are_forgotten_when_no_partition_is_left():
     """After everything has gone up, the gate holds nothing of the partitions it has served."""
     uploader = Uploader(gate_at(1))
     await uploader.start_all(1, 2, 3)

@@ -106,7 +106,7 @@ def test_links_and_directories_are_no_ballast(tmp_path):
     assert link.is_symlink()
 
 
-def test_pipe_is_no_ballast_and_nobody_waits_for_its_other_end(tmp_path):
+def test_pipe_is_no_ballast_and_its_other_end_is_not_waited_for(tmp_path):
     """What is not a plain file is refused at once."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="is not a ballast file"):

@@ -142,7 +142,7 @@ async def test_topic_id_is_read_once_for_all_partitions_of_a_topic(broker, tmp_p
     assert calls["scandir"] == 1
 
 
-async def test_cluster_id_that_nobody_says_is_denied(broker):
+async def test_missing_cluster_id_is_denied(broker):
     """Without any id the operator has to name one, for it is part of every key."""
     with pytest.raises(BrokerDenied, match="Set cluster_id"):
         await broker.cluster_id()

@@ -138,7 +138,7 @@ def connect():
     return connected
 
 
-async def test_broker_is_asked_who_leads_right_before_a_trim(connect):
+async def test_broker_is_asked_for_the_leader_right_before_a_trim(connect):
     """The last question before DeleteRecords is for the leader epoch, and the same broker answers it."""
     async with connect() as peer:
         assert await peer.trim() == 10

@@ -271,7 +271,7 @@ def test_files_of_another_number_of_buckets_go_first(tmp_path):
     assert directory.evict([a_chunk(0, buckets=16)]) == 3
 
 
-def test_part_that_somebody_writes_is_no_leftover(tmp_path, directory):
+def test_part_that_is_being_written_is_no_leftover(tmp_path, directory):
     """A second process that starts removes only files that no process holds any more."""
     part = directory.part(a_chunk(0), 3)
     left = PartFile.create(Tree(str(directory.path)), a_chunk(1), 3)

@@ -93,7 +93,7 @@ def test_disk_that_becomes_read_only_during_a_download_leaves_no_file(disk):
     assert files_in(disk) == {}
 
 
-def test_directory_of_somebody_else_is_an_error_with_advice(tmp_path):
+def test_directory_of_another_user_is_an_error_with_advice(tmp_path):
     """Nothing is taken for an empty cache that only may not be read."""
     path = tmp_path / "cache"
     directory = started(path)

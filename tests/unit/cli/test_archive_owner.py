@@ -72,7 +72,7 @@ def test_second_host_with_the_default_cluster_id_writes_nothing(tmp_path, archiv
 
 @pytest.mark.parametrize("has_record", [True, False])
 def test_second_cluster_writes_nothing_until_it_is_let_in(tmp_path, archive, has_record):
-    """Nor to a bucket that was copied, or is from a release that recorded no owner."""
+    """It writes nothing to a bucket that was copied, or is from a release that recorded no owner, either."""
     first = Host(tmp_path / "a", archive, cluster_id="east")
     assert first.run().exit_code == 0
     if not has_record:
@@ -109,7 +109,7 @@ def test_archive_of_an_older_release_is_adopted(tmp_path, archive):
 
 
 def test_lost_state_directory_is_made_good_by_a_command(tmp_path, archive):
-    """Until then the host cannot be told from another one."""
+    """The host cannot be told from another one before that."""
     host = Host(tmp_path / "a", archive)
     assert host.run().exit_code == 0
     before = owners(archive)["local"]

@@ -149,7 +149,7 @@ def test_bytes_on_their_way_out_do_not_count():
         pytest.param(snapshot(), (None, None, None, None, None, 0), id="nothing at all"),
     ],
 )
-def test_what_nobody_here_knows_is_left_out(one, expected):
+def test_unknown_parts_are_left_out(one, expected):
     """Only a leader tells where its log ends, and only a replica what is on its disk."""
     row = storage_row(one, now_ms=NOW_MS)
     names = [

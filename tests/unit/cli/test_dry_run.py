@@ -136,7 +136,7 @@ def test_dry_run_of_a_copy_says_what_is_missing(site):
 
 
 def test_dry_run_of_a_quarantine_names_the_objects(site):
-    """And refuses a key that is not there, as the command itself does."""
+    """It refuses a key that is not there, as the command itself does."""
     root = yaml.safe_load(site.config.read_text())["cloud_storage_file_root"]
     key = "quarantine/objects/abc/left-behind"
     path = site.root / root / key

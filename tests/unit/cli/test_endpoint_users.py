@@ -79,7 +79,7 @@ def test_password_is_no_argument(path):
 
 
 def test_same_password_changes_nothing_and_another_one_replaces_it(path):
-    """So a script may run twice, and connections of the user stay open."""
+    """A script may run twice, and connections of the user stay open."""
     add(path)
     before = path.read_bytes(), path.stat().st_ino
     done = add(path)
@@ -90,7 +90,7 @@ def test_same_password_changes_nothing_and_another_one_replaces_it(path):
 
 
 def test_dry_run_changes_nothing(path):
-    """And says what would change."""
+    """It prints what would change."""
     assert "would be added" in add(path, "alice", "--dry-run").output
     assert not path.exists()
     add(path)
@@ -194,7 +194,7 @@ def test_file_is_durable_before_it_takes_its_place_and_so_is_its_name(path, call
 
 @pytest.mark.parametrize("call", ["fsync of file", "replace"])
 def test_disk_that_is_full_leaves_the_file_as_it_was(path, calls, call):
-    """And no other file beside it."""
+    """No other file stays beside it."""
     add(path)
     before = path.read_bytes()
     calls._fails_at = call

@@ -61,7 +61,7 @@ def test_bytes_do_not_go_to_a_terminal(site):
 
 
 def test_a_full_standard_output_is_an_error_of_one_line(site):
-    """And not a traceback at the interpreter's end."""
+    """There is no traceback at the interpreter's end."""
     with open("/dev/full", "wb") as full:  # noqa: PTH123
         done = subprocess.run(
             command("archive", "topics", "--config", str(site.config)),

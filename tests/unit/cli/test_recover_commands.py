@@ -286,7 +286,7 @@ def test_option_that_makes_no_sense_is_refused(place, options, message):
 
 
 def test_progress_in_bytes_is_told_at_each_tenth(monkeypatch, capsys):
-    """And not in between."""
+    """Nothing is printed in between."""
     # Progress is shown on a terminal only, and the tests have none.
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     progress = ByteProgress(100)

@@ -66,7 +66,7 @@ async def test_without_a_decision_the_command_shows_what_each_would_lose(archive
 
 @pytest.mark.parametrize("reason", ["divergence_unknown", "transactions_forgotten"])
 async def test_keeping_is_a_way_out_where_it_settles_the_case(archived, reason):
-    """And only there."""
+    """It is no way out elsewhere."""
     shown = (await resolve(archived, "-f", "json", case=CASE | {"reason": reason, "transactions": []})).json()
     assert [one["option"] for one in shown["ways_out"]] == ["--keep", "--give-up 0-9"]
 

@@ -67,7 +67,7 @@ def test_ballast_without_room_is_refused_with_the_reason(config):
     assert "its disk would be low on space. Free some disk space" in done.errors
 
 
-def test_file_of_somebody_else_is_refused_as_a_fault_of_the_configuration(own_site, config):
+def test_file_of_another_user_is_refused_as_a_fault_of_the_configuration(own_site, config):
     """Exit code 2: the path has to be changed."""
     precious = own_site.root / "precious"
     precious.write_text("data")

@@ -197,7 +197,7 @@ def test_erasure_without_keys_that_can_be_read_is_refused(config, arguments, wor
     assert "someone" not in done.errors
 
 
-def test_erasure_that_nobody_asks_for_is_refused(config):
+def test_erasure_without_a_requester_is_refused(config):
     """By a dry run as well: the command that follows is the same."""
     asked = ("--key", "k", "--requested-by", " ", "--dry-run", "--config", config)
     done = tieringd("spark", "erase", "orders", *asked, PATH="/nowhere")
@@ -299,7 +299,7 @@ def test_report_that_cannot_be_written_exits_2(tmp_path, config, place):
     assert "the file cannot be written" in done.errors
 
 
-def test_report_is_written_where_nobody_reads_standard_output(tmp_path, monkeypatch):
+def test_report_is_written_where_standard_output_has_no_reader(tmp_path, monkeypatch):
     """What took hours is in the file all the same."""
     path = tmp_path / "report.json"
     reading, writing = os.pipe()

@@ -80,7 +80,7 @@ async def test_bounds_that_the_broker_does_not_tell_are_a_problem(tmp_path):
     assert (two.bounds, two.problem) == (other.bounds(), "")
 
 
-async def test_topic_that_nobody_has_is_an_error(tmp_path):
+async def test_unknown_topic_is_an_error(tmp_path):
     """Neither the disk nor the bucket knows the name."""
     with pytest.raises(ObjectNotFound, match="neither this broker nor the bucket"):
         await taken(tmp_path, FakeBroker())

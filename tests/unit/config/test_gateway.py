@@ -16,7 +16,7 @@ def gateway(text: str, base: str = KAFKA_TIERED) -> str:
 
 
 def test_gateway_is_off_until_it_is_wanted():
-    """And then it has addresses that need no more than the broker's second listener."""
+    """Its default addresses need no more than the broker's second listener."""
     assert not parsed(KAFKA_TIERED).gateway.enabled
     found = parsed(gateway("enabled: true")).gateway
     assert (found.host, found.port, found.broker) == ("0.0.0.0", 9095, "localhost:9094")

@@ -24,7 +24,7 @@ def test_cache_lies_in_the_state_directory_unless_it_is_put_elsewhere():
 
 
 def test_chunk_eviction_is_made_of_its_three_properties():
-    """And of the documents' defaults."""
+    """Their defaults are those of the documents."""
     assert parsed(TIERED).chunk_eviction == ChunkEvictionLimits(EvictionStrategy.EAGER, 0.7, 5)
     text = (
         "cloud_storage_chunk_eviction_strategy: predictive\n"

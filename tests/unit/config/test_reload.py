@@ -101,7 +101,7 @@ def test_change_of_the_broker_waits_for_a_restart():
 
 
 def test_changed_secret_is_named_and_not_shown():
-    """Neither the old nor the new one."""
+    """Neither the old nor the new secret is shown."""
     found = reloaded("cloud_storage_secret_key: hunter1\n", "cloud_storage_secret_key: hunter2\n")
     assert shown(found.changes) == ["cloud_storage_secret_key: changed"]
     assert "hunter" not in repr(found)

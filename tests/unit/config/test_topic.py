@@ -186,7 +186,7 @@ def test_disabled_tiering_overrides_every_topic():
     assert (found.remote_write, found.remote_read) == (False, False)
 
 
-def test_topic_that_nobody_mentions_has_the_cluster_values():
+def test_topic_without_settings_has_the_cluster_values():
     """With nothing set, one day stays local where that is enforced, and is advice where it is not."""
     found = topic()
     assert (found.remote_write, found.remote_read, found.problems) == (True, False, ())
@@ -407,7 +407,7 @@ def test_broker_values_in_other_spellings_are_read():
         ),
     ],
 )
-def test_total_retention_is_the_first_that_somebody_says(file, broker, cluster, expected):
+def test_total_retention_is_the_first_that_is_set(file, broker, cluster, expected):
     """The topic in the file, then the broker, then the cluster; each limit by itself."""
     found = topic(broker, file=f"{cluster}\ntopics: {{orders: {{{file}}}}}\n", base=TIERED)
     assert (found.total.limit_ms, found.total.limit_bytes) == expected

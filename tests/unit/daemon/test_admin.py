@@ -207,7 +207,7 @@ async def test_metrics_of_topics_are_on_their_own_page(client, reconciler):
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/partitions"])
-async def test_metrics_are_compressed_for_those_who_take_that(client, reconciler, path):
+async def test_metrics_are_compressed_for_clients_that_accept_it(client, reconciler, path):
     """Prometheus does; a person's curl gets text."""
     await reconciler.run_once()
     async with client.get(path, headers={"Accept-Encoding": "gzip"}) as response:

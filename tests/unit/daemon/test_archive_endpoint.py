@@ -139,7 +139,7 @@ gateway: {{enabled: true, port: 0, host: 127.0.0.1}}
 
 
 async def test_client_behind_a_load_balancer_is_served_after_its_header(archive, tmp_path):
-    """And closed without one, where the configuration says that every connection has one."""
+    """Without a header it is closed, where the configuration says that every connection has one."""
     async with running_endpoint(archive, tmp_path, proxy_protocol="true") as endpoint:
         async with connected(endpoint.server.port) as client:
             client.writer.write(PROXY_HEADER)

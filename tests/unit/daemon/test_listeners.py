@@ -40,7 +40,7 @@ async def fails_with_its_listener(server, running):
 
 
 async def test_gateway_ends_with_its_listener(tmp_path):
-    """And so does the daemon, which does not run on without one of its parts."""
+    """The daemon ends as well: it does not run without one of its parts."""
     cache = ReadCache(endpoint_config(tmp_path), archive_in(MemoryStore()), Metrics())
     server = FaultyServer()
     gateway = Gateway(cache, server)

@@ -149,7 +149,7 @@ def test_a_reload_is_told_with_its_time_and_its_outcome(manager, tmp_path, monke
 
 
 def test_without_a_manager_nothing_is_sent():
-    """Nor is a watchdog of another process fed."""
+    """The watchdog of another process is not fed either."""
     ServiceManager({}).ready("running")
     assert ServiceManager({"WATCHDOG_USEC": "1000000"}).watchdog_seconds == 1
     other = {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": str(os.getpid() + 1)}

@@ -167,7 +167,7 @@ async def test_unknown_partition_of_a_known_topic_is_an_error(writer, archive, t
 
 
 async def test_no_session_is_ever_made(writer, archive, tmp_path):
-    """And one that a broker gave at this address before is said to be gone."""
+    """A session that a broker gave at this address before gets the error that it is gone."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     async with asking(archive, tmp_path / "state") as client:

@@ -78,7 +78,7 @@ async def test_write_without_acknowledgement_closes_the_connection(archive, tmp_
 
 @pytest.mark.parametrize("version", range(7))
 async def test_coordinator_of_a_group_is_this_node(archive, tmp_path, version):
-    """Or clients would look for one for ever; of a transaction there is none."""
+    """Clients would otherwise look for one for ever. A transaction has none."""
     schema = request_module(10, version).FindCoordinatorRequest
     async with running_endpoint(archive, tmp_path / "state") as endpoint:
         port = endpoint.server.port
@@ -96,7 +96,7 @@ async def test_coordinator_of_a_group_is_this_node(archive, tmp_path, version):
 
 
 @pytest.mark.parametrize("version", range(10))
-async def test_nobody_joins_a_group(archive, tmp_path, version):
+async def test_no_client_joins_a_group(archive, tmp_path, version):
     """With an error that ends the consumer's attempt."""
     schema = request_module(11, version).JoinGroupRequest
     fields = fields_of(
@@ -169,7 +169,7 @@ async def test_no_offset_is_kept(archive, tmp_path, version):
 
 @pytest.mark.parametrize("version", range(1, 11))
 async def test_no_offset_is_known(archive, tmp_path, version):
-    """And a consumer that asks does not begin at the wrong place in silence."""
+    """A consumer that asks does not begin at the wrong place without an error."""
     module = request_module(9, version)
     schema = module.OffsetFetchRequest
     if version >= 8:

@@ -42,8 +42,8 @@ def operations(store):
     return [operation for operation, _ in store.requests]
 
 
-async def test_many_who_ask_at_once_cause_one_read(partitions, one, store):
-    """And the next one, within the interval, none."""
+async def test_simultaneous_callers_cause_one_read(partitions, one, store):
+    """The next caller within the interval causes none."""
     store.latency_seconds = 1.0
     store.requests.clear()
     found = await asyncio.gather(*(partitions.manifest(one) for _ in range(10)))
@@ -67,7 +67,7 @@ async def test_cancelled_caller_does_not_end_the_read_of_the_others(partitions, 
     assert operations(store) == ["get"]
 
 
-async def test_slow_store_keeps_nobody_who_has_a_manifest(partitions, one, store):
+async def test_slow_store_delays_no_request_with_a_known_manifest(partitions, one, store):
     """The first callers wait a little. Later ones do not wait while the store is still away."""
     await partitions.manifest(one)
     await asyncio.sleep(INTERVAL_SECONDS + 1)

@@ -35,7 +35,7 @@ def names(topics):
     return [one.name for one in topics.all()]
 
 
-async def test_slow_store_keeps_nobody_who_asks_for_topics(topics, store, archive, tmp_path):
+async def test_slow_store_delays_no_request_for_topics(topics, store, archive, tmp_path):
     """They wait a little, all for one listing, and have what was seen last; later what it has found."""
     await topics.start()
     other = LogWriter(tmp_path / "other", "payments")

@@ -382,7 +382,7 @@ async def test_plain_is_offered_only_where_it_is_configured(archive, tmp_path, u
     ],
 )
 def test_configuration_that_would_give_passwords_away_is_refused(tmp_path, settings, said):
-    """Or that would ask for what no client can present."""
+    """A configuration that asks for a proof that no client can give is refused as well."""
     with pytest.raises(ConfigError) as error:
         endpoint_config(tmp_path, **settings)
     assert any(said in one for one in error.value.problems)

@@ -108,6 +108,6 @@ def test_manifest_under_another_number_of_buckets_is_out_of_reach(name, buckets,
         MANIFEST + "/x",
     ],
 )
-def test_other_names_are_nobodys(name):
+def test_other_names_are_unknown(name):
     """The cache neither counts nor deletes what it did not name."""
     assert parse_cache_name(name, buckets=0) is None

@@ -250,7 +250,7 @@ def test_what_a_join_has_left_is_no_data_object():
 
 
 def test_history_link_key_leads_to_its_topic():
-    """And no other key does."""
+    """No other key does."""
     key = TopicKey(CLUSTER, TOPIC, TOPIC_ID)
     assert parse_history_link_key(history_link_key(key)) == key
     assert parse_history_link_key(topic_manifest_key(key)) is None

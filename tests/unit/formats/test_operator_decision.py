@@ -17,7 +17,7 @@ from tieringd.formats.operator_decision import (
 
 
 def test_decision_is_read_and_written_as_the_golden_one():
-    """And the second record has all of it."""
+    """The second record has all its fields."""
     decided, done = OWN / "decision.v1.json", OWN / "decision-done.v1.json"
     assert encode_decision(DECISION) == decided.read_bytes()
     assert decode_decision(decided.read_bytes()) == DECISION

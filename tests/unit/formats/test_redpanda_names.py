@@ -56,7 +56,7 @@ def test_segment_file_names_are_taken_apart(name, parsed):
         "0-1.log",
     ],
 )
-def test_other_files_are_nobody_s_segments(name):
+def test_other_files_are_no_segments(name):
     """Work in progress, state machines' snapshots and Kafka's own names are left alone."""
     assert parse_raw_file_name(name) is None
 

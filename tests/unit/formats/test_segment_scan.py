@@ -16,13 +16,11 @@ from tieringd.formats.record_batch import (
     CONTROL_FLAG,
     OldMagicError,
     encode_batch,
-    encode_marker,
     parse_header,
     sealed,
 )
 from tieringd.formats.segment_scan import EndedBy, SegmentScan, SegmentScanner
-from tieringd.formats.transactions import TransactionTracker
-from tieringd.model.segment import NO_TIMESTAMP, AbortedTransaction, IndexEntry
+from tieringd.model.segment import NO_TIMESTAMP, IndexEntry
 
 ROLLED_BASES = (0, 5, 10)
 
@@ -171,19 +169,6 @@ def test_transactions_of_a_broker_s_segment_are_found():
     assert found.has_transactions
     assert [(one.first_offset, one.last_offset) for one in found.aborted] == [(0, 4), (8, 9)]
     assert found.tracker.open_transactions == {}
-
-
-def test_transactions_go_on_from_an_earlier_segment():
-    """A tracker from before gives an aborted transaction its true beginning, and stays as it was."""
-    before = TransactionTracker(0)
-    before.note_data(parse_header(batch(5, producer_id=3, is_transactional=True)))
-    data = encode_marker(10, producer_id=3, marker=0) + batch(
-        11, [b"v"], producer_id=4, is_transactional=True
-    )
-    found = scan(data, 10, tracker=before)
-    assert found.aborted == (AbortedTransaction(3, 5, 10),)
-    assert found.tracker.open_transactions == {4: 11}
-    assert before.open_transactions == {3: 5}
 
 
 def test_unreadable_marker_is_corrupt_and_located():

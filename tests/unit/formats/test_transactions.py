@@ -69,14 +69,14 @@ def test_other_control_records_end_no_transaction():
     assert tracker.first_unstable_offset == 0
 
 
-def test_copy_goes_its_own_way():
-    """A copy knows what the original knew, and neither sees the other's later batches."""
+def test_search_goes_its_own_way():
+    """A search knows what its tracker knew, and neither sees the other's later batches."""
     tracker = TransactionTracker(0)
     tracker.note_data(data(0, 7))
-    twin = tracker.copy()
+    twin = MarkerSearch(tracker)
     assert twin.note_marker(marker(1, 7), "abort") == AbortedTransaction(7, 0, 1)
     assert tracker.first_unstable_offset == 0
-    assert twin.copy().note_marker(marker(2, 7), "abort") is None
+    assert MarkerSearch(twin).note_marker(marker(2, 7), "abort") is None
     assert tracker.note_marker(marker(3, 7), "abort") == AbortedTransaction(7, 0, 3)
 
 

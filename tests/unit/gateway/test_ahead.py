@@ -86,7 +86,7 @@ async def following(broker, archive):
 
 
 async def test_reader_that_goes_on_is_answered_without_the_broker(broker, archive):
-    """Once it has found the last offset out of range; each answer is prepared before it is asked for."""
+    """It begins when the broker calls an offset out of range. Each answer is prepared before its request."""
     async with following(broker, archive) as (server, client, ahead, broker_side):
         broker_side.write(fetched(ahead, OUT_OF_RANGE))
         for number in range(2, 6):
@@ -139,7 +139,7 @@ async def test_request_that_asks_anything_else_goes_to_the_broker(broker, archiv
         assert (await broker.next())[0].correlation_id == 9
 
 
-async def test_archive_is_not_asked_for_what_nobody_waits_for_any_more(broker, archive):
+async def test_archive_is_not_asked_for_a_client_that_has_gone(broker, archive):
     """A client has gone elsewhere before the broker answered."""
     async with following(broker, archive) as (_, client, ahead, broker_side):
         client.send(fetch_at(7))
@@ -355,7 +355,7 @@ async def test_gateway_that_ends_does_not_wait_for_what_is_asked_ahead(broker, a
 
 @virtually
 @pytest.mark.parametrize("is_late", [False, True])
-async def test_answer_that_nobody_asks_for_is_released_after_a_second(archive, is_late):
+async def test_unused_answer_is_released_after_a_second(archive, is_late):
     """What the broker said of a client's rights is not used when it is older."""
     ahead = prepared_for(archive)
     await asyncio.sleep(PERMIT_SECONDS * (1.1 if is_late else 0.9))
@@ -367,7 +367,7 @@ async def test_answer_that_nobody_asks_for_is_released_after_a_second(archive, i
 @virtually
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_broker_is_asked_again_when_its_word_is_half_a_second_old(archive, is_late):
-    """And what is prepared meanwhile is what it still stands for."""
+    """The answer prepared meanwhile is the one that the broker still confirms."""
     ahead = prepared_for(archive)
     await asyncio.sleep(PERMIT_SECONDS * (0.6 if is_late else 0.4))
     found = ahead.claim(AT_STEP, HEAD)
@@ -462,7 +462,7 @@ async def test_other_word_of_the_broker_ends_what_it_said_before(archive):
 
 
 @virtually
-async def test_what_is_prepared_for_nobody_any_more_is_released(archive):
+async def test_answer_prepared_for_a_client_that_has_gone_is_released(archive):
     """Its client has gone on elsewhere while the archive was read."""
     archive.may_answer.clear()
     ahead = prepared_for(archive)
@@ -559,7 +559,7 @@ def test_fetch_is_let_go_when_the_archive_takes_longer_than_the_word_holds(archi
 
 @virtually
 async def test_answer_ahead_keeps_to_the_limit_of_every_answer(archive):
-    """So many archived bytes go out in a second, however they are asked for."""
+    """The limit holds for all archived bytes of a second, prepared or requested."""
     ahead = prepared_for(archive, bytes_max=lambda: 77)
     await asyncio.sleep(0.01)
     assert archive.questions[0].max_bytes == 77

@@ -84,7 +84,7 @@ async def test_clients_that_come_while_the_broker_is_asked_share_its_answer(tmp_
 
 @virtually
 async def test_answer_to_an_earlier_question_is_not_taken_for_a_later_one(tmp_path):
-    """Neither what is remembered, nor what is under way."""
+    """This holds for a remembered answer, and for one that is under way."""
     asked = Asked(tmp_path, 1)
     loop = asyncio.get_running_loop()
     await asked.of(0)

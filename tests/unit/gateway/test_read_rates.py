@@ -16,8 +16,8 @@ from tieringd.gateway.read_rates import AHEAD_SECONDS, WAIT_SECONDS_MAX, ReadRat
 ARCHIVED = {"old": {0: {"error_code": 1}}}
 
 
-def test_no_limit_delays_nobody():
-    """And bounds no answer."""
+def test_without_a_limit_no_client_is_delayed():
+    """The size of an answer has no limit either."""
     rates = ReadRates()
     assert rates.answer_bytes(now=5.0) == math.inf
     assert rates.spend("a", 1 << 40, now=5.0) == 0

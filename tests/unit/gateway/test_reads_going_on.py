@@ -21,7 +21,7 @@ EMPTY = {0: []}
 @virtually
 @pytest.mark.parametrize("has_ended", [False, True])
 async def test_records_that_are_deleted_during_a_read_are_not_served(tmp_path, store, daemon, has_ended):
-    """Nor those of a read that ended before the deletion, and waits for its client's next Fetch."""
+    """A read that ended before the deletion and waits for the next Fetch does not serve them either."""
     async with serving(tmp_path, store, daemon) as behind:
         store.latency_seconds = SLOW_SECONDS
         assert await behind.fetch_once(0, wait_seconds=0.5) == EMPTY

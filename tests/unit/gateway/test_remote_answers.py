@@ -224,7 +224,7 @@ async def test_log_start_is_the_archives_from_the_first_answer_on(tmp_path, stor
 
 @virtually
 async def test_log_start_of_a_followed_partition_is_looked_up_once(tmp_path, store, writers):
-    """Until then it is unknown; however many ask, the bucket is asked once, and later when it is old."""
+    """It is unknown until then. Many callers cause one request, and a later one when the answer is old."""
     writer = writers[0]
     await archived(writer, archive_in(store))
     daemon = Daemon(tmp_path, store, writers)
@@ -495,7 +495,7 @@ async def test_deletion_names_no_later_leader_than_the_broker_that_deleted(
 
 
 @virtually
-async def test_before_the_first_round_nobody_is_told_that_there_is_no_archive(tmp_path, store, daemon):
+async def test_before_the_first_round_no_client_is_told_that_there_is_no_archive(tmp_path, store, daemon):
     """A client has to try again; an answer without the archive would make it skip records."""
     host = Host(tmp_path / "cache", store)
     async with running(host):
@@ -580,7 +580,7 @@ async def archived_by(archiver, writer) -> None:
 
 @virtually
 async def test_store_that_is_away_is_an_error_and_no_answer(tmp_path, store, writers):
-    """Neither is it said that there are no records, nor that there is no archive."""
+    """The gateway claims neither that there are no records, nor that there is no archive."""
     await archived(writers[0], archive_in(store))
     daemon = Daemon(tmp_path, store, writers)
     daemon.broker.configs["orders"] = {"redpanda.remote.write": "false", "redpanda.remote.read": "true"}

@@ -300,7 +300,7 @@ async def test_client_that_goes_while_the_archive_reads_ends_the_reading(broker)
 
 
 async def test_archive_that_is_late_is_waited_for_as_long_as_the_client_says(broker):
-    """Then the answer has no records and no error, and unknown bounds: the client asks again."""
+    """The answer after that has no records, no error, and unknown bounds: the client asks again."""
     archive = TopicArchive()
     archive.may_answer.clear()
     async with running(broker, archive) as server, connected(server.port) as client:

@@ -74,7 +74,7 @@ async def test_client_that_takes_no_response_is_closed(broker):
 
 
 async def test_client_that_waits_for_the_broker_is_not_slow(broker):
-    """Nor one that has nothing to ask."""
+    """A client without a request is not slow either."""
     async with (
         running(broker, **SOON) as server,
         connected(server.port) as waiting,

@@ -24,7 +24,7 @@ def responses(frame, head, order):
 
 @pytest.mark.parametrize("order", [("old", "live"), ("live", "old")])
 async def test_archived_partition_gets_its_turn_beside_large_batches(broker, order):
-    """And so does the other one: neither starves. What waits is counted."""
+    """The other partition gets its turn as well. Waiting partitions are counted."""
     archive = TopicArchive()
     records = {"old": [], "live": []}
     async with running(broker, archive) as server, connected(server.port) as client:

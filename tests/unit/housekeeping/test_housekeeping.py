@@ -268,7 +268,7 @@ async def test_reload_wakes_a_service_that_sleeps_long():
 
 
 @virtually
-async def test_job_without_work_and_without_an_await_stops_nobody():
+async def test_job_without_work_and_without_an_await_stops_no_other_job():
     """However short the interval is, others have their time between the turns."""
 
     class Hasty(Job):

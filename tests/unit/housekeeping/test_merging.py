@@ -233,7 +233,7 @@ async def test_outage_is_no_attempt(store, writer, tmp_path):
 
 
 async def test_merges_of_one_plan_take_one_commit(store, writer, tmp_path):
-    """And one that does not fit any more does not keep the others from being named."""
+    """A merge that does not fit any more does not keep the others from being committed."""
     manifest, limits = await filled(writer, store, segments=12)
     merging = Merging(store, writer, tmp_path)
     stored = await merging.claim.current(lambda: pytest.fail("there is a manifest"))

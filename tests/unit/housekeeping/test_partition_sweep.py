@@ -57,7 +57,7 @@ async def test_first_pass_is_over_all_and_later_ones_over_what_changed(job):
 
 @pytest.mark.parametrize("share", [ShareResult(), ShareResult(has_more=True), ShareResult(requests=1)])
 async def test_partition_that_may_not_rest_is_in_each_pass(job, share):
-    """Until its share says that it may."""
+    """It may rest when its share says so."""
     job.answers[job.led[2]] = share
     await job.turn()
     assert await job.turn() == await job.turn() == [job.led[2]]

@@ -219,7 +219,7 @@ def test_batch_keeps_what_the_cleaner_left_and_its_tombstones():
 
 
 def test_batch_of_which_nothing_is_left_goes():
-    """Unless it has a tombstone."""
+    """A batch with a tombstone stays."""
     cut = TombstoneCut(Left({}))
     assert cut.left_of(archived_batch((b"a", b"1"))) is None
     assert len(list(iter_records(memoryview(cut.left_of(archived_batch((b"a", b"1"), (b"b", None))))))) == 1
@@ -227,7 +227,7 @@ def test_batch_of_which_nothing_is_left_goes():
 
 
 def test_batch_that_the_cleaner_left_alone_stays_as_it_is():
-    """And so does one without records."""
+    """A batch without records stays as well."""
     whole = archived_batch((b"a", b"1"))
     assert TombstoneCut(Left({10: b""})).left_of(whole) is whole.data
 

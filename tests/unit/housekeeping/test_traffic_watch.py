@@ -73,7 +73,7 @@ async def test_requests_leave_the_window(now):
 
 
 async def test_background_requests_are_no_traffic(now):
-    """Nor are those of tasks that background work starts; others beside them are."""
+    """Requests of tasks that background work starts are none either. Other requests beside them are."""
     store, watch = watched(MemoryStore(), now)
     with background():
         await store.list_page("")
@@ -83,7 +83,7 @@ async def test_background_requests_are_no_traffic(now):
     assert watch.traffic.requests == 1
 
 
-async def test_throttling_counts_whoever_was_told(now):
+async def test_throttling_counts_the_reader_that_was_told(now):
     """The store says it to housekeeping as well, and means it."""
     backend = Failing(is_throttling=True)
     await backend.put("a", b"", crc32c=0)

@@ -160,7 +160,7 @@ def test_cut_back_manifest_goes_on_with_another_leader_s_segments():
     assert again.epochs == ((3, 10), (5, 20))
 
 
-def test_cut_back_keeps_who_wrote_it_and_when_it_began():
+def test_cut_back_keeps_its_writer_and_its_beginning():
     """A cut is a change like any other: the writer that commits it signs it."""
     signed = dataclasses.replace(LONG, began_at_ms=5).committed(
         writer_id=WRITERS[1], leader_epoch=9, commit_number=3, now_ms=50

@@ -129,7 +129,7 @@ def test_what_is_larger_than_the_cache_evicts_nothing():
 
 
 def test_least_recently_used_chunks_go_until_it_is_enough():
-    """And not one more; the order of equals is that of their names."""
+    """Not one more goes. Chunks of equal age go in the order of their names."""
     files = [chunk("c", 3), chunk("a", 1), chunk("d", 4), chunk("b", 1)]
     assert went(plan_cache_trim(files, bytes_demand(11), in_use=())) == [("a", LEAST_USED), ("b", LEAST_USED)]
     assert went(plan_cache_trim(files, bytes_demand(10), in_use=())) == [("a", LEAST_USED)]

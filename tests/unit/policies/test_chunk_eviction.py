@@ -57,7 +57,7 @@ def test_share_of_a_segment_is_its_ratio_or_all_of_a_small_one(chunk_count, rati
     assert max_hydrated(chunk_count, settings) == expected
 
 
-def test_eager_closes_all_that_nobody_reads():
+def test_eager_closes_all_unread_chunks():
     """The plan gives as its reason that no reader uses the chunk."""
     open_chunks = chunks({0: 0, 1: 2, 2: 0})
     plan = plan_releases(open_chunks, {"s": 3}, limits(EAGER))
@@ -97,7 +97,7 @@ def test_predictive_keeps_what_a_reader_gets_to_next():
 
 
 def test_predictive_sorts_by_the_number_of_readers_to_come():
-    """Then by how far away they are in all; readers of one chunk count each."""
+    """The second key is the sum of their distances. Each reader of a chunk counts."""
     # One reader is at 0, three are at 4: chunk 1 is near to one reader, and 9 is far from four.
     open_chunks = chunks({0: 1, 1: 0, 2: 0, 4: 3, 5: 0, 8: 0, 9: 0})
     assert released(open_chunks, 10, limits(PREDICTIVE, hydrated_ratio=0.2)) == [2, 1, 9, 8, 5]
@@ -105,13 +105,13 @@ def test_predictive_sorts_by_the_number_of_readers_to_come():
 
 
 def test_predictive_without_readers_is_as_capped():
-    """Then no chunk is needed sooner than another."""
+    """No chunk is needed sooner than another."""
     open_chunks = chunks(dict.fromkeys((5, 3, 9, 1, 2, 7, 0, 8, 4, 6), 0))
     assert released(open_chunks, 10, limits(PREDICTIVE)) == released(open_chunks, 10, limits(CAPPED))
 
 
 def test_more_readers_than_the_share_keep_their_chunks():
-    """Then all others go."""
+    """All other chunks go."""
     open_chunks = chunks(dict.fromkeys(range(8), 1) | {8: 0, 9: 0})
     assert released(open_chunks, 10, limits(CAPPED)) == [8, 9]
 

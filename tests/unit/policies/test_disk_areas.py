@@ -90,7 +90,7 @@ def test_cache_leaves_a_quarter_to_a_log_without_a_target(settings, expected):
         pytest.param(False, True, (200, 200, 0), id="cache only"),
     ],
 )
-def test_areas_of_who_is_not_there_are_empty(has_logs, has_cache, expected):
+def test_areas_of_absent_parts_are_empty(has_logs, has_cache, expected):
     """A cache elsewhere is deducted from nothing, and a disk without logs has no log area."""
     assert areas(has_logs=has_logs, has_cache=has_cache) == expected
 

@@ -93,7 +93,7 @@ def test_pause_ends_when_a_forced_turn_is_due():
 
 
 @pytest.mark.parametrize("traffic", [QUIET, BUSY])
-def test_turn_goes_to_whoever_had_the_last_one_longest_ago(traffic):
+def test_turn_goes_to_the_job_whose_last_one_is_longest_ago(traffic):
     """Of those that wait, and of those that are overdue."""
     overdue = NOW - 400
     jobs = [
@@ -111,7 +111,7 @@ def test_only_what_is_overdue_is_forced():
 
 
 def test_job_that_is_done_waits_for_the_next_round():
-    """Then there is nothing to do, however idle the store is, until it is due all the same."""
+    """There is nothing to do before that, however idle the store is."""
     plan = planned(job(is_done=True, covered_at=NOW - 100))
     assert (plan.state, plan.job, plan.wait_seconds) == (HousekeepingState.IDLE, None, 200.0)
 

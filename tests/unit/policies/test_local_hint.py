@@ -148,7 +148,7 @@ def test_hint_without_anything_to_trim_records_no_trim():
 
 
 def test_first_hint_waits_until_something_may_go():
-    """Until then it is not worth a commit: a hint that is awaited lets nothing go either."""
+    """It is not worth a commit before that: a hint that is awaited lets nothing go either."""
     shape = replace(SHAPE, target=LocalRetentionTarget(None, None))
     found = plan(shape, None, stored=None)
     assert (found.step, found.offset, found.is_change) == (HintStep.EVALUATE, None, False)

@@ -360,7 +360,7 @@ def test_stray_pin_stays_where_it_may_be_the_only_copy(next_offset, gaps, is_kep
     assert (plan.stray, plan.release) == (((STRAY,), ()) if is_kept else ((), (STRAY,)))
 
 
-def test_stray_pin_is_in_nobody_s_way():
+def test_stray_pin_is_in_no_other_pin_s_way():
     """Where the log comes back to these offsets its segments get pins, and the stray one stays."""
     plan = plan_pins(local_log([10, 20, 30]), [STRAY], next_offset=None)
     assert actions(plan) == ([10, 20], [])

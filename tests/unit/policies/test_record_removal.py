@@ -150,14 +150,14 @@ def test_log_that_is_never_trimmed_holds_the_records_itself():
     )
 
 
-def test_what_nobody_can_read_any_more_is_settled():
+def test_unreadable_offsets_are_settled():
     """Retention took all of it."""
     manifest = compacted(archive(), 0).expired(1, now_ms=5)
     assert len(plan_release(manifest, [LogObservation(0, keeps_all=False)] * 2).settled) == 1
 
 
 def test_unsettled_offsets_settle_like_the_others():
-    """Once all winners lie below the log's start."""
+    """They are settled when all winners lie below the log's start."""
     manifest = compacted(archive(), 1, is_held=False)
     assert not plan_release(manifest, [LogObservation(49, keeps_all=False)] * 2)
     assert plan_release(manifest, [LogObservation(50, keeps_all=False)] * 2).is_all_settled

@@ -98,7 +98,7 @@ def test_long_runs_are_added_up_once():
 
 
 def test_run_has_no_more_segments_than_one_task_can_hold():
-    """Nor more offsets than a broker's index can tell from its base."""
+    """It has no more offsets than a broker's index can express from its base."""
     kept = [0] * (RUN_SEGMENTS_MAX + 1)
     assert [len(run) for run in planned(kept)] == [RUN_SEGMENTS_MAX, 1]
     wide = [remote(0, FILE_BYTES_MAX - 1), remote(FILE_BYTES_MAX, FILE_BYTES_MAX + 9)]

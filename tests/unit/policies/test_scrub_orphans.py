@@ -167,7 +167,7 @@ def test_what_a_join_has_left_is_an_orphan_after_its_grace(segment, age_ms, is_k
 
 @pytest.mark.parametrize("place", ["held", "retired", "spilled", None])
 def test_record_of_a_rewriting_stays_while_anything_rewritten_does(place):
-    """Once all rewritten segments have left the archive, the record is not needed."""
+    """The record is not needed when all rewritten segments have left the archive."""
     rewritten = [replace(one, writer_id="rewritten-0b") for one in HELD]
     manifest, parts = MANIFEST, ()
     match place:

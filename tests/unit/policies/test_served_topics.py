@@ -38,7 +38,7 @@ def test_name_of_two_clusters_is_contested():
 
 
 def test_cluster_that_is_chosen_has_all_its_names():
-    """And no other cluster has any."""
+    """No other cluster has any."""
     assert choose_topics([WEST, NEW, AUDIT], cluster="east").topics == {"audit": AUDIT, "orders": NEW}
     chosen = choose_topics([WEST, NEW, AUDIT], cluster="west")
     assert chosen.topics == {"orders": WEST}

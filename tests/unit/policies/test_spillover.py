@@ -47,7 +47,7 @@ def test_parts_are_half_a_target_each(rows, size_bytes, parts):
 
 
 def test_first_spill_of_a_long_history_goes_on_with_the_next_commit():
-    """So many parts at once and no more: uploads do not wait for ever."""
+    """The number of parts at once is limited, so that uploads do not wait for long."""
     assert plan(100 * 100, 50 * TARGET) == (100,) * PARTS_AT_ONCE_MAX
 
 

@@ -230,7 +230,7 @@ TABLE = {
     [(name, state, after) for name, row in TABLE.items() for state, after in zip(STATES, row, strict=True)],
 )
 def test_each_state_has_one_way_on(name, before, after):
-    """Until the purge begins all can be taken back; afterwards nothing leads back."""
+    """Every state before the purge can be taken back. No state after it can."""
     change = TRANSITIONS[name]
     if after is REFUSED:
         with pytest.raises(ConfigError, match=r"the archive of topic orders \(id-1\) is "):

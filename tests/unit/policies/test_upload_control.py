@@ -217,7 +217,7 @@ def test_equal_bounds_leave_nothing_to_limit():
 
 
 @given(control_limits, st.none() | st.integers(1, 2**40), st.integers(0, 12_000), st.booleans())
-def test_shares_brake_nothing_on_a_machine_that_nobody_else_wants(control, limit, shares, is_listening):
+def test_shares_brake_nothing_on_an_idle_machine(control, limit, shares, is_listening):
     """Without contention there is the hard limit and nothing else, at any shares; listening is a pause."""
     contention = ContentionState(listening_since=1.0 if is_listening else None)
     pace = pace_for(
@@ -282,7 +282,7 @@ def test_more_shares_never_slow_uploads_down(control, limits, measured, shares):
     assert all(rate >= limits.polite_bytes_per_second for rate in rates)
 
 
-def test_whoever_is_nearest_to_loss_goes_first():
+def test_partition_nearest_to_loss_goes_first():
     """Partitions in danger go by the time they have left, and before those that are in none."""
     found = upload_order(
         [waiting(1), waiting(2, loss_at=1090), waiting(3, loss_at=1050), waiting(4, loss_at=990)],
@@ -358,7 +358,7 @@ def test_everyone_in_danger_all_the_time_still_leaves_the_others_a_turn():
     ),
     st.integers(1, 20),
 )
-def test_the_order_leaves_nobody_out(facts, turn):
+def test_the_order_leaves_no_partition_out(facts, turn):
     """Every partition that waits has one place in the order, whatever it waits for."""
     lines = [
         waiting(number, loss_at=loss_at, backlog_bytes=backlog, served=served)

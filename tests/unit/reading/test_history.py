@@ -209,7 +209,7 @@ async def test_spilled_history_is_read_to_its_end(tmp_path, store, archive, hist
     assert part.live_offset == min(8, end - 1 - (end - 1) % 2)
 
 
-async def test_manifests_that_nobody_asks_for_are_forgotten(tmp_path, store, history, clock):
+async def test_manifests_without_requests_are_forgotten(tmp_path, store, history, clock):
     """A history that was purged, or whose reader has gone, takes no memory for ever."""
     await old_archive(tmp_path, store, 0)
     second, _ = await old_archive(tmp_path, store, 1, first_offset=6)

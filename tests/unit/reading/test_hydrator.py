@@ -75,7 +75,7 @@ async def test_readers_of_one_chunk_wait_for_one_download(host, store, stored):
 
 @virtually
 async def test_reader_that_leaves_does_not_end_the_download_of_the_others(host, store, stored):
-    """Nor does the last one: what has begun is finished for the next."""
+    """The last reader does not end it either: the download is finished for the next one."""
     store.gate = asyncio.Event()
     async with running(host):
         readers = [asyncio.create_task(host.read(stored)) for _ in range(3)]
@@ -254,7 +254,7 @@ async def test_object_that_vanished_is_reported_to_the_caller(host, store, store
 
 
 @virtually
-async def test_store_that_fails_is_told_to_all_who_wait_and_asked_anew(host, store, stored):
+async def test_store_that_fails_is_told_to_all_waiting_readers_and_asked_anew(host, store, stored):
     """No failure is remembered."""
     store.fail_next("get_range", lambda: StorageUnavailable("away"))
     async with running(host):
@@ -266,7 +266,7 @@ async def test_store_that_fails_is_told_to_all_who_wait_and_asked_anew(host, sto
 
 @virtually
 async def test_store_that_hangs_is_an_error_in_time(host, store, stored):
-    """And gives its place to others."""
+    """The request gives its place to others."""
     store.gate = asyncio.Event()
     async with running(host, downloads=DownloadLimits(downloads_max=1, piece_timeout_seconds=60)):
         begun = asyncio.get_running_loop().time()
@@ -293,7 +293,7 @@ async def test_downloads_and_their_bytes_are_bounded(host, store):
 
 @virtually
 async def test_sequential_reader_finds_the_next_chunk_there(host, store, stored):
-    """Once it went from one chunk to the next; a reader that jumps about fetches nothing ahead."""
+    """It begins after a step to the next chunk. A reader that jumps about gets nothing ahead."""
     async with running(host):
         await host.read(stored, 0)
         await asyncio.sleep(1)
@@ -363,7 +363,7 @@ async def test_sequential_reader_finds_the_next_segment_there(host, store):
 
 
 @virtually
-async def test_next_segment_that_has_gone_is_nobodys_error(host, store):
+async def test_next_segment_that_has_gone_is_no_reader_s_error(host, store):
     """A reader that comes there reads the manifest again."""
     first, second, gone = (Stored(store, 9 * number, batches=3) for number in range(3))
     await store.delete_many([gone.index_key])
@@ -378,7 +378,7 @@ async def test_next_segment_that_has_gone_is_nobodys_error(host, store):
 
 
 @virtually
-async def test_prefetch_that_fails_or_finds_no_room_is_nobodys_error(tmp_path, store, stored):
+async def test_prefetch_that_fails_or_finds_no_room_is_no_reader_s_error(tmp_path, store, stored):
     """The reader that comes there asks anew; without room nothing is downloaded ahead."""
     host = Host(tmp_path / "cache", store)
     async with running(host):
@@ -426,7 +426,7 @@ async def test_without_room_chunks_are_streamed_from_memory(tmp_path, store, sto
 
 @virtually
 async def test_whole_segment_mode_downloads_in_pieces_into_one_file(host, store, stored):
-    """And checks it before it has a name."""
+    """The file is checked before it gets its name."""
     store.changes.append(flipped)
     async with running(host, is_whole=True, downloads=DownloadLimits(piece_bytes=5 * BATCH_BYTES // 2)):
         (chunk,) = host.hydrator.layout(stored.index).chunks
@@ -538,7 +538,7 @@ async def test_cancelled_at_any_moment_nothing_is_left_behind(tmp_path, store, s
 
 
 @virtually
-async def test_downloads_that_nobody_waits_for_do_not_fill_the_line(host, store):
+async def test_downloads_without_readers_do_not_fill_the_line(host, store):
     """Some downloads are finished for the next reader; all others that readers leave behind are ended."""
     segments = [Stored(store, 36 * number) for number in range(hydrator_module.FLIGHTS_MAX + 20)]
     store.latency_seconds = 10

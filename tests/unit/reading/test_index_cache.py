@@ -45,7 +45,7 @@ async def test_index_is_read_from_the_cache_after_a_restart(tmp_path, store, sto
 @pytest.mark.parametrize("damage", [cut, flipped, lambda data: b"x" * len(data), lambda _: b""])
 @virtually
 async def test_damaged_index_in_the_cache_is_read_again(tmp_path, store, stored, damage):
-    """And replaced."""
+    """The good index replaces it in the cache."""
     path = tmp_path / "cache" / stored.index_key
     path.parent.mkdir(parents=True)
     path.write_bytes(damage(stored.sidecar))

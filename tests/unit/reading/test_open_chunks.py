@@ -51,7 +51,7 @@ def add(opened, directory, number):
 
 
 def test_readers_share_a_descriptor(opened, directory):
-    """And the chunk is in use until the last of them has given it back."""
+    """The chunk is in use until the last reader has given it back."""
     name = add(opened, directory, 0)
     first, second = opened.take(name, 3), opened.take(name, 3)
     assert first is second

@@ -383,7 +383,7 @@ async def test_topic_manifest_goes_with_the_topic(world, target, moving):
 
 
 async def test_topics_that_one_goes_on_from_go_with_it(world, target, moving):
-    """And the link between them; and what quotas were before they were lowered."""
+    """The link between them goes as well, and so does the record of quotas before they were lowered."""
     await archive_in(world.store).history.link(HistoryLink(THIRD, OLD, ((0, 5),)))
     world.store.add(client_quotas_key(OLD.cluster), b"{}")
     await moving.move("third")

@@ -149,7 +149,7 @@ async def test_others_leave_it_to_the_broker_with_the_lowest_id(nodes, quotas):
 
 
 @pytest.mark.looptime
-async def test_low_disk_holds_nobody_back(nodes, quotas):
+async def test_low_disk_holds_no_producer_back(nodes, quotas):
     """State 1 is a line in the log and a metric, and no more."""
     async with running(*nodes):
         nodes[0].become(LOW)

@@ -263,7 +263,7 @@ async def test_order_that_arrives_late_is_undone(side, other, store, quotas, clo
 
 
 async def test_late_order_is_undone_before_quotas_are_lowered_again(side, store, quotas):
-    """Else the rate would be recorded as what was before, and stay for ever."""
+    """The rate would otherwise be recorded as the earlier quota, and stay for ever."""
     await side.hold_back()
     await side.let_go()
     quotas.clear()

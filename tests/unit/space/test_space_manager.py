@@ -230,7 +230,7 @@ async def test_partitions_that_are_not_ours_are_named_with_the_reason(
 
 @virtually
 async def test_management_can_be_switched_off(daemon, manager, writers, disk):
-    """Then the logs may grow over their area."""
+    """The logs may grow over their area then."""
     manager.set_config(daemon.config.model_copy(update={"space_management_enable": False}))
     async with daemon.running():
         disk.total_bytes = 100

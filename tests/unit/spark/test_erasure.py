@@ -91,7 +91,7 @@ async def _erased(directory, random, segments, keys) -> None:
     assert await Job(store, writer.identified, job_id="e2").erase(keys) is None
 
 
-async def test_records_that_nobody_reads_are_erased_as_well(writer, store):
+async def test_unreadable_records_are_erased_as_well(writer, store):
     """Those of an aborted transaction, and those before the archive's start, are in objects all the same."""
     writer.append(b"before the start", keys=[b"secret"])
     writer.append(b"kept", keys=[b"other"])

@@ -45,7 +45,7 @@ async def test_damaged_download_is_noticed(size):
 
 
 @pytest.mark.parametrize("text", ["", "nonsense"])
-async def test_blob_of_somebody_else_has_no_checksum(text):
+async def test_blob_of_another_program_has_no_checksum(text):
     """A blob without our metadata is read without being compared, and says so."""
 
     async def handle(exchange: Exchange) -> None:

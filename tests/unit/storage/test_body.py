@@ -207,7 +207,7 @@ async def test_cancelled_body_ends_its_thread_before_stop_returns(
     await run_on(new_loop, scenario())
 
 
-async def test_stop_interrupts_a_body_that_nobody_cancelled(slice_of, executor):
+async def test_stop_interrupts_a_body_that_was_not_cancelled(slice_of, executor):
     """`stop` alone ends the sending: the request fails, and no thread works."""
     body = body_of(slice_of(content(LARGE)), executor)
     server = HalfReader()

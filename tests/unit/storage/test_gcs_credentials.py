@@ -150,7 +150,7 @@ async def test_instance_has_its_token_from_the_metadata_server(monkeypatch, tmp_
     assert (bucket.seen, metadata.requests) == (["token-1"], 1)
 
 
-async def test_many_who_wait_share_one_refresh():
+async def test_many_callers_share_one_refresh():
     """Requests that find no token wait for one refresh; cancelling the first of them harms no other."""
     bucket = Bucket()
     async with running_metadata_server() as metadata, instance_store(bucket, metadata) as (store, _):

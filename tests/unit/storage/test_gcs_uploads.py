@@ -208,7 +208,7 @@ async def test_other_bytes_are_taken_back(status, match):
     assert deleted == ["/storage/v1/b/archive/o/dir%2Fkey?generation=7"]
 
 
-async def test_put_whose_bytes_nobody_vouches_for_is_no_success():
+async def test_put_without_a_confirmed_checksum_is_no_success():
     """An answer without a checksum proves nothing of what is stored; the object is left for the next try."""
     methods = []
 

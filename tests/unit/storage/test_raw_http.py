@@ -66,7 +66,7 @@ def asked(port: int, tls: ssl.SSLContext | None) -> socket.socket:
 
 @pytest.mark.parametrize("loop_factory", [AgeingLoop, AgeingUvloop], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
-async def test_reset_of_a_connection_is_reported_by_nobody(  # noqa: PLR0917 - fixtures
+async def test_reset_of_a_connection_is_not_reported(  # noqa: PLR0917 - fixtures
     certificate, server_tls, quiet_collector, caplog, is_tls, loop_factory
 ):
     """Whatever the order in which garbage is looked at, a reset is the peer's affair."""

@@ -120,7 +120,7 @@ async def test_success_after_an_outage_ends_the_backoff_of_others():
     assert operations(memory) == ["get"] * 6 + ["put", "get"]
 
 
-async def test_store_that_fails_now_and_then_ends_nobodys_backoff():
+async def test_store_that_fails_now_and_then_ends_no_backoff():
     """While others keep succeeding, a request that fails keeps to its pauses."""
     memory = MemoryStore()
     memory.add("key", b"content")

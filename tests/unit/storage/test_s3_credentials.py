@@ -214,7 +214,7 @@ async def test_credentials_are_refreshed_ahead_without_holding_up_requests(role)
     assert bucket.signers == ["ASIA1", "ASIA1", "ASIA1", "ASIA2"]
 
 
-async def test_failed_refresh_ahead_disturbs_nobody(role):
+async def test_failed_refresh_ahead_disturbs_no_request(role):
     """While the credentials are good, a service that is away is no trouble."""
     service, bucket = CredentialService(lifetime_seconds=TWELVE_MINUTES), Bucket()
     async with store_with(role, "sts", service, bucket) as store:

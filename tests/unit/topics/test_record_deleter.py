@@ -142,7 +142,7 @@ async def test_two_records_tell_of_it(writers, store, delete):
     ],
 )
 async def test_what_cannot_be_deleted_is_refused_before_anything_is(writers, store, cluster, delete, wrong):
-    """Nor is there a record of it."""
+    """No record of it is stored either."""
     options, expected = wrong
     with pytest.raises((ConfigError, ObjectNotFound), match=expected):
         await delete(**options)

@@ -137,7 +137,7 @@ async def test_another_daemon_of_the_cluster_knows_new_topics_too(store, archive
 
 
 async def test_first_recording_that_is_cut_off_takes_nothing_for_new(store, archive, broker):
-    """Until all that was there has been recorded, none of it is taken for new."""
+    """A topic counts as new only after all earlier topics have been recorded."""
     broker.configs = {"second": {"retention.ms": "5000"}}
     registry = HalfRegistry(store, archive.manifests)
     defaults_recorder = TopicDefaultsRecorder(broker, registry)

@@ -26,6 +26,7 @@ from tieringd.formats.object_keys import TopicKey, damaged_copy_key, manifest_ke
 from tieringd.formats.topic_manifest import TopicManifest, decode_topic_manifest, encode_topic_manifest
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import JOB_PREFIX
 from tieringd.model.spilling import part_to_spill, spilled, with_parts
 from tieringd.policies.scrub import FaultKind, Owner, TopicState
 from tieringd.policies.spillover import plan_spillover
@@ -97,14 +98,12 @@ class ManifestWriter:
         store: ObjectStore,
         manifests: ManifestStore,
         *,
-        writer_id: str,
         now_ms: Callable[[], int],
         target_bytes: int,
     ) -> None:
         """Keep the arguments. A manifest of more than *target_bytes* spills."""
         self._store = store
         self._manifests = manifests
-        self._writer_id = writer_id
         self._now_ms = now_ms
         self._target_bytes = target_bytes
 
@@ -123,7 +122,7 @@ class ManifestWriter:
         elif before.state is ManifestState.DAMAGED:
             key = manifest_key(lean.partition)
             signed = lean.committed(
-                writer_id=self._writer_id, leader_epoch=leader_epoch, commit_number=1, now_ms=self._now_ms()
+                writer_id=JOB_PREFIX, leader_epoch=leader_epoch, commit_number=1, now_ms=self._now_ms()
             )
             await self._replace_damaged(
                 key, encode_manifest(signed), lambda data: decode_manifest(data).partition == lean.partition

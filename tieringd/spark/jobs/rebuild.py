@@ -33,7 +33,7 @@ from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.formats.object_keys import TopicKey, data_key, topic_key
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
-from tieringd.model.segment import JOB_PREFIX, RemoteSegment
+from tieringd.model.segment import RemoteSegment
 from tieringd.policies.manifest_rebuild import (
     RebuildPlan,
     StoredSegment,
@@ -123,7 +123,6 @@ class Rebuild:
         self._writer = ManifestWriter(
             bucket.store,
             bucket.manifests,
-            writer_id=JOB_PREFIX,
             now_ms=bucket.clock,
             target_bytes=config.cloud_storage_target_manifest_size_bytes,
         )

@@ -220,7 +220,7 @@ def test_garbage_in_a_request_of_another_api_is_read_or_refused(api, garbage):
 
 
 def test_fields_that_a_version_lacks_are_left_out():
-    """So one list of them does for all versions."""
+    """One list of fields is enough for all versions."""
     schemas = [request_module(60, version).DescribeClusterRequest for version in (0, 1)]
     first, second = (
         made(one, include_cluster_authorized_operations=True, endpoint_type=2) for one in schemas

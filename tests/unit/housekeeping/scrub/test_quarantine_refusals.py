@@ -47,7 +47,7 @@ async def test_named_object_that_cannot_go_back_is_left_and_the_others_are_delet
 
 
 async def test_nothing_is_deleted_while_the_manifest_cannot_be_read(bucket):
-    """Neither moved nor deleted: what it names is not known."""
+    """Nothing is moved either: the objects that it names are unknown."""
     orphans = await left_behind(bucket)
     await bucket.scrub(fix=True)
     more = bucket.orphan(7)

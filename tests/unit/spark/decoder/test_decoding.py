@@ -112,7 +112,7 @@ def test_golden_segments_have_what_a_broker_writes():
 
 
 def test_delete_horizon_takes_the_place_of_the_base_time():
-    """Once compaction has set a horizon, times are relative to it."""
+    """Times are relative to a horizon that compaction has set."""
     plain = batch(4, [None, b"b"], timestamp_ms=TIME_MS)
     header = parse_header(plain)
     data = sealed(

@@ -57,7 +57,7 @@ def test_slice_of_offsets_is_that_of_all_rows(codec, rows_max):
             assert found.rows == [row for row in rows if from_offset <= row["offset"] < next_offset]
 
 
-def test_damage_outside_of_the_slice_is_nobody_s_business():
+def test_damage_outside_of_the_slice_does_not_matter():
     """A damaged batch without any wanted record is stepped over; one with a single wanted record is not."""
     damaged = bytearray(batch(3))
     damaged[-1] ^= 1

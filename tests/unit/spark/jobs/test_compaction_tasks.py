@@ -169,7 +169,7 @@ def test_young_segments_and_what_follows_stay(manifest, lag_ms, segments):
 
 
 def test_segment_without_times_is_as_old_as_its_upload(manifest):
-    """So it is not passed over for ever, nor compacted too early."""
+    """It is not passed over for ever then, nor compacted too early."""
     for now_ms, segments in [(DEFAULT_TIME_MS + 9, 0), (DEFAULT_TIME_MS + 10, 1)]:
         (first, *_) = manifest.segments
         timeless = manifest.compacted([replace(first, max_timestamp_ms=-1, writer_id="0c")], now_ms=0)

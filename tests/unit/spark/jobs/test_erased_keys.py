@@ -44,7 +44,7 @@ def test_text_in_another_encoding_is_refused(text, encoding):
 
 
 def test_line_in_another_encoding_is_told_by_its_number(tmp_path):
-    """And not by what it holds."""
+    """Its content is not told."""
     path = tmp_path / "keys"
     path.write_text("00\nsomeone\n")
     with pytest.raises(ConfigError, match=f"line 2 of {path}: a key is not in hex") as raised:

@@ -182,7 +182,7 @@ def test_second_run_finds_what_is_done(shelf, life):
 
 
 def test_readable_manifest_is_left_alone(shelf, life):
-    """Unless it is to be replaced: then what only it knows goes on."""
+    """With --replace it is rebuilt, and facts that only it has are kept."""
     known = shelf.manifest(life)
     _, document = rebuild(shelf, write=True)
     assert outcomes(document) == {("orders", 0): "left alone"}

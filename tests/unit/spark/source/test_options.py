@@ -192,7 +192,7 @@ def test_isolation_has_three_names(name):
         pytest.param({"assign": '["orders"]'}, "assign: must be JSON such as", id="assign a list"),
     ],
 )
-def test_topics_that_nobody_can_read(options, match):
+def test_topics_that_cannot_be_read(options, match):
     """The error names the option and says what it takes."""
     refused(match, **options)
 

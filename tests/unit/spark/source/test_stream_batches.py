@@ -60,7 +60,7 @@ def test_first_batch_says_where_it_began():
 
 
 def test_new_partition_begins_at_its_earliest_offset():
-    """And so does a new topic; the batch says where that was."""
+    """A new topic does as well. The batch says where that was."""
     start = StreamOffsets({A0: 10}, IDS)
     found = archived((A0, 0, 10), (A1, 0, 5), (B0, 7, 9))
     assert step(start, found) == StreamOffsets(

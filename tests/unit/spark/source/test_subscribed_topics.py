@@ -93,7 +93,7 @@ def test_latest_incarnation_is_read(archive, bucket):
 
 
 def test_second_read_sees_what_has_changed(archive, bucket):
-    """And nothing of what was there is lost."""
+    """Nothing that was there before is lost."""
     first, second = archive.filled("orders", 0), archive.filled("orders", 1)
     topics = SubscriptionTopics(bucket, Subscription(topics=("orders",)))
     before = topics.existing()

@@ -341,7 +341,7 @@ def test_range_of_offsets_is_a_range_of_bytes(begin, end, positions):
 
 
 def test_sections_begin_at_entries():
-    """So that one can be read though the one before it cannot."""
+    """A section can be read although the one before it cannot."""
     assert sections(INDEX, 0, 1000, section_bytes=400) == [0, 500, 900, 1000]
     assert sections(INDEX, 200, 500, section_bytes=100) == [200, 500]
     assert sections(INDEX, 200, 200) == [200]

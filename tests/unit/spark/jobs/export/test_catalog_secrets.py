@@ -69,7 +69,7 @@ def test_connection_string_is_a_secret():
 
 
 def test_what_is_no_url_has_no_password():
-    """Nor does an empty secret hide anything."""
+    """An empty secret hides nothing either."""
     assert without_secrets("as it is", {"uri": "http://[", "token": ""}) == "as it is"
 
 

@@ -70,7 +70,7 @@ def portioned(*sizes: int, portion_bytes: int) -> list[tuple[int, int, int]]:
 
 
 def test_small_segments_share_a_portion():
-    """So a small topic has few files."""
+    """A small topic has few files then."""
     assert portioned(30, 30, 30, 30, portion_bytes=100) == [(0, 30, 90), (30, 40, 30)]
 
 

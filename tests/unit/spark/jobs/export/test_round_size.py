@@ -66,7 +66,7 @@ async def test_every_partition_has_its_turn(rounds):
 
 
 async def test_portion_that_is_larger_than_a_round_is_one(rounds):
-    """Or it would never be exported."""
+    """It would never be exported otherwise."""
     assert {len(portions) for portions in rounds(portion_bytes=4_200, round_bytes=1_000)} == {1}
 
 

@@ -30,7 +30,7 @@ def test_any_other_text_is_corrupt(text):
         parse_state(text, source="found here")
 
 
-def test_isolation_that_nobody_knows_is_corrupt():
+def test_unknown_isolation_is_corrupt():
     """A later release may have written it."""
     text = ExportState(TOPIC, "read_committed").as_json().replace("read_committed", "linearizable")
     with pytest.raises(CorruptDataError, match="linearizable"):

@@ -89,7 +89,7 @@ def test_url_that_cannot_be_a_target_is_refused(url, text):
         target_config(url, config_of(S3))
 
 
-def test_partitioning_that_nobody_knows_is_refused(tmp_path):
+def test_unknown_partitioning_is_refused(tmp_path):
     """Before anything is asked of the store."""
     config = file_config(tmp_path / "archive")
     with (
@@ -107,7 +107,7 @@ def test_target_s_directory_is_made_where_only_it_is_missing(tmp_path):
     assert (tmp_path / "lake").is_dir()
 
 
-def test_object_is_swapped_only_by_whoever_has_read_it(bucket):
+def test_object_is_swapped_only_by_a_writer_that_has_read_it(bucket):
     """The first write wants it absent."""
     store = TargetStore(bucket.store, bucket.run)
 
