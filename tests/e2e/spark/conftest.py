@@ -27,6 +27,8 @@ def quick_java() -> None:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Give a session on two cores."""
     # Spark's own Kafka source is there as well, for tests that compare with it.
-    jars = {"spark.jars": connector_jars()}
-    with running_spark(tmp_path_factory.mktemp("spark"), options=jars) as session:
+    options = {"spark.jars": connector_jars()}
+    # A server of Spark Connect, which its tests start in this JVM, takes a port that is free.
+    options |= {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": "0"}
+    with running_spark(tmp_path_factory.mktemp("spark"), options=options) as session:
         yield session

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import archive_in
 from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.archive.segment_swap import SegmentSwap
 from tieringd.formats.object_keys import data_key
+from tieringd.formats.records import control_type
+from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.policies.record_removal import CompactionBasis
 from tieringd.policies.rewriting import Remainder, plan_rewrites
@@ -20,8 +23,10 @@ from tieringd.spark.latest_records import CompactionRules, LatestCut, LatestKeys
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from random import Random
 
     from tests.fakes.archive import Clock
+    from tests.fakes.log_writer import LogWriter
     from tieringd.archive.segment_swap import Successor, Swapped
     from tieringd.daemon.archive import Archive
     from tieringd.formats.records import Record
@@ -30,6 +35,8 @@ if TYPE_CHECKING:
     from tieringd.storage.base import ObjectStore
 
 PLENTY = 1 << 30
+_KEYS = [b"", b"a", b"b", b"c", None]
+_PRODUCERS = [None, 7, 8]
 
 
 class Job:
@@ -78,13 +85,19 @@ class Job:
         return await self.swap.rewrite(self.partition, prepared, is_whole=True, basis=basis)
 
     async def compacted(
-        self, manifest: PartitionManifest, *, target_bytes: int = PLENTY, **rules: object
+        self,
+        manifest: PartitionManifest,
+        *,
+        target_bytes: int = PLENTY,
+        head: int | None = None,
+        **rules: object,
     ) -> list[Successor]:
-        """Store what compaction leaves, as the job's tasks do."""
+        """Store what compaction leaves of all segments, or of the first *head*, as the job's tasks do."""
+        table = manifest.segments if head is None else manifest.segments.head(head)
         the_rules = CompactionRules(manifest.start_offset, **({"due_before_ms": None} | rules))
         latest: dict[bytes, tuple[int, bool]] = {}
         found: list[LatestKeys] = []
-        for segment in manifest.segments:
+        for segment in table:
             index = await self.archive.remote_log.index_of(self.partition, segment)
             found.append(LatestKeys(index, the_rules))
             key = data_key(self.partition, segment)
@@ -94,7 +107,7 @@ class Job:
         winners = np.array(sorted(offset for offset, is_due in latest.values() if not is_due), np.int64)
         remainders = [
             Remainder(segment, keys.records, keys.keyless + len(_within(winners, segment, segment)))
-            for segment, keys in zip(manifest.segments, found, strict=True)
+            for segment, keys in zip(table, found, strict=True)
         ]
         return [
             await self.rewriter.rewrite(
@@ -149,3 +162,47 @@ def latest_of(
             and 0 <= record.timestamp_ms < due_before_ms
         )
     ]
+
+
+def write(writer: LogWriter, random: Random, *, segments: int) -> None:
+    """Write a few keys again and again, and deletions, in and out of transactions over segments' ends."""
+    for _ in range(segments):
+        for _ in range(random.randrange(5)):
+            count = random.randrange(1, 5)
+            writer.append(
+                *(random.choice([b"x", None, random.randbytes(20)]) for _ in range(count)),
+                keys=random.choices(_KEYS, k=count),
+                producer_id=random.choice(_PRODUCERS),
+                timestamp_ms=DEFAULT_TIME_MS + random.randrange(1000),
+            )
+            for producer_id in writer.open_producers:
+                if random.random() < 0.3:
+                    random.choice([writer.commit, writer.abort])(producer_id)
+        if random.random() < 0.2:
+            writer.begin_epoch(writer.epochs[-1][0] + 1)
+        writer.roll()
+    for producer_id in writer.open_producers:
+        random.choice([writer.commit, writer.abort])(producer_id)
+    writer.append(b"last", keys=[b"last"])
+    writer.roll()
+
+
+async def open_in(store: ObjectStore, manifest: PartitionManifest) -> set[int]:
+    """Return the producers of whose last transactions the archive holds records and no marker."""
+    archive, tracker = archive_in(store), TransactionTracker()
+    for segment in manifest.segments:
+        index = await archive.remote_log.index_of(manifest.partition, segment)
+        async for batch in archive.reader.batches(
+            data_key(manifest.partition, segment), index, from_offset=0
+        ):
+            if batch.header.is_control:
+                tracker.note_marker(batch.header, control_type(batch.data))
+            elif batch.header.is_transactional:
+                tracker.note_data(batch.header)
+    return set(tracker.open_transactions)
+
+
+async def assert_sound(store: ObjectStore, manifest: PartitionManifest) -> None:
+    """Have a deep scrub find no fault."""
+    assert manifest.faults() == ()
+    assert (await archive_in(store).verifier.verify(manifest, deep=True)).faults == ()

@@ -20,64 +20,16 @@ from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import stored_manifest
 from tests.fakes.memory_store import MemoryStore
 from tests.support.examples import examples
-from tests.unit.spark.rewriting import Job, latest_of, records_of
+from tests.unit.spark.rewriting import Job, assert_sound, latest_of, open_in, records_of, write
 from tieringd.errors import CorruptDataError, ObjectNotFound, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key
-from tieringd.formats.records import control_type
-from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.spilling import part_to_spill, spilled
-
-KEYS = [b"", b"a", b"b", b"c", None]
-PRODUCERS = [None, 7, 8]
-
-
-def write(writer: LogWriter, random: Random, *, segments: int) -> None:
-    """Write a few keys again and again, and deletions, in and out of transactions over segments' ends."""
-    for _ in range(segments):
-        for _ in range(random.randrange(5)):
-            count = random.randrange(1, 5)
-            writer.append(
-                *(random.choice([b"x", None, random.randbytes(20)]) for _ in range(count)),
-                keys=random.choices(KEYS, k=count),
-                producer_id=random.choice(PRODUCERS),
-                timestamp_ms=DEFAULT_TIME_MS + random.randrange(1000),
-            )
-            for producer_id in writer.open_producers:
-                if random.random() < 0.3:
-                    random.choice([writer.commit, writer.abort])(producer_id)
-        if random.random() < 0.2:
-            writer.begin_epoch(writer.epochs[-1][0] + 1)
-        writer.roll()
-    for producer_id in writer.open_producers:
-        random.choice([writer.commit, writer.abort])(producer_id)
-    writer.append(b"last", keys=[b"last"])
-    writer.roll()
 
 
 async def readings(store, manifest):
     """Return what both kinds of readers see."""
     archive = archive_in(store)
     return [await records_of(archive, manifest, read_committed=one) for one in (False, True)]
-
-
-async def open_in(store, manifest) -> set[int]:
-    """Return the producers of whose last transactions the archive holds records and no marker."""
-    archive, tracker = archive_in(store), TransactionTracker()
-    for segment in manifest.segments:
-        index = await archive.remote_log.index_of(manifest.partition, segment)
-        async for batch in archive.reader.batches(
-            data_key(manifest.partition, segment), index, from_offset=0
-        ):
-            if batch.header.is_control:
-                tracker.note_marker(batch.header, control_type(batch.data))
-            elif batch.header.is_transactional:
-                tracker.note_data(batch.header)
-    return set(tracker.open_transactions)
-
-
-async def assert_sound(store, manifest) -> None:
-    assert manifest.faults() == ()
-    assert (await archive_in(store).verifier.verify(manifest, deep=True)).faults == ()
 
 
 @given(
