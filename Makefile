@@ -48,8 +48,9 @@ chromium: .venv/.installed-dev ## Fetch Chromium from Debian's packages (into ~/
 dashboards: .venv/.installed-dev ## Write deploy/grafana from its definition
 	$(BIN)/python -m deploy.grafana_dashboards
 
-lock: .venv/.installed-dev ## Write the locks of the container's packages from pyproject.toml (deploy/container)
+lock: .venv/.installed-dev ## Write the locks of the container's packages from pyproject.toml (deploy/container), and their licences (docs/licences.md)
 	$(BIN)/python -m deploy.container_locks
+	$(BIN)/python -m deploy.licences
 
 class-data: kafka ## Make the archives that JVMs of tests start from in half the time (in ~/.cache/tieringd and .venv)
 	$(BIN)/python -m tests.support.make_class_data

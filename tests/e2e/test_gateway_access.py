@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
-from confluent_kafka.admin import AclOperation, AdminClient
+from confluent_kafka.admin import AclOperation, AdminClient, ResourceType
 from kio.schema.errors import ErrorCode
 
 from tests.e2e.conftest import BUCKET
@@ -33,11 +33,14 @@ from tests.support.kafka_messages import fetch_request
 from tests.support.kafka_users import (
     MECHANISMS,
     Login,
+    add_rules,
     add_scram_users,
     allow,
     broker_properties,
     log_in,
     password_of,
+    remove_rules,
+    rule,
 )
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import trusting
@@ -48,8 +51,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOPIC = "guarded"
-USERS = ("reader", "describer", "stranger")
-"""The first may read the topic, the second only describe it, and the third has no rights."""
+USERS = ("reader", "describer", "stranger", "daemon")
+"""The first may read the topic, the second describe it, the third has no rights. The last is a daemon's."""
 VALUES = [bytes([number]) * 100_000 for number in range(45)]
 WHOLE = list(enumerate(VALUES))
 _GROUP_REFUSED = confluent_kafka.KafkaError.GROUP_AUTHORIZATION_FAILED
@@ -343,3 +346,62 @@ async def test_doctor_reads_the_permissions_that_the_broker_lists(guarded, tmp_p
     found = {one["check"]: one for one in json.loads(done.stdout)}
     assert [one for one in found.values() if one["check"].startswith("acl") and one["outcome"] != "ok"] == []
     assert done.returncode == 0, done.stdout
+
+
+async def test_daemon_needs_just_these_rules(guarded, tmp_path, seaweedfs):
+    """
+    With four rules a daemon archives and trims; `doctor` names what is missing without any one of them.
+
+    Kafka takes DELETE for DESCRIBE as well, and ALTER_CONFIGS for DESCRIBE_CONFIGS. Other topics stay hidden.
+    """
+    cluster, topic = guarded.behind.cluster, "least"
+    await cluster.create_topic(topic, configs=SEGMENTS)
+    await cluster.produce(topic, VALUES, max_batch_size=200_000)
+    of_cluster = {"of": ResourceType.BROKER}
+    # A broker lists no operations on what it does not show.
+    needed = {
+        rule("daemon", AclOperation.DESCRIBE, "kafka-cluster", **of_cluster): {
+            "acl_cluster_describe",
+            "acl_cluster_describe_configs",
+            "acl_cluster_alter_configs",
+        },
+        rule("daemon", AclOperation.ALTER_CONFIGS, "kafka-cluster", **of_cluster): {
+            "acl_cluster_describe_configs",
+            "acl_cluster_alter_configs",
+        },
+        rule("daemon", AclOperation.DESCRIBE_CONFIGS, topic): {"acl_topic_describe_configs"},
+        rule("daemon", AclOperation.DELETE, topic): {
+            "acl_topic_describe",
+            "acl_topic_describe_configs",
+            "acl_topic_delete",
+        },
+    }
+    add_rules(cluster.bootstrap, list(needed))
+    local = {topic: {"redpanda.remote.write": True, "retention.local.target.bytes": 1 << 20}}
+    config = kafka_config(
+        *(cluster, seaweedfs, tmp_path / "state"), bucket=BUCKET, prefix="e2e/least", topics=local
+    )
+    config["broker"] |= {
+        "bootstrap": [guarded.behind.gateway_config["broker"]],
+        "security": {
+            "protocol": "SASL_SSL",
+            "sasl_mechanism": "PLAIN",
+            "sasl_username": "daemon",
+            "sasl_password": password_of("daemon"),
+            "ssl_ca_file": str(guarded.certificate),
+        },
+    }
+    path = write_config(tmp_path / "least.yaml", config)
+    with running_daemon(path) as daemon:
+        daemon.until(lambda: daemon.events("local log trimmed", topic=topic), "the log is trimmed")
+
+    async def missing():
+        done = await asyncio.to_thread(run_command, "doctor", "--config", str(path), "--format", "json")
+        found = [one for one in json.loads(done.stdout) if one["check"].startswith("acl")]
+        return {one["check"] for one in found if one["outcome"] != "ok"}
+
+    assert await missing() == set()
+    for one, checks in needed.items():
+        remove_rules(cluster.bootstrap, [one])
+        assert await missing() == checks, one
+        add_rules(cluster.bootstrap, [one])

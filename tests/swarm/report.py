@@ -36,6 +36,8 @@ class Report:
     """Members of the group, one after the other: each went on at the committed offsets."""
     stalls: Counter[str] = field(default_factory=Counter)
     """What clients of those members did not come back from, by the step."""
+    untold: int = 0
+    """How often a member was told of no committed offset, and asked again."""
     told: list[str] = field(default_factory=list)
     """Where those clients were, and where the log of the brokers was."""
     broken: list[str] = field(default_factory=list)
@@ -71,7 +73,8 @@ class Report:
             f"The last run, with seed {self.seed}: {faults} faults of {kinds} kinds in {self.hours:.2f} "
             f"hours ({idle} more had no effect, and do not count), {self.records} acknowledged records, "
             f"transactions {dict(sorted(self.transactions.items()))}, {self.commits} commits of a group's "
-            f"offsets by {self.members} members (given up: {dict(self.stalls) or 'none'}), "
+            f"offsets by {self.members} members (given up: {dict(self.stalls) or 'none'}; asked again for "
+            f"offsets: {self.untold} times), "
             f"{len(self.broken)} promises broken."
         )
         return "\n".join(

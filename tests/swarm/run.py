@@ -244,7 +244,7 @@ class Clients:
         report.transactions = Counter(one.value for one in self._transactions.outcomes)
         report.commits, report.members = self._group.commits, self._group.members
         report.stalls = Counter(self._group.stalls)
-        report.told = self._group.told
+        report.told, report.untold = self._group.told, self._group.untold
 
 
 @asynccontextmanager

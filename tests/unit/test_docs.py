@@ -13,6 +13,7 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from deploy import licences
 from deploy.log_event_page import PAGE as LOG_EVENT_PAGE
 from deploy.log_event_page import page as log_event_page
 from deploy.metrics_reference import PAGE, labels_by_name, rendered
@@ -112,6 +113,17 @@ def test_reference_of_metrics_is_what_the_code_says():
     """`make metrics-reference` writes it, with every metric that a daemon can have."""
     assert PAGE.read_text() == rendered()
     assert set(re.findall(r"^\| `([a-z_]+)`", rendered(), re.MULTILINE)) == set(labels_by_name())
+
+
+def test_licences_are_those_of_the_packages_in_the_image():
+    """`make lock` writes the page. A licence of a family that is not known here has to be looked at first."""
+    rows = dict(re.findall(r"^\| ([\w.-]+) \| (.+) \|$", licences.PAGE.read_text(), re.MULTILINE))
+    del rows["package"]
+    assert list(rows) == licences.locked()
+    assert rows == {package: licences.licence_of(package) for package in rows}
+    known = re.compile(r"MIT|BSD|Apache|PSF|ISC|MPL-2\.0|LGPL-2\.1")
+    assert [package for package, licence in rows.items() if not known.search(licence)] == []
+    assert [package for package, licence in rows.items() if re.search(r"\b(A?GPL)", licence)] == []
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "docs"], ids=page_name)

@@ -284,7 +284,7 @@ async def _broker(config: Config, timeout_seconds: float) -> AsyncIterator[Check
     try:
         found = await broker.permissions(topics)
         yield CheckResult("broker", subject, CheckOutcome.OK, f"cluster {found.cluster_id} answers")
-        archived = await _archived(config, broker, topics)
+        archived = await _archived(config, broker, topics, found)
         groups = await _share_groups(config, broker)
     except TieringError as error:
         yield _of_error("broker", subject, error)
@@ -311,13 +311,22 @@ async def _share_groups(config: Config, broker: KafkaBroker) -> CheckResult:
     return CheckResult(check, subject, CheckOutcome.OK, f"offsets of {len(groups)} share groups are known")
 
 
-async def _archived(config: Config, broker: KafkaBroker, topics: list[str]) -> list[str]:
-    """Return which of *topics* are archived; all of them if their settings may not be read."""
-    try:
-        configs = await broker.topic_configs(topics)
-    except BrokerDenied:
-        return topics
-    return [name for name in topics if config.topic(name, configs.get(name, {})).remote_write]
+async def _archived(config: Config, broker: KafkaBroker, topics: list[str], found: Permissions) -> list[str]:
+    """
+    Return which of *topics* are archived.
+
+    A topic whose settings this user may not read counts: they may switch archiving on. A topic that the
+    broker does not show this user at all counts only if the configuration names it: the daemon leaves all
+    others alone.
+    """
+    granted = {name: found.topics.get(name, frozenset()) for name in topics}
+    readable = [name for name in topics if "DESCRIBE_CONFIGS" in granted[name]]
+    configs = await broker.topic_configs(readable)
+    return [
+        name
+        for name in topics
+        if config.topic(name, configs.get(name, {})).remote_write or (granted[name] and name not in readable)
+    ]
 
 
 def _permissions(config: Config, found: Permissions, archived: list[str]) -> Iterator[CheckResult]:
