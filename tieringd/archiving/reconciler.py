@@ -35,7 +35,7 @@ from tieringd.archiving.manifest_upkeep import FollowedManifests, ManifestUpkeep
 from tieringd.archiving.observer import BrokerSnapshot, Observation, Observer
 from tieringd.archiving.partition_status import OperatorWaitGauge, PartitionFault, PartitionStatus, PassResult
 from tieringd.archiving.pinner import PIN_UNKNOWN_AFTER_SECONDS, PinFacts, Pinner
-from tieringd.archiving.resting import ChangeFeed, Resting
+from tieringd.archiving.resting import ChangeFeed, Resting, WakeUp
 from tieringd.config import Config
 from tieringd.errors import STORE_FAULTS, CorruptDataError, FencedError, TieringError
 from tieringd.formats.object_keys import TopicKey
@@ -71,7 +71,7 @@ class _Running:
     archiver: Archiver
     task: asyncio.Task[None] | None = None
     newest: Observation | None = None
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    arrived: WakeUp = field(default_factory=WakeUp)
     status: PartitionStatus = field(default_factory=PartitionStatus)
 
     def end(self, _: asyncio.Task[None]) -> None:
@@ -486,7 +486,6 @@ class Reconciler:
         """Run one archiver: a step for each observation, and more while it makes progress."""
         while not self._stopping:
             await running.arrived.wait()
-            running.arrived.clear()
             if self._stopping or running.newest is None:
                 continue
             self._resting.wake(leadership)

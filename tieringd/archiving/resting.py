@@ -1,8 +1,11 @@
 """
-Which archivers rest, and until when.
+Which archivers rest, until when, and how one is woken.
 
 A round steps the archivers that are awake and those that are due. `Resting` finds them without asking
 each of ten thousand.
+
+`WakeUp` is what the one task of an archiver waits for. An `asyncio.Event` takes a kilobyte for the list of
+those that wait for it.
 
 `ChangeFeed` tells which archived partitions have changed, for work that goes over all partitions once,
 and then over the changed ones. A partition has changed when there is a new observation of it, when its
@@ -11,6 +14,7 @@ archiver has done a step, and when its archiver begins or ends.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Collection
 from heapq import heapify, heappop, heappush
@@ -20,6 +24,33 @@ from tieringd.model.partition import Leadership
 
 _STALE_DUE_TIMES = 64
 """How many outdated entries the heap of due times may hold, beyond as many as archivers rest."""
+
+
+class WakeUp:
+    """An event that one task at a time waits for. Used on one event loop."""
+
+    __slots__ = ("_is_set", "_waiter")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """Let the waiting task go on, or the next that waits."""
+        self._is_set = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait until it is set, and clear it."""
+        while not self._is_set:
+            assert self._waiter is None, "one task at a time waits"
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._is_set = False
 
 
 class ChangeFeed:

@@ -121,7 +121,6 @@ def clock_status(host: HostTime, history: ClockHistory) -> ClockStatus:
     """Return the current time on *host*, and whether ages are certain."""
     carried_ms = history.agreed.wall_ms + host.milliseconds_since(history.agreed)
     step_ms = host.wall_ms - carried_ms
-    was_set = f"set {'forward' if step_ms > 0 else 'back'} by {abs(step_ms) / 1000:.0f} s while tieringd ran"
     is_own = history.store_time is not None and history.store_time.is_own
     error_ms = host.wall_ms - history.store_time.now_ms(host) if history.store_time else 0
     doubt, latest_ms = "", max(host.wall_ms, carried_ms)
@@ -133,6 +132,9 @@ def clock_status(host: HostTime, history: ClockHistory) -> ClockStatus:
     elif host.wall_ms < EARLIEST_MS and not is_own:
         doubt = "this host's clock shows a year before 2020"
     elif abs(step_ms) > CLOCK_ERROR_MAX_MS and (not is_own or _was_store_set(host, history)):
+        was_set = (
+            f"set {'forward' if step_ms > 0 else 'back'} by {abs(step_ms) / 1000:.0f} s while tieringd ran"
+        )
         doubt = f"this host's clock was {was_set}, and the object store has no clock to compare with"
         if is_own:
             doubt = f"the clocks of this host and of the object store were both {was_set}"

@@ -46,6 +46,8 @@ class ArchiveClock:
         self._store_time: StoreTime | None = None
         self._awaits_store = False
         self._is_doubted = False
+        self._shown: tuple[int, bool] | None = None
+        """Error and doubt as the metrics show them. A step of an archiver asks for the time ten times."""
         self._commit_doubted_at = -math.inf
         """When a manifest with a commit time in the future was last met, by the steady clock."""
 
@@ -96,10 +98,12 @@ class ArchiveClock:
         return found
 
     def _show(self, doubt: str, *, error_ms: int) -> None:
-        if self._metrics is not None:
+        # A store that does not answer is reported elsewhere.
+        shown = error_ms, bool(doubt) and not self._awaits_store
+        if self._metrics is not None and shown != self._shown:
             self._metrics.clock.error_seconds.set(error_ms / 1000)
-            # A store that does not answer is reported elsewhere.
-            self._metrics.clock.is_doubted.set(bool(doubt) and not self._awaits_store)
+            self._metrics.clock.is_doubted.set(shown[1])
+            self._shown = shown
         if bool(doubt) == self._is_doubted or (doubt and self._awaits_store):
             return
         self._is_doubted = bool(doubt)

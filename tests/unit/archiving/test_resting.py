@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import tracemalloc
 from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
@@ -15,7 +16,7 @@ from tests.fakes.manifests import stored_manifest
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.archiver import Archiver
-from tieringd.archiving.resting import ChangeFeed, Resting
+from tieringd.archiving.resting import ChangeFeed, Resting, WakeUp
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.policies.upload_plan import UploadLimits
 
@@ -272,3 +273,50 @@ def test_each_reader_of_a_feed_hears_of_each_change_once(leaderships):
     assert list(first()) == [other]
     assert set(second()) == {one, other}
     assert list(first()) == list(second()) == []
+
+
+async def test_wake_up_before_the_wait_is_not_lost_and_counts_once():
+    """An archiver is woken during its step as well: the next wait ends at once, the one after does not."""
+    wake_up = WakeUp()
+    wake_up.set()
+    wake_up.set()
+    await wake_up.wait()
+    waiting = asyncio.create_task(wake_up.wait())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    wake_up.set()
+    wake_up.set()
+    await waiting
+
+
+async def test_wake_up_survives_a_wait_that_was_cancelled():
+    wake_up = WakeUp()
+    waiting = asyncio.create_task(wake_up.wait())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    wake_up.set()
+    await wake_up.wait()
+
+
+async def test_wake_up_that_comes_with_the_cancellation_is_kept():
+    wake_up = WakeUp()
+    waiting = asyncio.create_task(wake_up.wait())
+    await asyncio.sleep(0)
+    wake_up.set()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    await wake_up.wait()
+
+
+def test_wake_up_takes_little_of_each_idle_partition():
+    """It is the one object of each archiver that waits: an `asyncio.Event` takes a kilobyte."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        kept = [WakeUp() for _ in range(1000)]
+        assert tracemalloc.get_traced_memory()[0] - before < 100 * len(kept)
+    finally:
+        tracemalloc.stop()
