@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from confluent_kafka.admin import AclOperation, ResourceType
 
 from tests.e2e.log_files import RECORDS, add_segments, segment_path, write_partition
 from tests.e2e.sample_topics import SEGMENTS
@@ -29,6 +30,7 @@ from tests.support.daemon import (
     running_daemon,
     write_config,
 )
+from tests.support.kafka_users import add_rules, remove_rules, rule
 from tests.support.ports import free_ports
 from tests.support.prometheus import running_prometheus
 from tests.support.small_disks import second_mount_at, small_disk_at
@@ -41,6 +43,14 @@ QUIET = {
     # A machine that runs tests may have a full disk.
     "space_management_enable": False,
 }
+
+
+SHORTER = {
+    "TieringdLoopStalled": (" > 900", " > 3"),
+    "TieringdHeldByTransaction": (" > 3600", " > 1"),
+    "TieringdHousekeepingStalled": (" > 6 * 3600", " > 3"),
+}
+"""Limits that no test can wait for, and those that are asked for in their place."""
 
 
 @pytest.fixture
@@ -86,6 +96,28 @@ def until_holding(prometheus, *names):
         lambda: holding(prometheus) - {"TieringdDiskFillsSoon"} == set(names),
         lambda: f"exactly {sorted(names)} hold; these hold: {sorted(holding(prometheus))}",
     )
+
+
+def until_soon_holding(prometheus, name, **labels):
+    """Wait until an alert's expression holds for these labels, by its limit in `SHORTER`."""
+    prometheus.until(
+        lambda: shortly_holding(prometheus, name, **labels), f"{name} holds for {labels} by seconds"
+    )
+
+
+def until_soon_ended(prometheus, name, **labels):
+    """Wait until it no longer holds for them."""
+    prometheus.until(
+        lambda: not shortly_holding(prometheus, name, **labels), f"{name} ends for {labels} by seconds"
+    )
+
+
+def shortly_holding(prometheus, name, **labels):
+    limit, shorter = SHORTER[name]
+    expression = rules()[name]
+    assert expression.count(limit) == 1
+    found = prometheus.query(expression.replace(limit, shorter))
+    return [one for one in found if labels.items() <= one["metric"].items()]
 
 
 def until_asked(daemon, *texts):
@@ -140,6 +172,8 @@ def test_store_that_is_away_from_the_start_is_seen(tmp_path, logs, watch):
             "the store is the reason",
         )
         until_asked(daemon, "the object store takes nothing, and what is written waits")
+        until_soon_holding(prometheus, "TieringdLoopStalled", loop="bookkeeping")
+        until_soon_ended(prometheus, "TieringdLoopStalled", loop="disks")
 
 
 def test_first_loss_is_seen_when_it_comes_before_the_first_scrape(config, logs, watch):
@@ -291,6 +325,11 @@ def test_damaged_archive_old_segments_and_few_descriptors_are_seen(tmp_path, log
         pid = daemon.server.pid
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (int(limit["value"][1]) + 5, 4096))
         until_also_holding(prometheus, "TieringdDescriptorsLow")
+        assert prometheus.query("tieringd_daemon_housekeeping_failures_total > 0")
+        until_soon_holding(prometheus, "TieringdHousekeepingStalled", task="scrub")
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (4096, 4096))
+        (tmp_path / "away").rename(archive)
+        until_soon_ended(prometheus, "TieringdHousekeepingStalled", task="scrub")
 
 
 def test_daemon_that_starts_again_and_again_is_seen_and_so_is_none(tmp_path, config, watch):
@@ -367,6 +406,15 @@ async def test_loss_that_is_near_pins_and_producers_held_back_are_seen(kafka, tm
         until_asked(daemon, "the broker deletes data of alerts-", "only pins hold")
         (tmp_path / "away").rename(archive)
         until_ended(prometheus, "TieringdLossIsNear", "TieringdPinsHoldData")
+        assert not shortly_holding(prometheus, "TieringdHeldByTransaction")
+        async with kafka.producer(
+            transactional_id=slow, transaction_timeout_ms=300_000, max_batch_size=200_000
+        ) as producer:
+            async with producer.transaction():
+                for value in VALUES:
+                    await producer.send_and_wait(slow, value)
+                until_soon_holding(prometheus, "TieringdHeldByTransaction")
+            until_soon_ended(prometheus, "TieringdHeldByTransaction")
         good = path.read_text()
         path.write_text(
             good.replace("storage_min_free_bytes: 0", f"storage_min_free_bytes: {1 << 60}").replace(
@@ -388,6 +436,45 @@ async def test_loss_that_is_near_pins_and_producers_held_back_are_seen(kafka, tm
         until_asked(daemon, "over their area, and no more of them may go")
         await kafka.delete_topic(fast)
         until_also_holding(prometheus, "TieringdArchivePurged")
+
+
+async def test_trim_without_the_right_to_delete_is_seen(guarded, tmp_path, watch):
+    """The broker knows the daemon's user, which may see the topic and not delete from it."""
+    topic = f"alerts-{uuid.uuid4().hex[:8]}"
+    allowed = [rule("reader", one, topic) for one in (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)]
+    allowed += [
+        rule("reader", AclOperation.DESCRIBE, "kafka-cluster", of=ResourceType.BROKER),
+        rule("reader", AclOperation.DESCRIBE, "*", of=ResourceType.GROUP),
+    ]
+    security = {
+        "protocol": "SASL_PLAINTEXT",
+        "sasl_username": "reader",
+        "sasl_password": "right",
+    }
+    broker = {
+        "kind": "kafka",
+        "node_id": 1,
+        "bootstrap": [f"127.0.0.1:{guarded.broker.listener_ports['GUARDED']}"],
+        "log_dirs": [str(guarded.log_dir())],
+        "security": security,
+    }
+    changes = {
+        "broker": broker,
+        "cloud_storage_enable_remote_write": False,
+        "topics": {topic: {"redpanda.remote.write": True, "retention.local.target.bytes": 1}},
+        "storage_degraded_action": "alert",
+    }
+    document = directory_config([guarded.log_dir()], tmp_path / "archive", tmp_path / "state", **QUIET)
+    path = write_config(tmp_path / "tieringd.yaml", document | changes)
+    add_rules(guarded.bootstrap, allowed)
+    try:
+        await guarded.create_topic(topic, replicas=[[1]], configs=SEGMENTS | {"retention.ms": "-1"})
+        await guarded.produce(topic, VALUES, max_batch_size=200_000)
+        with running_daemon(path) as daemon, watch(daemon) as prometheus:
+            until_also_holding(prometheus, "TieringdTrimRefused")
+            assert not daemon.metric("tieringd_daemon_trimmed_segments_total")
+    finally:
+        remove_rules(guarded.bootstrap, allowed)
 
 
 def test_two_daemons_under_one_epoch_are_seen(tmp_path, logs, watch):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from tests.e2e.log_files import RECORDS, segment_path, write_partition
 from tests.support.chromium import browser_run
@@ -72,6 +73,7 @@ def test_command_says_the_same_on_one_screen(daemon):
     assert max(map(len, text.splitlines())) < 80
     assert len(text.splitlines()) < 60
     document = json.loads(said("--format", "json"))
+    assert yaml.safe_load(said("--format", "yaml")).keys() == document.keys()
     assert document["faults"] == {"corrupt": 1}
     assert document["led_partitions"] == running.metric("tieringd_led_partitions") == 4
     assert document["archived_bytes"] == running.metric("tieringd_daemon_archive_bytes")

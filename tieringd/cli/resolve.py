@@ -18,7 +18,7 @@ import typer
 
 from tieringd.cli.daemon_status import partition_status
 from tieringd.cli.human import time_text
-from tieringd.cli.options import ConfigFile, Format, OutputFormat, loaded, print_json, run_async
+from tieringd.cli.options import ConfigFile, Format, OutputFormat, loaded, print_document, run_async
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.errors import ConfigError, StorageError, TieringError
@@ -84,7 +84,7 @@ def resolve(
     requested_by: Annotated[
         str | None, typer.Option("--requested-by", help="Who decides; by default this user and this host.")
     ] = None,
-    output: Format = OutputFormat.TEXT,
+    output: Format = OutputFormat.TABLE,
 ) -> None:
     """
     Decide about a partition that waits for an operator after an unclean election.
@@ -110,8 +110,8 @@ def resolve(
             dry_run=dry_run,
         )
     )
-    if output is OutputFormat.JSON:
-        print_json(shown)
+    if output.is_data:
+        print_document(shown, output)
     else:
         _print(shown)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from tieringd.cli.human import human_size
 from tieringd.cli.options import (
     ConfigFile,
     DryRun,
@@ -98,29 +99,28 @@ def _document(report: SpaceReport) -> dict[str, Any]:
 
 def _print(document: dict[str, Any]) -> None:
     typer.echo(
-        f"{', '.join(document['log_dirs'])}: the logs use {format_size(document['log_used_bytes'])} of "
-        f"their area of {format_size(document['log_area_bytes'])}, on a disk of "
-        f"{format_size(document['disk_bytes'])}"
+        f"{', '.join(document['log_dirs'])}: the logs use {human_size(document['log_used_bytes'])} of "
+        f"their area of {human_size(document['log_area_bytes'])}, on a disk of "
+        f"{human_size(document['disk_bytes'])}"
     )
     if document["cache_directory"] is not None:
         typer.echo(
-            f"{document['cache_directory']}: the cache uses {format_size(document['cache_used_bytes'])} of "
-            f"at most {format_size(document['cache_limit_bytes'])}"
+            f"{document['cache_directory']}: the cache uses {human_size(document['cache_used_bytes'])} of "
+            f"at most {human_size(document['cache_limit_bytes'])}"
         )
     if document["cache_excess_bytes"]:
         typer.echo(
-            f"the cache gives up {format_size(document['cache_excess_bytes'])} before any log is trimmed"
+            f"the cache gives up {human_size(document['cache_excess_bytes'])} before any log is trimmed"
         )
     if not document["wanted_bytes"]:
         typer.echo("no log has to be trimmed for space")
     for phase in document["phases"]:
         if phase["removals"]:
-            typer.echo(f"\nphase {phase['phase']}: {phase['title']} ({format_size(phase['size_bytes'])})")
+            typer.echo(f"\nphase {phase['phase']}: {phase['title']} ({human_size(phase['size_bytes'])})")
             print_rows(list(phase["removals"][0]), phase["removals"])
     if document["short_by_bytes"]:
         typer.echo(
-            f"\n{format_size(document['short_by_bytes'])} more are needed, and no other segment may be "
-            "trimmed"
+            f"\n{human_size(document['short_by_bytes'])} more are needed, and no other segment may be trimmed"
         )
     if document["kept"]:
         typer.echo("\nwhat stays")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Final
 import typer
 
 from tieringd.cli.daemon_status import asked
-from tieringd.cli.options import ConfigFile, Format, OutputFormat, loaded
+from tieringd.cli.options import ConfigFile, Format, OutputFormat, loaded, print_document
 from tieringd.config import Config
 from tieringd.daemon.human_units import duration, size
 from tieringd.daemon.operator_tasks import Task
@@ -27,7 +26,7 @@ _MOST_LINES: Final = 5
 
 
 def status(
-    config: ConfigFile = Path("/etc/tieringd/tieringd.yaml"), output: Format = OutputFormat.TEXT
+    config: ConfigFile = Path("/etc/tieringd/tieringd.yaml"), output: Format = OutputFormat.TABLE
 ) -> None:
     """
     Show the running daemon on one screen, and what to do about it.
@@ -35,8 +34,8 @@ def status(
     Exits 1 when the daemon is not ready or does not answer.
     """
     found = asyncio.run(_overview(loaded(config)))
-    if output is OutputFormat.JSON:
-        typer.echo(json.dumps(found, indent=2))
+    if output.is_data:
+        print_document(found, output)
     else:
         for line in screen(overview_of(found)):
             typer.echo(line)

@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+import yaml
 from aiohttp import web
 
 from tests.support.daemon import directory_config, write_config
@@ -66,8 +67,10 @@ async def test_without_a_decision_the_command_shows_what_each_would_lose(archive
 
 @pytest.mark.parametrize("reason", ["divergence_unknown", "transactions_forgotten"])
 async def test_keeping_is_a_way_out_where_it_settles_the_case(archived, reason):
-    """It is no way out elsewhere."""
-    shown = (await resolve(archived, "-f", "json", case=CASE | {"reason": reason, "transactions": []})).json()
+    """It is no way out elsewhere. YAML says the same as JSON."""
+    case = CASE | {"reason": reason, "transactions": []}
+    shown = (await resolve(archived, "-f", "json", case=case)).json()
+    assert yaml.safe_load((await resolve(archived, "-f", "yaml", case=case)).output) == shown
     assert [one["option"] for one in shown["ways_out"]] == ["--keep", "--give-up 0-9"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 
@@ -59,6 +61,13 @@ def test_plan_says_why_the_rest_stays(host):
     (line,) = [line for line in done.output.splitlines() if line.startswith("scratch")]
     assert NOT_TIERED in line
     assert "phase 3: topics on default local settings" in done.output
+
+
+def test_sizes_of_the_plan_are_short(host):
+    """Four digits and a unit: a disk is not told in bytes, nor in KiB."""
+    path, _ = host
+    first = invoked("space", "plan", "--config", path).output.splitlines()[0]
+    assert re.search(r"the logs use [\d.]+k?B of their area of 1B, on a disk of [\d.]{1,5}[GTP]B$", first)
 
 
 def test_plan_names_the_log_directory_that_cannot_be_measured(host):
