@@ -209,6 +209,8 @@ GUARDS: tuple[Guard, ...] = (
             "    if log.epochs and log.epochs[-1][0] > leader_epoch:",
             "    if False:",
         ),
+        # A history that ends with another epoch than the leader's is refused whether it is older or newer.
+        Edit(f"{_POLICIES}/lineage.py", "if newest != leader_epoch:", "if newest < leader_epoch:"),
         # The broker answers for the epoch that it is asked for: the simulated one stands in for it.
         Edit(
             "tests/simulation/cluster_broker.py",
@@ -261,6 +263,7 @@ GUARDS: tuple[Guard, ...] = (
         "return frozenset(hole for hole, first in self._first_scans.items() if first != self._scan_number)",
         "return frozenset(self._first_scans)",
         "A transaction counts as aborted for a hole only when two scans have found it",
+        theme="torn and crossing",
     ),
     guard(
         "no-cut-with-new-holes",
@@ -462,7 +465,7 @@ GUARDS: tuple[Guard, ...] = (
         "        if not kept or one.leader_epoch > kept[-1].leader_epoch:",
         "        if not kept:",
         "A deletion under another leader epoch replaces no recorded one",
-        worlds=STORM,
+        theme="users overtaken",
     ),
     guard(
         "deletion-under-the-epoch-it-had",
@@ -493,7 +496,8 @@ GUARDS: tuple[Guard, ...] = (
         "        return found == merge.parts",
         "        return True",
         "A merge is committed only in the place of just the segments that it was made of",
-        worlds=STORM,
+        worlds=GUST,
+        theme="merges overtaken",
     ),
     guard(
         "named-objects-stay",
@@ -519,7 +523,8 @@ GUARDS: tuple[Guard, ...] = (
         "topic if topic.never_trimmed_because else replace(topic, never_trimmed_because=_NOT_ON_RECORD)",
         "topic",
         "Nothing is trimmed before a topic manifest in the bucket counts its partition",
-        worlds=STORM,
+        worlds=GUST,
+        theme="topics unrecorded",
     ),
     guard(
         "gap-with-what-follows",

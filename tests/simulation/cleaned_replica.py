@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tests.simulation.replica import Replica, _divergence
@@ -100,6 +101,8 @@ class CleanedReplica(Replica):
                 group = []
             group.append(segment)
         self.compact(*(one.base_offset for one in group))
+        # Other files are there now, and daemons have to see them before they can pin them.
+        self._closed_at |= dict.fromkeys((base for base, _ in pairwise(self.bases_on_disk)), now)
 
     def _narrow(self, segment: _Segment, stays: Callable[[Record], bool]) -> None:
         left = ((one, batch_with(memoryview(one.data), stays)) for one in segment.batches)

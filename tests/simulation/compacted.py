@@ -132,7 +132,7 @@ class Compacted(Cluster):
 
     def __init__(self, seed: int, root: Path) -> None:
         super().__init__(seed, root, brokers=2 + seed % 2, partitions=1)
-        self.has_pins = False
+        self.has_pins = seed % 2 == 1
         self._file_bytes = self.random.choice([200, 600, 2000])
         self._tombstone_rate = self.random.choice([0.2, 0.5])
 
@@ -175,6 +175,7 @@ class Compacted(Cluster):
             self._elect_uncleanly: 3 if self.elects_uncleanly else 0,
             self._crash: 3,
             self._outage: 3,
+            self._freeze: 3,
         }
 
     def _append(self, partition: Replication) -> None:

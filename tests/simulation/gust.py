@@ -13,8 +13,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from tests.fakes.store import DistantStore
+from tests.fakes.store import DistantStore, store_unavailable
 from tests.simulation.cluster import IDLE_INTERVAL_SECONDS
+from tests.simulation.faults import ClusterWire
 from tests.simulation.squall import Squall, Theme
 from tests.simulation.storm import HOUR_MS, SMALL_CLOCK_ERROR_MS
 from tests.simulation.storm_broker import StormBroker
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from random import Random
 
-    from tests.simulation.faults import ClusterWire
     from tests.simulation.node import Node
     from tests.simulation.replication import Replication
     from tieringd.archive.scrub.orphan_search import OrphanPage
     from tieringd.broker.pins import PinDirectory
     from tieringd.metrics import Metrics
+    from tieringd.storage.base import Body, Condition, ObjectInfo
 
 SEARCH_SECONDS = 150.0
 """How long a slow search takes. What was archived as it began is older than the grace of orphans by then."""
@@ -114,6 +115,19 @@ GUSTS = (
         event_count=6,
         ordinary={"_burst": 2},
     ),
+    Theme(
+        "topics unrecorded", {"_burst": 10, "_crash": 1}, elects_uncleanly=False, targets=(1,), event_count=8
+    ),
+    Theme(
+        "merges overtaken",
+        {"_overtake_merge": 10},
+        elects_uncleanly=False,
+        merges=True,
+        targets=(-1,),
+        delete_delays=("1s",),
+        event_count=6,
+        ordinary={"_burst": 2},
+    ),
 )
 
 
@@ -141,6 +155,22 @@ class SilentStore(DistantStore):
 
     def _tell_time(self) -> None:
         self._times.note(None)
+
+
+class UnrecordedStore(DistantStore):
+    """A bucket that takes no manifest of a topic for a while, and everything else."""
+
+    recorded_after_seconds = 0.0
+    """Until when it takes none, in loop time."""
+
+    async def put(
+        self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
+    ) -> ObjectInfo:
+        """See `DistantStore.put`."""
+        is_early = asyncio.get_running_loop().time() < self.recorded_after_seconds
+        if is_early and key.endswith("/topic_manifest.json"):
+            raise store_unavailable("put")
+        return await super().put(key, body, crc32c=crc32c, condition=condition)
 
 
 class SlowSearch(OrphanSearch):
@@ -183,6 +213,7 @@ class Gust(Squall):
         name = self.theme.name
         self._is_silent = name == "a store without a clock"
         self._is_misread = name == "misread settings"
+        self._recorded_after_seconds = self._drawn.uniform(10, 40) if name == "topics unrecorded" else 0.0
         if self._is_silent:
             self.store.has_own_clock = False
         if name == "late trims":
@@ -201,6 +232,10 @@ class Gust(Squall):
 
     def store_over(self, wire: ClusterWire, number: int) -> DistantStore:
         """Return the bucket as a daemon reaches it."""
+        if self._recorded_after_seconds:
+            late = UnrecordedStore(self.store, wire, on_put=lambda key: self.on_put(number, key))
+            late.recorded_after_seconds = self._recorded_after_seconds
+            return late
         if not self._is_silent:
             return super().store_over(wire, number)
         return SilentStore(self.store, wire, on_put=lambda key: self.on_put(number, key), deletes_late=True)
@@ -323,6 +358,35 @@ class Gust(Squall):
         pinner.running.set()
         await self._archive()
         self._sync(partition)
+
+    async def _overtake_merge(self, partition: Replication) -> None:
+        """
+        Stop the leader's daemon while it stores a merge, and let a user delete some of what it merges.
+
+        Only merges are stored meanwhile: all that is closed is archived.
+        """
+        random, node = self._drawn, self._node_of(partition.leader)
+        self._end_transactions(partition)
+        for _ in range(2):
+            self._burst(partition)
+        await self._archive()
+        node.store_wire.stops_at = "put", True
+        node.store_wire.stops_after = random.choice([0, 0, 1])
+        stopped = asyncio.Event()
+
+        def stop() -> None:
+            self._freeze_node(node)
+            stopped.set()
+
+        node.store_wire.on_stop = stop
+        if await self._wait(stopped, seconds=20):
+            manifest = self.promises.manifest_of(partition)
+            bases = [one.base_offset for one in manifest.segments][1:] if manifest else []
+            if bases:
+                store = self._store_of_users(ClusterWire(random, fault_rate=0.0))
+                await self.users.delete_by_command(random.choice(bases), store)
+        self._thaw_node(node)
+        await self._archive()
 
     async def _restart_with_clock(self, partition: Replication) -> None:
         """Start a daemon anew with a clock that is behind, or right again, and let it archive."""
