@@ -36,7 +36,14 @@ from tieringd.archiving.uploader import Quarantine, Uploader, UploadOutcome
 from tieringd.archiving.user_deletions import UserDeletions
 from tieringd.broker.base import Broker
 from tieringd.broker.layout import Layout
-from tieringd.errors import CorruptDataError, RetryableError, StorageError, StorageUnavailable, TieringError
+from tieringd.errors import (
+    CorruptDataError,
+    FencedError,
+    RetryableError,
+    StorageError,
+    StorageUnavailable,
+    TieringError,
+)
 from tieringd.formats.record_batch import OldMagicError
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
@@ -257,6 +264,10 @@ class Archiver(LeadershipLogger):
             result = await self._step(seen)
         except TieringError as error:
             self._changes.fail(error)
+            if self.last_manifest is not None and not isinstance(error, FencedError):
+                # What waits grows in an outage. Alerts rest on it, also where the step got no further than
+                # reading the manifest.
+                self._publish(self.last_manifest, seen)
             raise
         if result.waits_for_lineage:
             self._changes.fail(RetryableError(f"{self._partition} waits: {result.waits_because}"))

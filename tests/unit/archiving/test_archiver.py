@@ -455,3 +455,25 @@ async def test_active_segment_that_cannot_be_cut_waits_until_it_is_closed(writer
     expiring = replace(seen, topic=replace(seen.topic, broker_retention_ms=10_000))
     clock.now_ms += 86_400_000
     assert (await archiver.step(expiring)).uploaded == 0
+
+
+async def test_lag_is_shown_while_the_store_is_away(writer, archive, store, metrics, clock):
+    """A step that cannot even read the manifest shows what waits: alerts rest on it."""
+    writer.closed_segment()
+    archiver = archiver_of(writer, archive, FakeBroker(writer), metrics=metrics, now_ms=clock)
+    await archiver.step(observed(writer))
+    writer.closed_segment()
+    seen = observed(writer)
+    clock.now_ms = seen.log.closed_segments[-1].modified_ns // 1_000_000 + 5_000
+    fail_commit(store, after_effect=False)
+    with pytest.raises(StorageUnavailable):
+        await archiver.step(seen)
+    for operation in ("get", "head", "put"):
+        store.fail_next(operation, lambda: store_unavailable("any"), times=99)
+    for age_seconds in (5, 65):
+        with pytest.raises(StorageUnavailable):
+            await archiver.step(seen)
+        labels = {"topic": "orders", "partition": "0"}
+        assert value_of(metrics, "tieringd_upload_lag_seconds", **labels) == pytest.approx(age_seconds)
+        assert value_of(metrics, "tieringd_upload_pending_segments", **labels) == 1
+        clock.now_ms += 60_000

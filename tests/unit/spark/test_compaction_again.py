@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import archive_in, archived
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.memory_store import MemoryStore
 from tests.support.examples import examples
 from tests.unit.model.values import remote, stored
 from tests.unit.spark.rewriting import Job, assert_sound, latest_of, open_in, records_of, write
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
-from tieringd.storage.memory import MemoryStore
 
 
 @given(random=st.randoms(use_true_random=False), segments=st.integers(2, 8), jobs=st.integers(1, 3))
