@@ -22,7 +22,7 @@ def test_every_key_reads_as_it_was_written(tmp_path, chunk, quiet):
 
 def test_histories_have_what_they_are_about(tmp_path, quiet):
     """Cleaners drop tombstones for their age; daemons copy cleaned files, and keep tombstones of others."""
-    histories = [Compacted(seed, tmp_path / str(seed)) for seed in (5, 7)]
+    histories = [Compacted(seed, tmp_path / str(seed)) for seed in (3, 15)]
     for history in histories:
         run_virtual(history.run(), seed=5)
     logs = [replica for history in histories for replica in history.partitions[0].replicas]
