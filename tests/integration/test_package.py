@@ -147,6 +147,7 @@ def test_wheel_has_everything(installed):
         "tieringd/py.typed",
         "tieringd/deploy/prometheus/alerts.yml",
         "tieringd/deploy/grafana/overview.json",
+        "tieringd/deploy/kubernetes/strimzi/brokers/0/kustomization.yaml",
         "tieringd/cli/completion.json",
         "tieringd/cli/spark/quiet-log4j2.properties",
     } <= names

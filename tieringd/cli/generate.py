@@ -1,4 +1,4 @@
-"""`tieringd generate`: print the package's files for the systems that watch tieringd."""
+"""`tieringd generate`: the package's files for the systems that watch tieringd, and those that run it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from textwrap import indent
 from typing import Annotated, Final
 
 import typer
+import yaml
 
 import tieringd
 from tieringd.errors import ConfigError
 
 generate_app = typer.Typer(
-    help="Print files for monitoring systems: alert rules, scrape configuration, dashboards.",
+    help="Print files for monitoring systems, or write manifests for Kubernetes.",
     no_args_is_help=True,
 )
 
 RUNBOOK: Final = "file:///usr/share/doc/tieringd/runbook.md"
 """The runbook's URL in the shipped alert rules; `--runbook` replaces it."""
 _TARGET: Final = "localhost:9640"
+_IMAGE: Final = "registry.example.com/tieringd"
+"""The image in the shipped manifests; `--image` replaces it."""
+_OVERLAYS: Final = ("redpanda", "statefulset", "strimzi")
 _RESOURCE: Final = """\
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
@@ -32,7 +36,7 @@ spec:
 
 @generate_app.callback()
 def _group() -> None:
-    """Print files for the systems that watch tieringd: alert rules, scrape configuration, dashboards."""
+    """Print alert rules, a scrape configuration and dashboards, or write manifests for Kubernetes."""
 
 
 @generate_app.command("prometheus-rules")
@@ -95,6 +99,78 @@ def grafana_dashboard(
         typer.echo(_text("grafana", f"{name}.json"), nl=False)
     else:
         raise ConfigError(f"there is no dashboard {name}", hint=f"Choose one of: {', '.join(names)}")
+
+
+@generate_app.command("kubernetes")
+def kubernetes(
+    overlay: Annotated[
+        str | None, typer.Argument(help="How the brokers run; without it, the ways are listed.")
+    ] = None,
+    directory: Annotated[
+        Path, typer.Option("--directory", help="Where to write the files; no file there is replaced.")
+    ] = Path("kubernetes"),
+    image: Annotated[str, typer.Option("--image", help="The image's name, without a tag.")] = _IMAGE,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Name the files, and write none of them.")
+    ] = False,
+) -> None:
+    """
+    Write the manifests for one way to run brokers on Kubernetes, for `kubectl apply --kustomize`.
+
+    Raises:
+        ConfigError: There is no such way, or a file exists already or cannot be written.
+    """
+    if overlay is None:
+        for one in _OVERLAYS:
+            typer.echo(one)
+        return
+    if overlay not in _OVERLAYS:
+        raise ConfigError(f"there is no overlay {overlay}", hint=f"Choose one of: {', '.join(_OVERLAYS)}")
+    root = _place("kubernetes")
+    texts = {
+        directory / path: root.joinpath(*path.parts).read_text(encoding="utf-8").replace(_IMAGE, image)
+        for path in _files_of(root, overlay)
+    }
+    existing = [str(path) for path in texts if path.exists()]
+    if existing:
+        raise ConfigError(
+            f"{existing[0]} exists already, and nothing was written", hint="Name a new --directory"
+        )
+    for path, text in texts.items():
+        if not dry_run:
+            _write(path, text)
+        typer.echo(path)
+
+
+def _files_of(root: Traversable, overlay: str) -> list[Path]:
+    """Return the files of an overlay and of what it is built on, as paths below *root*."""
+    found, waiting = [], [overlay]
+    while waiting:
+        name = waiting.pop()
+        kustomization = yaml.safe_load(root.joinpath(name, "kustomization.yaml").read_text(encoding="utf-8"))
+        built_on = [*kustomization.get("resources", ()), *kustomization.get("components", ())]
+        waiting += [one.removeprefix("../") for one in built_on if one.startswith("../")]
+        found += _files_below(root.joinpath(name), Path(name))
+    return sorted(found)
+
+
+def _files_below(place: Traversable, path: Path) -> list[Path]:
+    return [
+        each
+        for one in place.iterdir()
+        for each in (_files_below(one, path / one.name) if one.is_dir() else [path / one.name])
+    ]
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}", hint="Name another --directory"
+        ) from error
 
 
 def _text(*path: str) -> str:

@@ -17,10 +17,7 @@ READS_ONLY = {
     *("space ballast show", "topic describe-storage", "topic show"),
     *(f"archive {name}" for name in ("topics", "describe", "manifest", "verify", "cat", "quarantine list")),
     *(f"config {name}" for name in ("check", "show", "schema", "docs")),
-    *(
-        f"generate {name}"
-        for name in ("prometheus-rules", "scrape-config", "grafana-dashboard", "kubernetes")
-    ),
+    *(f"generate {name}" for name in ("prometheus-rules", "scrape-config", "grafana-dashboard")),
     *("spark usage", "spark offsets", "endpoint user list"),
 }
 OTHERWISE = {

@@ -1,4 +1,4 @@
-"""`tieringd generate`: files for the systems that watch tieringd."""
+"""`tieringd generate`: files for the systems that watch tieringd, and for Kubernetes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,53 @@ def test_dashboards_are_those_of_the_repository():
     assert "overview" in str(refused.value)
 
 
-@pytest.mark.parametrize("kind", ["grafana", "prometheus"])
+def files_below(directory):
+    return {path.relative_to(directory) for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("overlay", "built_on"),
+    [("statefulset", {"common", "sidecar"}), ("strimzi", {"common"}), ("redpanda", {"common"})],
+)
+def test_manifests_for_kubernetes_are_those_of_the_repository(tmp_path, overlay, built_on):
+    """An overlay comes with what it is built on, and with nothing else."""
+    directory, shipped = tmp_path / "k8s", ROOT / "deploy" / "kubernetes"
+    dry = printed("kubernetes", overlay, "--directory", str(directory), "--dry-run")
+    assert not directory.exists()
+    assert printed("kubernetes", overlay, "--directory", str(directory)) == dry
+    found = files_below(directory)
+    assert found == {one for one in files_below(shipped) if one.parts[0] in built_on | {overlay}}
+    assert sorted(dry.split()) == sorted(str(directory / one) for one in found)
+    for one in found:
+        assert (directory / one).read_text() == (shipped / one).read_text()
+
+
+def test_manifests_for_kubernetes_name_the_image_and_replace_no_file(tmp_path):
+    """A second run would take back what the operator has changed."""
+    arguments = ("kubernetes", "redpanda", "--directory", str(tmp_path), "--image", "here/tieringd")
+    printed(*arguments)
+    values = tmp_path / "redpanda" / "values.yaml"
+    assert "image: here/tieringd:0.1.0" in values.read_text()
+    values.write_text("mine")
+    (tmp_path / "common" / "podmonitor.yaml").unlink()
+    with pytest.raises(ConfigError, match="exists already, and nothing was written"):
+        printed(*arguments)
+    assert values.read_text() == "mine"
+    assert not (tmp_path / "common" / "podmonitor.yaml").exists()
+
+
+def test_ways_to_run_on_kubernetes_are_listed(tmp_path):
+    """Each is a directory of the repository; another is an error with their names."""
+    assert printed("kubernetes").split() == ["redpanda", "statefulset", "strimzi"]
+    with pytest.raises(ConfigError, match="there is no overlay none") as refused:
+        printed("kubernetes", "none")
+    assert "statefulset" in str(refused.value)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        printed("kubernetes", "redpanda", "--directory", str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("kind", ["grafana", "kubernetes", "prometheus"])
 def test_files_are_in_the_package(kind):
     """An installed package has them where the command looks for them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -62,6 +62,7 @@ WITHOUT_A_SITE = {
     "generate prometheus-rules": (),
     "generate scrape-config": (),
     "generate grafana-dashboard": ("overview",),
+    "generate kubernetes": (),
 }
 ONLY_HELP = {
     "gateway": "a server that prints nothing",

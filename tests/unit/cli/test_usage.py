@@ -35,6 +35,7 @@ def test_commands_are_those_of_this_release():
         "space plan",
         "generate",
         "generate grafana-dashboard",
+        "generate kubernetes",
         "generate prometheus-rules",
         "generate scrape-config",
         "spark",
