@@ -131,12 +131,9 @@ def kubernetes(
         directory / path: root.joinpath(*path.parts).read_text(encoding="utf-8").replace(_IMAGE, image)
         for path in _files_of(root, overlay)
     }
-    existing = [str(path) for path in texts if path.exists()]
-    if existing:
-        raise ConfigError(
-            f"{existing[0]} exists already, and nothing was written", hint="Name a new --directory"
-        )
-    for path, text in texts.items():
+    # Two overlays may share a directory, and what both are built on.
+    new = {path: text for path, text in texts.items() if not _has(path, text)}
+    for path, text in new.items():
         if not dry_run:
             _write(path, text)
         typer.echo(path)
@@ -160,6 +157,23 @@ def _files_below(place: Traversable, path: Path) -> list[Path]:
         for one in place.iterdir()
         for each in (_files_below(one, path / one.name) if one.is_dir() else [path / one.name])
     ]
+
+
+def _has(path: Path, text: str) -> bool:
+    """
+    Say whether the file at *path* has this *text* already.
+
+    Raises:
+        ConfigError: Something else is there.
+    """
+    if not path.exists():
+        return False
+    if not path.is_file() or path.read_bytes() != text.encode():
+        raise ConfigError(
+            f"{path} exists already with other content, and nothing was written",
+            hint="Name a new --directory",
+        )
+    return True
 
 
 def _write(path: Path, text: str) -> None:

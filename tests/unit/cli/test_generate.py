@@ -88,6 +88,7 @@ def test_manifests_for_kubernetes_are_those_of_the_repository(tmp_path, overlay,
     assert sorted(dry.split()) == sorted(str(directory / one) for one in found)
     for one in found:
         assert (directory / one).read_text() == (shipped / one).read_text()
+    assert not printed("kubernetes", overlay, "--directory", str(directory)), "all is there"
 
 
 def test_manifests_for_kubernetes_name_the_image_and_replace_no_file(tmp_path):
@@ -98,7 +99,7 @@ def test_manifests_for_kubernetes_name_the_image_and_replace_no_file(tmp_path):
     assert "image: here/tieringd:0.1.0" in values.read_text()
     values.write_text("mine")
     (tmp_path / "common" / "podmonitor.yaml").unlink()
-    with pytest.raises(ConfigError, match="exists already, and nothing was written"):
+    with pytest.raises(ConfigError, match="exists already with other content, and nothing was written"):
         printed(*arguments)
     assert values.read_text() == "mine"
     assert not (tmp_path / "common" / "podmonitor.yaml").exists()
