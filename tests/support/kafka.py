@@ -16,6 +16,7 @@ import time
 import uuid
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -32,7 +33,6 @@ from tests.support.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-    from pathlib import Path
 
 _READY_TIMEOUT_SECONDS = 90
 _STOP_TIMEOUT_SECONDS = 60
@@ -270,8 +270,7 @@ class KafkaCluster:
                 **(properties or {}),
             }
             _write_properties(node, settings)
-            is_preview = settings.get("unstable.feature.versions.enable") == "true"
-            await asyncio.to_thread(_format, node, cluster_id, is_preview=is_preview)
+            await asyncio.to_thread(_format, node, cluster_id, settings)
         cluster = cls(cluster_id, nodes)
         try:
             await cluster.launch()
@@ -466,30 +465,31 @@ whether it takes features that are previews.
 """
 
 
-def _format(node: KafkaBrokerProcess, cluster_id: str, *, is_preview: bool) -> None:
+def _format(node: KafkaBrokerProcess, cluster_id: str, settings: Mapping[str, str]) -> None:
     """
-    Format the log directory of a node.
+    Format the log directories of a node.
 
     Kafka's tool formats the first node of this process. The checkpoint that it writes has the feature
     levels of these jars, and nothing of the node or the cluster. So later nodes get a copy, without
     starting a JVM.
     """
     checkpoint = node.log_dir / "bootstrap.checkpoint"
-    kind = node.jars, is_preview
+    kind = node.jars, settings.get("unstable.feature.versions.enable") == "true"
     if kind not in _formatted:
         _format_with_kafka(node, cluster_id)
         _formatted[kind] = checkpoint.read_bytes()
         return
-    node.log_dir.mkdir()
+    for log_dir in map(Path, settings.get("log.dirs", str(node.log_dir)).split(",")):
+        log_dir.mkdir()
+        properties = {
+            "version": "1",
+            "cluster.id": cluster_id,
+            "node.id": str(node.node_id),
+            "directory.id": _random_id(),
+        }
+        text = "".join(f"{name}={value}\n" for name, value in properties.items())
+        (log_dir / "meta.properties").write_text(text)
     checkpoint.write_bytes(_formatted[kind])
-    properties = {
-        "version": "1",
-        "cluster.id": cluster_id,
-        "node.id": str(node.node_id),
-        "directory.id": _random_id(),
-    }
-    text = "".join(f"{name}={value}\n" for name, value in properties.items())
-    (node.log_dir / "meta.properties").write_text(text)
 
 
 def _format_with_kafka(node: KafkaBrokerProcess, cluster_id: str) -> None:

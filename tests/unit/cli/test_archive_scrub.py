@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from dataclasses import replace
 
 import pytest
 import xxhash
@@ -13,6 +14,7 @@ import xxhash
 from tests.unit.cli.commands import TOPIC, invoked
 from tieringd.clock import wall_clock_ms
 from tieringd.errors import ConfigError, ObjectNotFound
+from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 
 
 @pytest.fixture
@@ -30,7 +32,9 @@ def scrubbed(site, *options, exit_code: int = 0):
 
 
 def left_behind(site, *, days: int = 2):
-    """Store what a crash left behind so many days ago; return its file."""
+    """Store what a crash left behind so many days ago, when the manifest was there; return its file."""
+    for path in site.objects("manifest"):
+        path.write_bytes(encode_manifest(replace(decode_manifest(path.read_bytes()), began_at_ms=0)))
     log = site.objects("*.log")[0]
     fields = log.name.split("-")
     fields[4] = "dead"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from tests.unit.archive.test_segment_swap import merge_all
 from tests.unit.spark.jobs.shelf import Shelf, spread
 from tests.unit.spark.rewriting import Job, records_of
 from tests.unit.spark.test_compaction import write
+from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.formats.object_keys import manifest_key, rewriting_prefix
 from tieringd.policies.segment_merge import MergeLimits
 from tieringd.spark.bucket import bucket_of
@@ -255,5 +257,7 @@ def test_scrub_keeps_records_that_are_needed(shelf):
         os.utime(shelf.root / key, (1, 1))
     assert orphans(shelf) == []
 
-    shelf.write(manifest_key(writer.identified), before)
+    # What is older than the manifest is no orphan.
+    older = replace(decode_manifest(before), began_at_ms=0)
+    shelf.write(manifest_key(writer.identified), encode_manifest(older))
     assert orphans(shelf) == named
