@@ -89,7 +89,7 @@ COMMANDS: Final = {
     "generate": CommandPlace(
         "tieringd.cli.generate",
         "generate_app",
-        "Print files for monitoring systems: alert rules, scrape configuration, dashboards.",
+        "Print files for monitoring systems, or write manifests for Kubernetes.",
     ),
     "logdirs": CommandPlace(
         "tieringd.cli.logdirs",
