@@ -233,5 +233,7 @@ async def test_brokers_that_lost_checkpoints_or_a_replica_are_archived_on(
     assert [record.offset for record in found] == list(range(len(first + second + first)))
     assert [record.value for record in found] == first + second + first
     assert not archived_manifest(objects, topic).gaps
-    assert not daemons.events("archiver stopped")
+    # The daemon of a broker that leads no more may meet its successor's manifest before it hears of that.
+    stopped = [one["reason"] for one in daemons.events("archiver stopped")]
+    assert all("owns the manifest" in reason for reason in stopped), stopped
     assert_whole(daemons.config())
