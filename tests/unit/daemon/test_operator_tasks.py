@@ -111,7 +111,7 @@ FAULTS = {
 
 
 def test_daemon_that_is_well_asks_for_nothing(found, metrics):
-    """Durable partitions, a disk with room, pins and loops that work need nobody."""
+    """Nothing is to be done for durable partitions, a disk with room, and pins and loops that work."""
     metrics.partitions.show(TopicPartition("orders", 0), PartitionFigures(seconds_to_loss=60.0))
     metrics.disk.alert[1].labels("/logs").set(0)
     metrics.health.pins_available.labels("/logs").set(1)
