@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.log_files import RECORDS, write_partition
 from tests.support.daemon import directory_config, run_command, run_well, running_daemon, write_config
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), ROOT / "tests" / "README.md"]
@@ -126,7 +127,10 @@ def live(tmp_path_factory):
         "ballast_file_path": str(root / "ballast"),
         "ballast_file_size": 4096,
     }
-    config = directory_config([root / "logs"], root / "archive", root / "state", **ballast)
+    (port,) = free_ports(1)
+    # `tieringd status` reads the port from the configuration.
+    admin = {"admin": {"port": port}}
+    config = directory_config([root / "logs"], root / "archive", root / "state", **ballast, **admin)
     path = write_config(root / "tieringd.yaml", config)
     new = write_config(root / "new.yaml", config | {"cloud_storage_file_root": str(root / "new")})
     run_well("archive", "init", "--config", str(new))

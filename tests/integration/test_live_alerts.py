@@ -438,6 +438,7 @@ async def test_loss_that_is_near_pins_and_producers_held_back_are_seen(kafka, tm
         until_also_holding(prometheus, "TieringdArchivePurged")
 
 
+# Long: two brokers with users start for it, and Prometheus evaluates the rules by real time.
 async def test_trim_without_the_right_to_delete_is_seen(guarded, tmp_path, watch):
     """The broker knows the daemon's user, which may see the topic and not delete from it."""
     topic = f"alerts-{uuid.uuid4().hex[:8]}"

@@ -122,7 +122,7 @@ class Moments:
         lines = [
             f"## {title}",
             "",
-            what,
+            fill(what, 110, break_long_words=False, break_on_hyphens=False),
             "",
             "| daemon | `/readyz` | what `tieringd status` asks for |",
             "|---|---|---|",
