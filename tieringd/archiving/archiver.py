@@ -265,8 +265,8 @@ class Archiver(LeadershipLogger):
         except TieringError as error:
             self._changes.fail(error)
             if self.last_manifest is not None and not isinstance(error, FencedError):
-                # What waits grows in an outage. Alerts rest on it, also where the step got no further than
-                # reading the manifest.
+                # The backlog grows in an outage, and alerts rest on its figures. A step may fail as early as
+                # the reading of the manifest.
                 self._publish(self.last_manifest, seen)
             raise
         if result.waits_for_lineage:
@@ -325,9 +325,9 @@ class Archiver(LeadershipLogger):
                 stored, expired = await self._retention.step(stored, seen)
             trimmed += await self._trimmer.trim_expired(stored.existing, seen)
             stored = await self._spiller.step(stored, seen)
-        left = self._publish(stored.existing, seen)
         if isinstance(failure, TieringError):
             raise failure
+        left = self._publish(stored.existing, seen)
         # A commit after the trim was planned may allow more of it: a replaced segment now matches its file.
         is_changed = stored.version != version_before
         has_acted = bool(plan.slices or trimmed or expired or is_changed)

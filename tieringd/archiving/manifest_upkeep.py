@@ -113,9 +113,9 @@ class ManifestUpkeep:
 
         *check_store* gets the cluster's id, and raises unless the store is fit for use and the archive is
         that of this cluster. Until it passes no topic is known, so nothing is archived. *clean_up* removes
-        what killed processes left in the store, and returns how many uploads it removed. *left_decisions*
-        ends the operators' decisions that they left. At most one listing of the bucket for topic changes is
-        made in *interval_seconds*.
+        uploads that killed processes left incomplete, and returns their number. *left_decisions* completes
+        the records of operators' decisions that killed processes carried out. At most one listing of the
+        bucket for topic changes is made in *interval_seconds*.
         """
         self._registry = registry
         self._followed_manifests = followed_manifests

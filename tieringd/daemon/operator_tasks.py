@@ -1,5 +1,5 @@
 """
-What needs a person: the part of an overview that says what to do.
+The tasks for an operator: the part of an overview that says what to do.
 
 Each task says what is wrong, with its consequence, and has the command to type first. What keeps the daemon
 from being ready comes first, then data that is about to be lost, full disks, partitions, and the rest. The
@@ -75,7 +75,7 @@ class Task:
 
 
 class FaultyPartition(Protocol):
-    """What is told of a partition with a fault."""
+    """A partition of an overview, with the kind of its fault."""
 
     @property
     def topic(self) -> str:
@@ -92,11 +92,11 @@ class FaultyPartition(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the tasks are found in, all of one moment."""
+    """The state of the daemon from which the tasks follow, all of one moment."""
 
     uptime_seconds: float
     reasons: Mapping[str, str]
-    """What keeps the daemon from being ready, by a reason's name; only those that do."""
+    """The reasons why the daemon is not ready: the text of each by its name. Empty when it is ready."""
     partitions: Sequence[FaultyPartition]
     figures: Mapping[TopicPartition, PartitionFigures]
     sums: Sums
@@ -107,7 +107,7 @@ class Seen:
 
 
 def tasks(seen: Seen, metrics: Metrics) -> Iterator[Task]:
-    """Yield what needs a person, the most urgent first."""
+    """Yield the tasks for an operator, the most urgent first."""
     yield from _why_not_ready(seen)
     yield from _near_losses(seen, metrics)
     yield from _full_disks(metrics, is_settled=seen.uptime_seconds >= SETTLED_SECONDS)

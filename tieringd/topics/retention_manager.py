@@ -95,7 +95,7 @@ class RetentionManager:
         # from being sent.
         send_by = asyncio.get_running_loop().time() + ORDER_WITHIN_SECONDS
         if (await self._registry.change(key, record)).retention_released:
-            # What this process last read of the topic may be from before the release.
+            # This process may have read the topic's manifest before the release.
             return
         if await self._broker.topic_overrides(key.topic) != found:
             # Storing the record may have taken long. The next round records the new values.
