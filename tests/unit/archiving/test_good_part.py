@@ -43,6 +43,15 @@ async def stepped(archiver, writer):
     return archiver.manifest
 
 
+async def spoiled(store, writer, manifest, *, is_missing: bool) -> tuple[str, bytes]:
+    """Delete the first segment's object, or damage it; return its key and its bytes."""
+    key = data_key(writer.identified, manifest.segments[0])
+    data, _ = await store.get(key)
+    damaged = data[:70] + bytes([data[70] ^ 1]) + data[71:]
+    await (store.delete_many([key]) if is_missing else store.put(key, damaged, crc32c=crc32c(damaged)))
+    return key, data
+
+
 async def expect_as_in_the_log(archive, writer, manifest) -> None:
     assert manifest.next_offset == writer.bases[-1]
     for read_committed in (False, True):
@@ -128,10 +137,7 @@ async def test_log_that_has_all_replaces_a_good_part_that_cannot_be_read(
     divergence = writer.append(b"lost")
     writer.roll()
     before = await archived(writer, archive)
-    key = data_key(writer.identified, before.segments[0])
-    data, _ = await store.get(key)
-    damaged = data[:70] + bytes([data[70] ^ 1]) + data[71:]
-    await (store.delete_many([key]) if is_missing else store.put(key, damaged, crc32c=crc32c(damaged)))
+    await spoiled(store, writer, before, is_missing=is_missing)
     writer.truncate(divergence)
     writer.begin_epoch(1)
     writer.closed_segment(b"another leader's")
@@ -325,10 +331,7 @@ async def test_unreadable_segment_is_for_an_operator_until_it_is_repaired(
     divergence = writer.append(b"lost")
     writer.roll()
     before = await archived(writer, archive)
-    key = data_key(writer.identified, before.segments[0])
-    data, _ = await store.get(key)
-    damaged = data[:70] + bytes([data[70] ^ 1]) + data[71:]
-    await (store.delete_many([key]) if is_missing else store.put(key, damaged, crc32c=crc32c(damaged)))
+    key, data = await spoiled(store, writer, before, is_missing=is_missing)
     leads_from(writer, divergence)
     writer.closed_segment(b"another leader's")
     archiver = archiver_of(writer, archive, broker, leader_epoch=1)

@@ -49,18 +49,28 @@ class HintedTrimmer(Trimmer):
 
 
 @pytest.fixture
-def trimmer(writer, broker, archive, metrics, clock):
-    return HintedTrimmer(
-        Leadership(writer.identified, 0),
-        broker=broker,
-        remote_log=archive.remote_log,
-        metrics=metrics,
-        share_groups=ShareGroups(broker, metrics=metrics, steady_ms=clock, hold_ms=SHARE_GROUP_HOLD_MS),
-        steady_ms=clock,
-        ages_ms=lambda _: clock(),
-        is_current=always,
-        record=recorded,
-    )
+def trimmer_with(writer, broker, archive, metrics, clock):
+    """Return a function that makes a trimmer with this remote log, and these answers of its leadership."""
+
+    def make(*, remote_log=archive.remote_log, is_current=always) -> HintedTrimmer:
+        return HintedTrimmer(
+            Leadership(writer.identified, 0),
+            broker=broker,
+            remote_log=remote_log,
+            metrics=metrics,
+            share_groups=ShareGroups(broker, metrics=metrics, steady_ms=clock, hold_ms=SHARE_GROUP_HOLD_MS),
+            steady_ms=clock,
+            ages_ms=lambda _: clock(),
+            is_current=is_current,
+            record=recorded,
+        )
+
+    return make
+
+
+@pytest.fixture
+def trimmer(trimmer_with):
+    return trimmer_with()
 
 
 async def test_files_that_an_observation_lacks_are_not_trimmed(writer, archive, trimmer, broker):
@@ -256,20 +266,10 @@ class CountingLog:
 
 
 @pytest.fixture
-def counted(writer, broker, archive, metrics, clock):
+def counted(archive, trimmer_with):
     """Give a remote log that counts, and a trimmer that uses it."""
     counting = CountingLog(archive.remote_log)
-    trimmer = HintedTrimmer(
-        Leadership(writer.identified, 0),
-        broker=broker,
-        remote_log=counting,
-        metrics=metrics,
-        share_groups=ShareGroups(broker, metrics=metrics, steady_ms=clock, hold_ms=SHARE_GROUP_HOLD_MS),
-        steady_ms=clock,
-        ages_ms=lambda _: clock(),
-        is_current=always,
-        record=recorded,
-    )
+    trimmer = trimmer_with(remote_log=counting)
     return counting, trimmer
 
 
@@ -424,7 +424,7 @@ async def test_trim_is_refused_once_leadership_has_moved(writer, archive, trimme
     assert metrics.registry.get_sample_value("tieringd_trim_failures_total", labels) == 3
 
 
-async def test_leader_that_does_not_know_its_successor_trims_nothing(writer, archive, broker, metrics, clock):
+async def test_leader_that_does_not_know_its_successor_trims_nothing(writer, archive, broker, trimmer_with):
     """Also where the trim is on record already, so that no commit stands between."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
@@ -433,17 +433,7 @@ async def test_leader_that_does_not_know_its_successor_trims_nothing(writer, arc
     async def is_current() -> bool:
         return answers.pop(0)
 
-    trimmer = HintedTrimmer(
-        Leadership(writer.identified, 0),
-        broker=broker,
-        remote_log=archive.remote_log,
-        metrics=metrics,
-        share_groups=ShareGroups(broker, metrics=metrics, steady_ms=clock, hold_ms=SHARE_GROUP_HOLD_MS),
-        steady_ms=clock,
-        ages_ms=lambda _: clock(),
-        is_current=is_current,
-        record=recorded,
-    )
+    trimmer = trimmer_with(is_current=is_current)
     seen = observed(writer, target_bytes=0)
     assert await trimmer.trim(manifest, seen) == 0
     assert (broker.trims, writer.log_start_offset) == ([], 0)
@@ -451,7 +441,7 @@ async def test_leader_that_does_not_know_its_successor_trims_nothing(writer, arc
 
 
 async def test_leader_that_does_not_know_its_successor_trims_nothing_that_expired(
-    writer, archive, broker, metrics, clock
+    writer, archive, broker, clock, trimmer_with
 ):
     """Its successor may have cut the archive back, and its log has other records below the old start."""
     writer.closed_segment()
@@ -461,17 +451,7 @@ async def test_leader_that_does_not_know_its_successor_trims_nothing_that_expire
     async def is_current() -> bool:
         return answers.pop(0)
 
-    trimmer = HintedTrimmer(
-        Leadership(writer.identified, 0),
-        broker=broker,
-        remote_log=archive.remote_log,
-        metrics=metrics,
-        share_groups=ShareGroups(broker, metrics=metrics, steady_ms=clock, hold_ms=SHARE_GROUP_HOLD_MS),
-        steady_ms=clock,
-        ages_ms=lambda _: clock(),
-        is_current=is_current,
-        record=recorded,
-    )
+    trimmer = trimmer_with(is_current=is_current)
     seen = observed(writer)
     assert await trimmer.trim_expired(manifest, seen) == 0
     assert (broker.trims, writer.log_start_offset) == ([], 0)
