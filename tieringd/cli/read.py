@@ -104,14 +104,17 @@ def read(
     timestamp: Annotated[
         int | None,
         typer.Option(
-            help="Begin at the first record of this time: 2026-01-31T12:00:00Z, or ms since the epoch.",
+            help="Begin at the first record of this time: 2026-01-31T12:00Z, or ms since the epoch.",
             parser=moment,
             metavar="TIME",
         ),
     ] = None,
     count: Annotated[int | None, typer.Option(help="Print at most this many records.", min=0)] = None,
     isolation: Annotated[
-        Isolation, typer.Option(help="read_committed leaves out aborted transactions.")
+        Isolation,
+        typer.Option(
+            metavar="LEVEL", help="read_committed leaves out aborted transactions; or read_uncommitted."
+        ),
     ] = Isolation.READ_UNCOMMITTED,
     output: Annotated[
         RecordFormat, typer.Option("--format", "-f", help="json prints keys and values in base64.")
