@@ -53,7 +53,7 @@ leaderships = st.builds(
 
 @given(st.sets(leaderships), st.sets(leaderships), st.sets(leaderships))
 def test_assignment_leads_to_what_is_wanted(wanted, running, fenced):
-    """After the plan, all that runs is wanted, and all that is wanted runs or is fenced."""
+    """The plan stops what is not wanted, and starts what is wanted and not fenced. A second plan is empty."""
     found = plan_assignment(wanted, running, fenced)
     after = (running - set(found.stop)) | set(found.start)
     assert wanted - fenced <= after <= wanted

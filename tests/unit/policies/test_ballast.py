@@ -44,7 +44,7 @@ def test_ballast_plan(free, held, state, releases, expected):
 
 @given(st.integers(0, 1000), st.integers(1, 1000))
 def test_ballast_that_is_made_never_makes_its_disk_low(free, size):
-    """Of a disk that is all right, what is left beside the ballast is all right as well."""
+    """A disk that has room for the ballast is still all right once the ballast is on it."""
     if plan(free, size=size) is BallastAction.CREATE:
         after = DiskReading("/d", total_bytes=1000, free_bytes=free - size)
         for previous in DiskState:

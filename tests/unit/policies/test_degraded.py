@@ -44,7 +44,7 @@ def used_by(user: str, client_id: str, current) -> float | None:
 
 @given(quotas, st.sampled_from(["a", "b", "other"]), st.sampled_from(["a", "b", "other"]))
 def test_after_lowering_no_client_may_write_more(current, user, client_id):
-    """With any settings, the quota that counts for a client is at most the rate."""
+    """The quota that counts for a client is at most the rate after lowering, with any settings."""
     changes = plan_lowering(current, RATE)
     lowered = current | still_to_lower(changes, current, RATE)
     found = used_by(user, client_id, lowered)

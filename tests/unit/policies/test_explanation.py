@@ -113,7 +113,7 @@ def test_open_transaction_holds_a_segment_and_those_after_it():
 
 
 def test_active_segment_tells_when_its_stable_part_goes():
-    """With an upload interval the stable part is due that long after the last upload, and goes then."""
+    """The stable part of the active segment is due one upload interval after the last upload."""
     topic = facts(upload_interval_ms=60_000)
     manifest = archive(*BASES)
     uploaded_ms = TIME_MS + 2000
@@ -186,7 +186,7 @@ def test_segment_in_two_pieces_is_as_young_as_the_younger_and_goes_with_the_late
 
 
 def test_log_without_an_active_segment_repeats_nothing():
-    """Where only closed segments are known, as of Redpanda, a stored one that is on disk has one entry."""
+    """A stored segment that is on disk has one entry. Redpanda's logs show only closed segments."""
     log = local_log(BASES)
     closed = replace(log, segments=log.segments[:-1])
     found = explained(facts(), log=closed, manifest=archive(*BASES))
@@ -203,7 +203,7 @@ def test_stored_segment_in_a_hole_of_the_log_is_told():
 
 
 def test_trimmed_segment_waits_for_the_broker():
-    """Below the log's start the files are the broker's to delete."""
+    """Files below the log's start are the broker's to delete."""
     found = explained(facts(), manifest=archive(*BASES), start=20)
     assert [found[base].state for base in (0, 10, 20)] == [State.LEAVING, State.LEAVING, State.KEPT]
     assert found[10].reason == "the log begins after the segment, at offset 20"
@@ -217,14 +217,14 @@ def test_trimmed_segment_waits_for_the_broker():
     ],
 )
 def test_topic_without_local_retention_gives_up_all_that_is_durable(topic, because):
-    """Where local retention has no say, everything durable may go, whatever the limits are."""
+    """Everything durable may go if local retention does not apply to the topic, whatever the limits are."""
     found = explained(topic, manifest=archive(*BASES[:4]))
     assert [found[base].state for base in BASES] == [*[State.TRIMMABLE] * 3, State.DUE, State.ACTIVE]
     assert because in found[0].reason
 
 
 def test_topic_without_local_retention_still_waits_for_what_is_not_durable():
-    """Behind a file that is not proved nothing goes, and local limits are not named as the reason."""
+    """Segments behind a file that is not proved stay, and local limits are not named as the reason."""
     found = explained(
         facts(mode=StorageMode.CLOUD, target_bytes=10**9), manifest=archive(*BASES), sizes={0: 1000}
     )
@@ -255,7 +255,7 @@ def test_topic_without_local_retention_still_waits_for_what_is_not_durable():
     ],
 )
 def test_topic_that_is_never_trimmed_says_why(topic, reason, next_step):
-    """However far past its target, a segment stays, and the reason is the topic's."""
+    """A segment stays, however far past its target, and the reason is the topic's."""
     found = explained(topic, manifest=archive(*BASES))
     assert [found[base].state for base in BASES[:-1]] == [State.KEPT] * 4
     assert found[0].reason == reason
@@ -388,7 +388,7 @@ def test_file_with_another_size_than_its_copy_is_unproved(topic, next_step):
 
 
 def test_compacted_file_that_replaces_nothing_says_why():
-    """Where housekeeping leaves a compacted segment alone, the reason is the policy's."""
+    """The next step of a compacted segment gives housekeeping's reason for not uploading it again."""
     topic = facts(target_bytes=0, is_compacted=True, is_compact_only=True, reuploads_compacted=True)
     found = explained(topic, manifest=archive(*BASES), sizes={10: 1025})
     assert found[10].state is State.UNPROVED

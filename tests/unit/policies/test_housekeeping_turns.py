@@ -1,4 +1,4 @@
-"""When housekeeping gets a turn, and whose turn it is."""
+"""Turns of housekeeping: the time of the next one, and the job that gets it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def planned(*jobs, traffic=QUIET, round_at=0.0, now=NOW, limits=LIMITS):
     ],
 )
 def test_store_is_idle_at_or_below_the_threshold_for_a_whole_window(traffic, because):
-    """As many requests as rps times the window's seconds are idle; one more is not."""
+    """A store is idle up to the threshold's requests per second times the seconds of the window."""
     found = why_busy(traffic, LIMITS)
     assert because in found
     assert bool(found) == bool(because)
@@ -80,7 +80,11 @@ def test_busy_store_pauses_what_waits(traffic, because):
 
 @pytest.mark.parametrize("traffic", [BUSY, THROTTLED])
 def test_turn_is_forced_once_the_interval_is_over(traffic):
-    """Not before; and then whatever the store says, for the reason that it is busy."""
+    """
+    A turn is forced when the interval is over and not before, even if the store is busy.
+
+    The reason says so.
+    """
     assert planned(job(covered_at=NOW - 299.9), traffic=traffic).job is None
     plan = planned(job(covered_at=NOW - 300), traffic=traffic)
     assert (plan.state, plan.job, plan.is_forced) == (HousekeepingState.ACTIVE, "merge", True)
@@ -94,7 +98,7 @@ def test_pause_ends_when_a_forced_turn_is_due():
 
 @pytest.mark.parametrize("traffic", [QUIET, BUSY])
 def test_turn_goes_to_the_job_whose_last_one_is_longest_ago(traffic):
-    """Of those that wait, and of those that are overdue."""
+    """The longest-waiting job gets the turn, among those that wait and among those that are overdue."""
     overdue = NOW - 400
     jobs = [
         job("a", served_at=NOW - 1, covered_at=overdue),
@@ -117,7 +121,7 @@ def test_job_that_is_done_waits_for_the_next_round():
 
 
 def test_round_does_not_begin_before_its_time():
-    """Between two rounds no job is asked again."""
+    """No job gets a turn before the time of the next round."""
     plan = planned(job(), round_at=NOW + 7)
     assert (plan.state, plan.job, plan.wait_seconds) == (HousekeepingState.IDLE, None, 7.0)
 

@@ -249,7 +249,7 @@ def test_divergence_is_found_by_the_newest_epoch_that_both_logs_have(archived, l
     ],
 )
 def test_nothing_is_replaced_without_proof(manifest, facts, lineage, reason):
-    """Where the histories agree, or cannot be compared, the archive stays as it is."""
+    """An archive stays as it is if the histories agree or cannot be compared."""
     assert plan(manifest, **facts) == LineagePlan(lineage, reason, manifest.next_offset)
 
 
@@ -661,7 +661,7 @@ def test_emptied_archive_has_no_transaction_that_reopens():
 
 @pytest.mark.parametrize(("next_offset", "left"), [(100, 1), (60, 0)], ids=["one segment", "none"])
 def test_cut_that_leaves_no_segment_leaves_no_transaction(next_offset, left):
-    """Where users deleted up to the middle of a segment, the archive begins inside it."""
+    """A transaction goes with the last segment, also where the archive begins inside that segment."""
     manifest = replace(crossed((50, 320, OLD), entries=((0, 99), (100, 199))), start_offset=60)
     cut = cut_back(manifest, next_offset, leader_epoch=NEW, now_ms=2)
     assert (len(cut.segments), len(cut.crossing)) == (left, left)

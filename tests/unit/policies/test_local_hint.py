@@ -209,7 +209,7 @@ def test_hint_whose_publish_failed_is_planned_again(shape, stored):
 
 
 def test_hint_is_not_evaluated_while_it_is_left():
-    """Between two evaluations what is stored holds, whatever the log has become."""
+    """The stored hint holds between two evaluations, however the log changes meanwhile."""
     found = plan(log=local_log([0, 10]), stored=30)
     assert (found.step, found.offset, found.memory) == (HintStep.LEAVE, 30, FRESH)
 
@@ -223,7 +223,7 @@ ticks = st.tuples(
 
 @given(shapes, st.lists(ticks, max_size=12))
 def test_hint_follows_any_history_of_configurations_failures_and_leaders(shape, history):
-    """After each publish, and no later than 60 s, what is stored is what the configuration asks for."""
+    """The stored hint is what the configuration asks for after each publish, and within 60 s."""
     stored_hint, memory, now_ms, since_ms = None, None, TIME_MS, TIME_MS
     for passed_ms, appended, changed, fails, leader_changes in history:
         now_ms += passed_ms

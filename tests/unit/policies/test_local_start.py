@@ -1,4 +1,4 @@
-"""Where local retention lets a log begin, as a broker's own housekeeping would have it."""
+"""The offset at which local retention lets a log begin, as a broker's own housekeeping would have it."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_local_start_is_the_first_offset_that_stays(bases, log_start_offset, row
     ],
 )
 def test_local_start_follows_the_limit_that_takes_more(target_ms, target_bytes, start):
-    """Of four closed segments and the active one, 1 KiB each, those past either limit go."""
+    """The limit that takes more segments decides where the log may begin."""
     target = LocalRetentionTarget(target_ms, target_bytes)
     assert local_start([0, 10, 20, 30, 40], target) == start
 
 
 def test_local_start_behind_closed_segments_only_is_their_end():
-    """Where no active segment was made yet, the log may begin behind the last closed one."""
+    """The log may begin behind its last closed segment if there is no active segment yet."""
     log = local_log([0, 10, 20])
     manifest = stored([remote(0, 9), remote(10, 19)])
     found = plan_trim(

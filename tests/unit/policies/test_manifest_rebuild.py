@@ -41,7 +41,7 @@ def spans(plan: RebuildPlan) -> list[tuple[int, int, int]]:
 
 
 def test_neighbours_are_all_chosen():
-    """Where no two objects hold the same offsets, all of them are the archive."""
+    """Segments without shared offsets are all chosen."""
     segments = [stored(0, 9), stored(10, 19), stored(20, 29)]
     assert plan_rebuild(reversed(segments)) == RebuildPlan(tuple(segments), (), ())
 
@@ -68,7 +68,7 @@ def test_later_one_of_two_with_the_same_offsets_is_chosen():
 
 
 def test_one_of_a_newer_leader_is_chosen_before_a_later_one():
-    """Of two with the same offsets, whatever the store's clock said."""
+    """The newer leader epoch's segment is chosen of two with the same offsets, whatever the upload times."""
     old, new = stored(0, 9, epoch=3, at=9), stored(0, 9, epoch=4, at=1, epochs=((3, 0),))
     assert plan_rebuild([new, old]).chosen == (new,)
 
@@ -161,7 +161,7 @@ def _overlap(one, other) -> bool:
 
 @given(some_segments())
 def test_choice_is_the_best_of_all_without_an_overlap(segments):
-    """As many offsets as possible, in as few segments, those stored late; compared with trying all."""
+    """The choice has the most offsets, in the fewest segments, stored the latest. A search of all agrees."""
     plan = plan_rebuild(segments)
     every = [
         some
@@ -266,7 +266,11 @@ def _epochs_by_offset(segments) -> dict[int, int]:
 
 @given(histories())
 def test_every_archived_offset_comes_back_with_its_own_record(history):
-    """Whatever merges, crashes and elections have left: each is of its own epoch."""
+    """
+    Each archived offset keeps the record of its own epoch.
+
+    Leftovers of merges and elections change nothing.
+    """
     plan = plan_rebuild([*history.archived, *history.left])
     wanted, found = _epochs_by_offset(history.archived), _epochs_by_offset(plan.chosen)
     assert {offset: found.get(offset) for offset in wanted} == wanted

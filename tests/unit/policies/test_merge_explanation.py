@@ -46,7 +46,7 @@ def test_each_segment_has_its_reason():
 
 
 def test_segment_that_is_on_disk_waits_for_its_trim():
-    """From the first file on, whether the log begins there or later."""
+    """A segment counts as local from the first file on, whether the log begins there or later."""
     manifest = archive(0, 10, 20, 30)
     assert explained(manifest, (20, 30), log_start=30)[20] == STILL_LOCAL
     assert explained(manifest, (20, 30), log_start=20)[20] == STILL_LOCAL
@@ -70,7 +70,7 @@ def test_long_history_is_explained_as_a_whole():
     ],
 )
 def test_topic_that_is_never_merged_says_why(terms, because):
-    """Of each segment alike."""
+    """Each segment of such a topic has the same reason."""
     assert because in why_never_merged(terms)
     assert set(explained(archive(0, 10, 20), terms=terms).values()) == {why_never_merged(terms)}
     assert not why_never_merged(TERMS)

@@ -87,7 +87,7 @@ def test_pin_goes_when_its_segment_is_durable_to_its_end(next_offset, released, 
     ],
 )
 def test_pin_goes_when_the_log_has_other_bytes_in_its_place(pinned, log_bases):
-    """After a truncation a pin is on no lineage any more, and what is in the log is pinned anew."""
+    """A pin that a truncation took off every lineage is released, and what is in the log is pinned anew."""
     log = local_log(log_bases)
     plan = plan_pins(log, [pinned], next_offset=0)
     assert plan.release == (pinned,)
@@ -157,7 +157,11 @@ def test_pins_after_a_plan_hold_all_that_is_not_durable_and_nothing_else(situati
 
 
 def test_budget_gives_up_the_oldest_held_files_first():
-    """By the time of the file, not by offset: pins of all partitions stand in one line."""
+    """
+    The budget releases held pins by the time of the file, not by offset.
+
+    All partitions share one order.
+    """
     young = pin(0, 10, is_held=True, size_bytes=100, modified_ns=30)
     oldest = pin(50, 60, is_held=True, size_bytes=100, modified_ns=10)
     middle = pin(20, 30, is_held=True, size_bytes=100, modified_ns=20)
@@ -277,7 +281,11 @@ def test_pin_is_of_the_log_where_the_histories_share_an_epoch_past_its_end(noted
     ],
 )
 def test_pin_is_of_the_log_that_has_a_file_of_that_time(anchor, expected):
-    """While the file exists, nothing below its base was cut off, whichever broker has led since."""
+    """
+    A file that was there when the pin was made proves the log: nothing below the file's base was cut off.
+
+    The leader epochs do not matter for that.
+    """
     assert strays(log_with([(9, 20)]), PinnedLog(HEAD, ((3, 0),), anchor)) == expected
 
 
@@ -361,7 +369,7 @@ def test_stray_pin_stays_where_it_may_be_the_only_copy(next_offset, gaps, is_kep
 
 
 def test_stray_pin_is_in_no_other_pin_s_way():
-    """Where the log comes back to these offsets its segments get pins, and the stray one stays."""
+    """A log that comes back to these offsets has its segments pinned, and the stray pin stays."""
     plan = plan_pins(local_log([10, 20, 30]), [STRAY], next_offset=None)
     assert actions(plan) == ([10, 20], [])
     assert plan.stray == (STRAY,)

@@ -73,7 +73,7 @@ def test_later_compactions_are_undone_with_an_earlier_one():
 
 
 def test_compaction_of_a_compaction_is_undone_alone():
-    """Of two of the same segments the first stays where its winners are all there."""
+    """The first of two compactions of the same segments stays if the cut leaves all of its winners."""
     manifest = compacted(compacted(archive(), 0, 1, winners_end=30), 0, 1, writer="e2", winners_end=50)
     assert writers(cut_back(manifest, 40, leader_epoch=1, now_ms=9)) == [
         "rewritten-e1",
@@ -124,7 +124,7 @@ def test_held_segments_are_not_forgotten():
     ("log_starts", "settled"), [([50, 50], 1), ([50, 49], 0), ([49, 50], 0), ([90, 70], 1), ([], 0)]
 )
 def test_winners_below_the_log_start_are_settled(log_starts, settled):
-    """In each observation of the log."""
+    """Winners settle only if they lie below the log's start in each observation of the log."""
     manifest = compacted(archive(), 0, 1)
     observations = [LogObservation(one, keeps_all=False) for one in log_starts]
     release = plan_release(manifest, observations)
@@ -139,7 +139,11 @@ def test_a_later_compaction_is_held_with_an_earlier_one():
 
 
 def test_log_that_is_never_trimmed_holds_the_records_itself():
-    """As far back as it begins. What lies before is held for good."""
+    """
+    A log that is never trimmed holds its records from its start on.
+
+    Segments before its start are held for good.
+    """
     manifest = compacted(archive(), 1)
     observations = [LogObservation(10, keeps_all=True)] * 2
     assert plan_release(manifest, observations).in_log == manifest.retired
@@ -176,7 +180,11 @@ def test_unsettled_offsets_settle_like_the_others():
     ],
 )
 def test_log_takes_the_place_of_what_is_not_held(cut_offset, log_start_offset, expected, is_lost):
-    """From the first segment that it has as a whole; what lies before is told of."""
+    """
+    The archive is cut back to the first segment that the log has as a whole.
+
+    Lost offsets before are reported.
+    """
     manifest = replace(compacted(archive(6), 1, is_held=False))
     found, missing = cut_for_unsettled(manifest, cut_offset, log_start_offset=log_start_offset)
     assert (found, bool(missing)) == (expected, is_lost)
@@ -190,7 +198,7 @@ def test_cut_forgets_what_is_unsettled_past_it():
 
 
 def test_compaction_needs_all_that_its_winners_came_from():
-    """Not only what it rewrites: a cut of any segment that was read refuses it."""
+    """A cut of any segment that the compaction read refuses it, not only a cut of those that it rewrites."""
     manifest = archive()
     read = basis(manifest, 4)
     assert why_winners_may_be_gone(read, manifest, base_offset=0) == ""

@@ -62,7 +62,7 @@ def test_clock_that_is_set_while_the_process_runs(step_ms, reading):
 
 @pytest.mark.parametrize(("reading", "is_certain"), [(None, False), ("of this host", False), ("own", True)])
 def test_host_without_a_clock_makes_no_age_certain(reading, is_certain):
-    """In 1970 each noted time is in the future. Taken for now, it would be old once the clock is set."""
+    """No age is certain with a host's clock in 1970, unless a store's own clock agrees with it."""
     begun = HostTime(1_000_000, 10.0)
     after = None if reading is None else StoreTime(begun.wall_ms, begun, reading == "own")
     found = clock_status(begun, ClockHistory(begun, begun, after))

@@ -49,12 +49,16 @@ def planned(kept, *, target_bytes=10**9, manifest=None, segments=None, joined_up
     ],
 )
 def test_runs_are_as_long_as_the_target_lets_them(kept, target_bytes, expected):
-    """By what is expected to be left; what loses nothing is rewritten only between two that do."""
+    """
+    A run is as long as the expected remainder allows.
+
+    A segment that loses nothing only joins between two that do.
+    """
     assert planned(kept, target_bytes=target_bytes) == expected
 
 
 def test_nothing_is_joined_over_a_border():
-    """Not over the first offset of a leader epoch, nor where another leader's log took over."""
+    """No run crosses the first offset of a leader epoch, or one where another leader's log took over."""
     segments = rows(4)
     parted = replace(stored(segments), epochs=((1, 0), (2, 200)))
     assert planned([5] * 4, manifest=parted, segments=segments) == [[0, 100], [200, 300]]
@@ -89,7 +93,7 @@ class CountedRemainder(Remainder):
 
 
 def test_long_runs_are_added_up_once():
-    """Not again for each segment of a run: a plan of a million small segments took minutes."""
+    """A long run is added up once, not for each segment. A plan of a million small segments took minutes."""
     segments = rows(RUN_SEGMENTS_MAX)
     remainders = [CountedRemainder(one, RECORDS, 1) for one in segments]
     (run,) = plan_rewrites(stored(segments), remainders, target_bytes=10**9)

@@ -23,7 +23,7 @@ WEST = topic("west", "orders", 4, created_at_ms=99)
 
 
 def test_newest_incarnation_has_the_name():
-    """In whatever order they are found."""
+    """The order in which the incarnations are found makes no difference."""
     for found in ([OLD, NEW, AUDIT], [NEW, OLD, AUDIT]):
         chosen = choose_topics(found)
         assert chosen.topics == {"audit": AUDIT, "orders": NEW}

@@ -297,7 +297,7 @@ def test_space_plan_is_the_shortest_prefix_that_is_enough(situation):
 
 @given(situation=situations(), more_bytes=st.integers(0, 50))
 def test_space_plan_of_more_pressure_never_takes_less(situation, more_bytes):
-    """Whatever is planned under some pressure is planned under more as well, in the same phase."""
+    """A plan under more pressure removes all that a plan under less does, in the same phases."""
     less, more = situation.plan(), situation.plan(more_bytes=more_bytes)
     assert planned(less, situation.partitions) <= planned(more, situation.partitions)
 

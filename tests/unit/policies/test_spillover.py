@@ -26,7 +26,7 @@ def plan(rows: int, size_bytes: int, *, local_offset: int | None = None) -> tupl
 
 
 def test_manifest_within_its_target_keeps_all():
-    """At the target nothing spills; a byte more, and something does."""
+    """Nothing spills at the target size. One byte more spills segments."""
     assert plan(500, TARGET) == ()
     assert plan(500, TARGET + 1) == (249,)
 

@@ -83,7 +83,7 @@ def test_topic_is_absent_only_where_the_cluster_is_known_to_be_the_same(ids, abs
 
 
 def test_topic_without_an_id_is_never_absent():
-    """Where ids are not known, a topic and one that was created again look the same."""
+    """A topic without an id is never called absent: a topic created again looks the same."""
     plan = plan_presence(
         [topic("a", "1"), topic("b", NO_TOPIC_ID)], {"a": frozenset({"1"}), "b": frozenset()}
     )

@@ -91,7 +91,7 @@ def test_trim_target_is_never_below_the_log_start(durable, hint, cloud_gc):
     ],
 )
 def test_trim_target_awaits_the_first_hint(hint, cloud_gc, offset, because):
-    """Where local retention has a say, a hint that is still to come is not taken for none."""
+    """A hint that is still to come is not taken for none if local retention applies."""
     found = choose(30, hint=hint, cloud_gc_offset=cloud_gc, awaits_hint=True, log_start_offset=5)
     assert found.offset == offset
     assert found.because.startswith(because)
@@ -188,7 +188,11 @@ def test_trim_of_a_log_that_is_never_trimmed_takes_nothing():
 
 
 def test_trim_of_a_log_without_an_active_segment_takes_every_durable_one():
-    """As in a directory whose newest segment was not made yet: what is behind the last one stays."""
+    """
+    A trim takes every durable closed segment if a directory has no active segment yet.
+
+    The log's end stays.
+    """
     log = replace(LOG, segments=LOG.closed_segments)
     _, found = plan_trim_to_target(log, archived(), TrimWishes(), log_start_offset=0)
     assert (len(found.candidates), found.start_offset, found.kept_because) == (

@@ -128,7 +128,7 @@ def test_archive_that_begins_inside_a_segment_stays_as_it_is():
 
 
 def test_nothing_goes_past_what_both_observations_found():
-    """Of three segments that one observation finds, the other has seen one."""
+    """A segment goes only if both observations found it."""
     found = plan(300, up_to=100)
     assert (found.segments, found.start_offset) == (1, 100)
 

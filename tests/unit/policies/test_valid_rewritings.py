@@ -57,7 +57,7 @@ def planned(*segments, records=()) -> RebuildPlan:
 
 
 def test_recorded_segments_win_over_what_they_were_made_of():
-    """Whatever the old ones were merged into, before and after; of an erasure each counts for itself."""
+    """Recorded segments win over their sources, and over merges of these sources before and after."""
     merged_before = stored(0, 19, at=0)
     merged_too_late = stored(0, 19, at=9, writer="0b", epoch=4, epochs=((3, 0),))
     plan = planned(
@@ -83,7 +83,7 @@ def test_rewritten_segments_without_a_record_are_left_out(at):
 
 
 def test_rewritten_segments_without_a_record_are_better_than_nothing():
-    """Where nothing else has any of their offsets; and the plan says so."""
+    """A rewritten segment without a record is chosen if nothing else has its offsets. The plan says so."""
     over_both = stored(5, 14, writer="E1", at=9)
     plan = planned(A, C, NEW_B, over_both)
     assert (plan.chosen, plan.unfinished) == ((A, NEW_B, C), (NEW_B,))
@@ -91,7 +91,7 @@ def test_rewritten_segments_without_a_record_are_better_than_nothing():
 
 
 def test_compaction_counts_as_a_whole():
-    """If one of its segments is missing, no segment of it counts, unless there is nothing else."""
+    """No segment of a compaction counts if one of them is missing, unless there is nothing else."""
     records = [record(COMPACTED, [A, B, C], [NEW_A, NEW_B, NEW_C], at=3)]
     assert planned(A, B, C, NEW_A, NEW_B, NEW_C, records=records).chosen == (NEW_A, NEW_B, NEW_C)
     assert planned(A, B, C, NEW_A, NEW_C, records=records).chosen == (A, B, C)
@@ -156,7 +156,11 @@ def test_later_merge_of_something_else_shows_that_a_job_had_died():
 
 
 def test_merge_of_rewritten_segments_stands_for_them():
-    """By a job or a daemon: it is marked, and has a record of its own. Its parts hold just the same."""
+    """
+    A recorded merge of rewritten segments is chosen.
+
+    Without its record, the segments that it joined are.
+    """
     merged = stored(0, 29, writer="0B", at=5)
     records = [
         record(REWRITTEN, [A, B], [NEW_A, NEW_B], at=3),
@@ -223,7 +227,7 @@ def test_merge_that_came_too_late_does_not_bring_back_what_expired():
 
 
 def test_newer_leader_undoes_what_was_rewritten():
-    """From its first offset on its log is the archive; of a compaction the rest is whole."""
+    """A newer leader's log is the archive from its first offset on. The compaction below it still counts."""
     new = stored(20, 49, epoch=4, at=9, epochs=((4, 20),))
     records = [record(COMPACTED, [A, B, C], [NEW_A, NEW_B, NEW_C], at=3)]
     for rewritten in ([NEW_A, NEW_B, NEW_C], [NEW_A, NEW_B]):

@@ -100,7 +100,7 @@ def test_what_is_left_is_just_what_was_to_be_kept(data, choices):
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_batches_of_a_real_broker_lose_every_other_record(topic):
-    """For every codec, with a delete horizon, and without any record."""
+    """Every other record is removed from a broker's batches of every codec, and the rest reads as before."""
     removed = 0
     for data in batches_of(golden_log(topic)):
         records = list(iter_records(data))

@@ -188,7 +188,7 @@ async def test_age_counts_as_before(writer, store):
 
 @pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
 async def test_crash_at_any_request_leaves_all_or_nothing(tmp_path, after_effect):
-    """After each request that could be the last it is as it was, or done; another run does the rest."""
+    """A compaction that dies at any request leaves the old records or the new. Another run does the rest."""
     died = 0
     for number in range(1, 300):
         store, writer = MemoryStore(), LogWriter(tmp_path / f"{number}")
@@ -258,7 +258,7 @@ async def test_swap_that_was_overtaken_is_given_up(writer, store):
 
 
 async def test_compaction_is_whole_or_not_at_all(writer, store):
-    """Where one segment was replaced meanwhile the others stay too: a tombstone may have hidden a record."""
+    """No segment is replaced if one was replaced meanwhile: its tombstone may have hidden a record."""
     for value in (b"1", b"2", None):
         writer.append(value, b"x" * 30, keys=[b"a", b"only %r" % value])
         writer.roll()

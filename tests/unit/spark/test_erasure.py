@@ -186,7 +186,7 @@ async def test_replaced_objects_have_the_keys_until_they_are_deleted(writer, sto
 
 @pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
 async def test_crash_at_any_request_loses_nothing(tmp_path, after_effect):
-    """After each request that could be the last all is readable; another run erases what is left."""
+    """An erasure that dies at any request leaves everything readable. Another run erases what is left."""
     died = 0
     for number in range(1, 400):
         store, writer = MemoryStore(), LogWriter(tmp_path / f"{number}")

@@ -162,7 +162,7 @@ def test_shares_are_large_enough_to_be_worth_a_task(sizes, expected):
 
 
 def test_shares_of_a_long_history_touch_each_block_a_few_times(monkeypatch):
-    """Not all blocks for each share: a million segments took ten minutes."""
+    """All shares together touch each block once: a million segments once took ten minutes."""
     count = 20 * BLOCK_ROWS
     table = stored([remote(at, at, size_bytes=TASK_BYTES) for at in range(count)]).segments
     touched = []

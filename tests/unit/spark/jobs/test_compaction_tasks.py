@@ -54,7 +54,7 @@ def summary(row: int, records: int, keyless: int = 0, fault: str | None = None) 
 
 
 def test_task_tells_the_latest_of_each_key_and_sums_up(config, manifest):
-    """Of each segment for itself: what is latest of all is for Spark to find."""
+    """A task reports the latest record of each key in each of its segments. Spark finds the latest of all."""
     rules = CompactionRules(0, LATER_MS)
     assert rows_of(config, manifest, rules=rules) == [
         KeyRow(4, -1, b"a", 2, 0),

@@ -90,7 +90,7 @@ def purge(shelf, writer):
 @pytest.mark.parametrize("after_ms", [None, 0, 1])
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_record_says_deleted_only_where_nothing_is_left(shelf, after_ms, is_damaged):
-    """Not where a partition's manifest cannot be read: its objects may have the keys."""
+    """The record does not say `deleted` if a manifest cannot be read: its objects may still have the keys."""
     writers = [shelf.fill(partition=number) for number in range(2)]
     if is_damaged:
         shelf.write(manifest_key(writers[0].identified), b"damaged")

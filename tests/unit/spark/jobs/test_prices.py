@@ -88,7 +88,7 @@ def test_file_that_is_no_list_of_prices_is_refused(tmp_path, text):
 
 
 def test_costs():
-    """By the GiB and month, and by a thousand requests."""
+    """Storage costs by GiB and month, and writes by a thousand requests."""
     prices = Prices("", "USD", 0.02, 0.005)
     assert (prices.storage_cost(50 * GIB), prices.write_cost(10_000)) == pytest.approx((1.0, 0.05))
 

@@ -182,7 +182,7 @@ def test_second_run_finds_what_is_done(shelf, life):
 
 
 def test_readable_manifest_is_left_alone(shelf, life):
-    """With --replace it is rebuilt, and facts that only it has are kept."""
+    """A readable manifest is rebuilt only with `--replace`, and keeps the facts that only it has."""
     known = shelf.manifest(life)
     _, document = rebuild(shelf, write=True)
     assert outcomes(document) == {("orders", 0): "left alone"}
@@ -272,7 +272,7 @@ def test_long_history_spills(shelf, monkeypatch):
 
 
 def test_lost_index_is_made_again_under_a_new_name(shelf, life):
-    """With the transactions that end in later segments, of which the index is lost as well."""
+    """A lost index is made again with the transactions that end in later segments without an index."""
     values = {level: shelf.values(life, read_committed=level) for level in (False, True)}
     keys = shelf.data_keys(life)
     lose_manifests(shelf)
@@ -329,7 +329,11 @@ def test_damaged_index_counts_as_lost(shelf, damage):
 
 
 def test_transaction_that_nothing_ends_leaves_its_segment_out(shelf, life):
-    """Without its index it is unknown whether the records count."""
+    """
+    A segment without its index is left out if no later segment ends its transaction.
+
+    It is unknown whether its records count.
+    """
     keys = shelf.data_keys(life)
     lose_manifests(shelf)
     shelf.remove(f"{keys[1]}.index")
@@ -527,7 +531,7 @@ def die_at_write(patched, store, dies_at: int, *, after_effect: bool) -> None:
 
 @pytest.mark.parametrize("after_effect", [False, True])
 def test_crash_at_any_write_is_made_good_by_the_next_run(shelf, life, monkeypatch, after_effect):
-    """Whatever was stored before it, the second run ends where an undisturbed one does."""
+    """The second run ends where an undisturbed run does, whatever was stored before the crash."""
     make_parts_small(monkeypatch, rows=8, remembered=4)
     shelf.fill("long", segments=90)
     values = {name: shelf.values(one) for name, one in shelf.writers.items()}

@@ -163,7 +163,11 @@ async def _run(job: Job, kind: str) -> None:
 
 
 def test_rewritten_segments_are_merged_and_merged_again(shelf, tmp_path):
-    """By a job or a daemon; what is left out of the merged one stays out, with its parts gone or not."""
+    """
+    Records that a job took out stay out of merged segments, whether their sources are still there or not.
+
+    A job or a daemon merges them.
+    """
     writer = shelf.writer()
     for _ in range(6):
         writer.append(b"1", b"x", keys=[b"secret", b"b"])

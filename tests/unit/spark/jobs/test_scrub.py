@@ -172,7 +172,7 @@ def test_orphan_is_listed_and_is_no_fault(shelf):
 
 
 def test_orphans_need_not_be_searched(shelf):
-    """Without the listing the segments are read all the same."""
+    """A scrub reads the segments also if it does not list the bucket."""
     writer = shelf.fill()
     left_behind(shelf, writer, age_ms=2 * shelf.config.archive_orphan_grace_ms)
     _, document = scrub(shelf, with_orphans=False)
@@ -192,7 +192,7 @@ def test_topics_are_chosen_by_pattern(spilled):
 
 
 def test_tasks_are_small_and_find_the_same(spilled):
-    """However the segments are dealt out, and after a way through a pickle."""
+    """Tasks find the same faults, however many there are, and also after pickling."""
     manifest = spilled.whole_manifest(spilled.writer())
     gone = index_key(manifest.partition, manifest.segments[2])
     spilled.remove(gone)

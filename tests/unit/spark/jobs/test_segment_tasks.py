@@ -35,7 +35,7 @@ tables = st.lists(st.lists(st.integers(0, 3 << 30), max_size=12).map(lambda size
 
 @given(tables, st.integers(1, 50))
 def test_each_segment_is_in_one_task(found, cores):
-    """Of its own partition, in the order of its table."""
+    """Each segment is in one task, under its own partition, in the order of its table."""
     wanted = list(enumerate(found))
     tasks = plan_segment_tasks([(partition(number), one) for number, one in wanted], cores=cores)
     stretches = [stretch for task in tasks for stretch in task.stretches]

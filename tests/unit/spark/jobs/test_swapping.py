@@ -65,7 +65,7 @@ async def test_swap_is_tried_again(store, writer, tmp_path, failures):
 
 
 async def test_store_that_is_away_is_told(store, writer, tmp_path):
-    """As one whose answer may have been lost."""
+    """A store that does not answer is reported like one whose answer may have been lost."""
     outcome = await swapped(store, writer, tmp_path, False, False)
     (fault,) = outcome.faults
     assert "it is not known whether its segments were replaced: put: the store does not answer" in fault

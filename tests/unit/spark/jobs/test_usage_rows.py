@@ -143,7 +143,7 @@ def summed(topic, day, stored_bytes, **counts) -> Summed:
 
 
 def test_report_sums_up_and_prices():
-    """By topic all of it, by day what was asked for."""
+    """The report sums up all segments by topic, and the days that were asked for."""
     first, second = date(2026, 1, 1), date(2026, 1, 5)
     gib = 1 << 30
     rows = [

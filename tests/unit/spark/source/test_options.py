@@ -40,7 +40,7 @@ def test_defaults_are_those_of_the_kafka_source():
 
 
 def test_stream_begins_at_the_end():
-    """As a consumer without a position does."""
+    """A stream begins at the end by default, like a consumer without a position."""
     assert parsed(is_streaming=True).start is Edge.LATEST
     assert parsed(is_streaming=True).limits == StreamLimits(None, None, TRIGGER_DELAY_MS, REFRESH_MS)
 
@@ -123,7 +123,7 @@ def test_duration_under_a_millisecond_is_refused():
     ],
 )
 def test_patterns_are_those_of_java(pattern, taken, left):
-    """As Kafka's consumer takes them."""
+    """A pattern is a regular expression of Java, as Kafka's consumer takes it."""
     subscription = parse_options(PLACE | {"subscribePattern": pattern}, is_streaming=False).subscription
     assert subscription.accepts(taken)
     assert not subscription.accepts(left)
@@ -147,12 +147,12 @@ def test_pattern_that_python_reads_otherwise_is_refused(pattern):
     ],
 )
 def test_topics_are_named_in_three_ways(given, wanted):
-    """By name, by a pattern for the whole name, or partition by partition."""
+    """A subscription gives topics by name, by a pattern for the whole name, or by partition."""
     assert parse_options(PLACE | given, is_streaming=False).subscription == wanted
 
 
 def test_pattern_is_for_the_whole_name():
-    """As Kafka's own consumer takes it."""
+    """A pattern has to match the whole name, as in Kafka's own consumer."""
     subscription = Subscription(pattern="ord")
     assert subscription.accepts("ord")
     assert not subscription.accepts("orders")
@@ -245,7 +245,7 @@ def test_wrong_option_is_named(options, match):
 
 @pytest.mark.parametrize("name", ["endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"])
 def test_stream_has_no_end(name):
-    """As with the Kafka source."""
+    """An end is refused for a stream, as with the Kafka source."""
     refused(f"{name}: a streaming query has no end", is_streaming=True, subscribe="orders", **{name: "1"})
 
 
@@ -304,7 +304,7 @@ def test_wrong_columns_are_named(options, match):
 
 
 def test_every_option_is_documented():
-    """On the page for users; what is not an option of its own there is another spelling."""
+    """Each option is on the page for users, apart from two that are other spellings."""
     page = (Path(__file__).parents[4] / "docs" / "spark.md").read_text()
     names = {*KNOWN, *STORE_OPTIONS} - {"path", "isolation.level"}
     assert sorted(name for name in names if f"`{name}`" not in page) == []

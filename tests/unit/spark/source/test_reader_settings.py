@@ -29,7 +29,7 @@ def config_of(**options):
     ],
 )
 def test_path_is_a_bucket_and_a_prefix(path, wanted):
-    """Under the schemes that users of Spark know."""
+    """A path gives bucket and prefix under the schemes that users of Spark know."""
     config = config_of(path=path, **KEYS)
     assert (config.backend, config.cloud_storage_bucket, config.cloud_storage_prefix) == wanted
 
@@ -87,7 +87,7 @@ def test_no_credential_is_shown(name, place):
 
 
 def test_path_is_a_directory(tmp_path):
-    """As the file store has it."""
+    """A `file` URL gives the root directory of the file store."""
     config = config_of(path=f"file://{tmp_path}")
     assert (config.backend, config.cloud_storage_file_root) == ("file", tmp_path)
 

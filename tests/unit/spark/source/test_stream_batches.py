@@ -48,7 +48,7 @@ def step(start, found, *, rule=STRICT, until=None):
 
 
 def test_batch_goes_on_to_the_end_of_the_archive():
-    """From where the one before it ended."""
+    """A batch goes from the end of the one before it to the end of the archive."""
     start = StreamOffsets({A0: 10, A1: 20}, IDS)
     assert step(start, archived((A0, 0, 30), (A1, 0, 20))) == StreamOffsets({A0: 30, A1: 20}, IDS)
 
@@ -81,7 +81,7 @@ def test_partition_that_is_not_archived_yet_is_waited_for():
 
 
 def test_nothing_is_read_past_what_was_there_at_the_start():
-    """With the trigger availableNow: neither later records nor later partitions."""
+    """The trigger `availableNow` reads neither records nor partitions that came after the query's start."""
     start = StreamOffsets({A0: 10}, IDS)
     found = archived((A0, 0, 40), (A1, 0, 5))
     assert step(start, found, until={A0: 30}) == StreamOffsets({A0: 30}, IDS)
@@ -169,7 +169,11 @@ def test_checkpoint_holds_everything(offsets, begins, awaited, is_initial):
 
 
 def test_checkpoint_is_read_as_the_kafka_source_writes_it():
-    """By topic and partition, with what is more under names that no topic has."""
+    """
+    A checkpoint has offsets by topic and partition, as the Kafka source writes them.
+
+    What is more stands under names that no topic can have.
+    """
     found = StreamOffsets({A1: 2, A0: 1, B0: 3}, IDS | {"b": "x"})
     assert json.dumps(found.to_json()) == (
         '{"a": {"0": 1, "1": 2}, "b": {"0": 3}, "@topicIds": {"a": "id-a", "b": "x"}}'

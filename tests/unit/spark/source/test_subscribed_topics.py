@@ -40,7 +40,7 @@ def three_topics(archive):
     ],
 )
 def test_subscription_is_found(bucket, three_topics, subscription, found):
-    """By name, by pattern, or partition by partition."""
+    """A subscription by names, by a pattern or by partitions gives the partitions that exist."""
     assert names_of(SubscriptionTopics(bucket, subscription).existing()) == found.split()
 
 

@@ -70,7 +70,7 @@ def writer(archive):
 @pytest.mark.parametrize("read_committed", [False, True])
 @pytest.mark.parametrize("tasks", [1, 3, 20, 500])
 def test_tasks_read_every_record_once(bucket, archive, writer, tasks, read_committed):
-    """However many they are, in either isolation level."""
+    """Tasks read every record once, however many tasks there are, in either isolation level."""
     reading = Reading(bucket, archive, writer, tasks=tasks, read_committed=read_committed)
     assert abs(len(reading.tasks) - min(tasks, writer.next_offset)) <= 1
     assert reading.records() == written(writer, read_committed=read_committed)
@@ -103,7 +103,7 @@ class Counting(ArchiveReader):
 
 
 def test_part_of_a_segment_is_read_from_its_index_entry(bucket, archive):
-    """Not from the segment's beginning, and not to its end; together the parts are the segment."""
+    """A part of a segment is read from its index entry to its end. All parts together are the segment."""
     writer = archive.writer()
     for number in range(200):
         writer.append(b"%d" % number * 2000, b"b" * 2000)
@@ -122,7 +122,7 @@ def test_part_of_a_segment_is_read_from_its_index_entry(bucket, archive):
 
 
 def test_columns_are_those_that_are_asked_for(bucket, archive, writer):
-    """In their order, and no other."""
+    """A batch has the columns that were asked for, in their order, and no other."""
     reading = Reading(bucket, archive, writer, columns=("timestampType", "topic", "partition"))
     (batch, *_) = reading.batches()
     assert batch.schema.names == ["timestampType", "topic", "partition"]
@@ -267,7 +267,7 @@ def damage(path, position, data=b"\xff\xff\xff\xff"):
 
 
 def test_corrupt_batch_is_an_error(bucket, archive, writer):
-    """With the object and the position, so that an operator can look."""
+    """The error of a corrupt batch names the object, the position and the offset for an operator."""
     damage(archive.object_of(writer, 0), 62)
     with pytest.raises(CorruptDataError, match=r"CRC .*\(in .*\.log, position 0, offset 0\)"):
         Reading(bucket, archive, writer).records()
@@ -282,7 +282,7 @@ def test_corrupt_batch_may_be_passed_over(bucket, archive, writer, warnings):
 
 
 def test_what_was_read_behind_a_corrupt_batch_is_not_read_again(archive, writer):
-    """Where a segment goes after that, reading goes on behind the last sound batch of the run."""
+    """A read that failed at a corrupt batch goes on behind the last sound batch of the run."""
     data = bytearray(archive.object_of(writer, 0).read_bytes())
     second = LENGTH_STARTS_AT + int.from_bytes(data[8:12], "big")
     next_offset = archive.manifest(writer).segments[0].next_offset
@@ -292,7 +292,7 @@ def test_what_was_read_behind_a_corrupt_batch_is_not_read_again(archive, writer)
 
 
 def test_bytes_that_are_no_batches_may_be_passed_over(bucket, archive, writer, warnings):
-    """Where a length is wrong, the rest of that part of the object is missing; other segments are read."""
+    """A wrong length loses the rest of that part of the object. Other segments are read."""
     damage(archive.object_of(writer, 1), 8, b"\x00\x0f\xff\xff")
     following = archive.manifest(writer).segments[2].base_offset
     first = archive.manifest(writer).segments[1].base_offset
@@ -336,7 +336,7 @@ INDEX = SegmentIndex(
     ],
 )
 def test_range_of_offsets_is_a_range_of_bytes(begin, end, positions):
-    """From the entry at or before its first offset to the one at or after its end."""
+    """A range of bytes goes from the entry at or before the first offset to the one at or after the end."""
     assert (floor_position(INDEX, begin), ceiling_position(INDEX, end)) == positions
 
 

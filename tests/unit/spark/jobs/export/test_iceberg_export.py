@@ -86,7 +86,7 @@ async def test_table_has_the_layout_of_a_redpanda_topic(logs, catalog, make_topi
 
 
 async def test_offsets_are_in_the_snapshot_and_in_the_table(logs, catalog, make_topic):
-    """Of one commit with the files."""
+    """The snapshot that adds the files has the offsets, and the table's properties have the same."""
     await logs.fill()
 
     exported(logs, make_topic())
@@ -158,7 +158,7 @@ async def test_files_are_found_by_hour_and_offset(logs, catalog, make_topic):
 
 @pytest.mark.parametrize("partition_by", ["none", "day"])
 async def test_new_table_is_partitioned_as_asked_for(logs, catalog, make_topic, partition_by):
-    """Not at all, or by day."""
+    """A new table has no partitions or one for each day, as asked for."""
     await logs.fill()
 
     exported(logs, make_topic(partition_by))
@@ -185,7 +185,7 @@ async def test_table_that_exists_stays_partitioned_as_it_is(logs, catalog, make_
 
 
 async def test_table_with_more_columns_takes_rows_without_them(logs, catalog, make_topic):
-    """As long as they may be null; columns are known by their ids, in whatever order they are."""
+    """A table may have more columns if they are nullable. Columns are known by their ids, in any order."""
     await logs.fill()
     redpanda, value = SCHEMA.fields
     fields = redpanda.field_type.fields
@@ -484,7 +484,11 @@ async def test_table_that_was_rolled_back_to_what_tells_no_offsets_is_refused(
 
 
 async def test_number_that_someone_has_changed_is_told_with_a_way_out(logs, catalog, make_topic):
-    """Where only the table's properties tell how far the export is."""
+    """
+    The error of a changed sequence number says which property to remove. Then the export goes on.
+
+    Only the table's properties tell how far the export is here: the snapshots are gone.
+    """
     await logs.fill()
     exported(logs, make_topic())
     compact(catalog)
@@ -563,7 +567,7 @@ async def test_rows_are_what_spark_and_others_expect_of_types(logs, catalog, mak
 
 
 def test_catalogue_that_cannot_be_opened_is_a_matter_of_configuration(logs):
-    """Before anything is read or written."""
+    """The error for such a catalogue comes before anything is read or written."""
     target = IcebergTarget("test", {"type": "sql"})
 
     with (

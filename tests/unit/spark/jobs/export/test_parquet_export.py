@@ -162,7 +162,7 @@ async def test_run_that_was_overtaken_goes_on_with_what_is_left(logs, directory)
 
 
 async def test_tasks_done_twice_write_the_same_files(logs, directory):
-    """As Spark does when it thinks that one hangs."""
+    """The same files are written if Spark runs a task twice, as it does when it thinks that one hangs."""
     await logs.fill()
 
     exported(logs, directory.topic(), run=lambda work, portions: in_this_process(work, portions * 2)[2:])
@@ -195,7 +195,7 @@ async def test_failed_round_does_not_count(logs, directory):
     ],
 )
 async def test_directories_are_as_asked_for(logs, directory, partition_by, parts):
-    """By nothing but the topic, or by hour."""
+    """Files are in a directory for each topic, or for each hour, as asked for."""
     await logs.fill(2)
 
     exported(logs, directory.topic(partition_by=partition_by))

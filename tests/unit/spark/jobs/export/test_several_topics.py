@@ -45,7 +45,7 @@ def test_store_that_is_away_ends_the_run():
 
 
 def test_one_topic_whose_place_is_away_keeps_no_others_from_it():
-    """As an Iceberg table of which the files cannot be reached."""
+    """The other topics are exported if the place of one is away, for example its Iceberg table."""
     away = {name: StorageUnavailable("no answer") for name in "abde"}
     assert len(export_each(TOPICS, ends_with(away))) == len(TOPICS)
 

@@ -18,7 +18,7 @@ OFFSETS = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), 
 
 @given(OFFSETS, st.sampled_from(["read_committed", "read_uncommitted"]), st.integers(0, 2**62))
 def test_state_is_read_as_it_was_written(offsets, isolation, now_ms):
-    """Whatever the offsets are."""
+    """A state that is written and read is the same, with any offsets."""
     state = ExportState(TOPIC, isolation, offsets, "run", now_ms)
     assert parse_state(state.as_json(), source="test") == state
 

@@ -38,7 +38,7 @@ def config_of(text):
 
 
 def test_bucket_of_the_same_store_is_reached_as_the_archive_is():
-    """With its credentials; the bucket and the prefix are the URL's."""
+    """A bucket of the archive's store has the archive's credentials. The URL gives bucket and prefix."""
     config = target_config("s3://lake/exports/orders/", config_of(S3))
 
     assert (config.cloud_storage_bucket, config.cloud_storage_prefix) == ("lake", "exports/orders")
@@ -90,7 +90,7 @@ def test_url_that_cannot_be_a_target_is_refused(url, text):
 
 
 def test_unknown_partitioning_is_refused(tmp_path):
-    """Before anything is asked of the store."""
+    """An unknown partitioning is refused before anything is asked of the store."""
     config = file_config(tmp_path / "archive")
     with (
         pytest.raises(ConfigError, match="support none, day or hour, not week"),
@@ -164,7 +164,7 @@ class LosesAnswers:
 
 
 def test_swap_whose_answer_is_lost_is_known_again(bucket):
-    """By what is stored then."""
+    """A swap whose answer is lost counts as done if the stored object shows it."""
     store = TargetStore(LosesAnswers(bucket.store, takes_effect=True), bucket.run)
     version = store.swap("key", b"1", None)
     assert store.read("key") == (b"1", version)
