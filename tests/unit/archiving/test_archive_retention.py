@@ -201,7 +201,7 @@ async def test_topic_that_is_not_read_remotely_waits_for_the_broker(writer, arch
 
 @pytest.mark.parametrize("delay_ms", [0, PACE.delete_delay_ms])
 async def test_compact_only_topic_keeps_everything(writer, archiver, store, clock, delay_ms):
-    """Without delete in its cleanup.policy, however old it is."""
+    """A topic without `delete` in its `cleanup.policy` keeps everything, however old it is."""
     kept = writer.closed_segment()
     clock.now_ms += 1000 * DAY_MS + delay_ms
     await settled(archiver, writer, clock, total=replace(ALL, deletes=False))
@@ -388,7 +388,7 @@ async def test_manifest_that_was_removed_is_not_begun_anew(writer, archiver, sto
 
 
 async def test_poll_for_edits_costs_one_request(writer, archiver, store, clock):
-    """As nothing has changed, nothing is read."""
+    """A poll for edits sends one HEAD request, and reads nothing if nothing has changed."""
     writer.closed_segment()
     seen = observe(writer, UNLIMITED)
     for _ in range(3):
@@ -415,7 +415,7 @@ def test_edits_are_noticed_before_their_deletion_is_due(interval_ms, delete_dela
 
 
 async def test_deletion_touches_no_other_object(writer, archiver, store, clock):
-    """By name, and only the two objects of each segment that left the manifest."""
+    """Retention deletes by name, and only the two objects of each segment that left the manifest."""
     writer.closed_segment(), writer.closed_segment()
     await archiver.step(observe(writer))
     keys = {

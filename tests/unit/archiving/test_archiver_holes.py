@@ -124,7 +124,7 @@ def test_hole_is_confirmed_by_another_observation_and_as_it_is(observe):
 
 
 async def test_archive_is_not_cut_back_by_a_log_with_a_new_hole(writer, archive, broker, request):
-    """Where a transaction began that is open at the divergence may be in the hole."""
+    """Nothing is replaced while the log has a hole: an open transaction may have begun in it."""
     before = await archived(writer, archive)
     observe = request.getfixturevalue("observe")
     writer.truncate(writer.bases[-1] - 1)

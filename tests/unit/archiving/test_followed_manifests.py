@@ -69,7 +69,7 @@ async def test_follower_knows_nothing_before_its_first_refresh(followed_manifest
 
 
 async def test_follower_learns_where_the_archive_ends(followed_manifests, manifests):
-    """After a refresh the archive's end is known, and the manifest can be taken over with its version."""
+    """A refresh tells the archive's end, and the manifest can be taken over with its version."""
     committed = await commit(manifests, stored([remote(0, 9)]))
     assert await followed_manifests.step([PARTITION]) == 1
     assert followed_manifests.manifest(PARTITION).next_offset == 10

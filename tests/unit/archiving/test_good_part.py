@@ -416,7 +416,7 @@ class CrashWorld:
 
 @pytest.mark.parametrize("takes_effect", [False, True], ids=["before", "after"])
 async def test_crash_at_any_change_loses_nothing(tmp_path, takes_effect):
-    """Wherever a process ends, the good records can be read, and its successor ends where it would have."""
+    """The good records can be read after a crash at any change, and a successor reaches the same end."""
     whole = CrashWorld(tmp_path / "whole")
     await whole.run()
     await expect_as_in_the_log(

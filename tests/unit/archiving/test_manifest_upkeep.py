@@ -59,7 +59,11 @@ def asked(store, operation: str) -> int:
 
 @virtually
 async def test_first_answer_of_the_bucket_asks_for_another_round(upkeep, registry, writer):
-    """From then on the daemon knows what is paused. A listing that says the same again asks for no round."""
+    """
+    The first listing asks for another round: only then does the daemon know which topics are paused.
+
+    An equal listing asks for none.
+    """
     assert await upkeep.step(snapshot_of(writer))
     assert registry.is_known
     assert registry.manifest(topic_key(writer.identified)).partition_count == writer.identified.partition + 1
@@ -78,7 +82,7 @@ async def test_topic_that_has_gone_since_its_archiver_began_has_a_manifest(upkee
 
 @virtually
 async def test_bucket_is_listed_once_in_an_interval(upkeep, store, writer):
-    """However many hints bring rounds forward."""
+    """The bucket is listed once in an interval, however many hints bring rounds forward."""
     for _ in range(3):
         await upkeep.step(snapshot_of(writer))
     assert asked(store, "list_page") == 1
@@ -215,7 +219,7 @@ async def test_another_cluster_is_checked_before_anything_is_stored_for_it(
 
 @virtually
 async def test_abandoned_uploads_are_removed_now_and_then(registry, followed_manifests, broker, writer):
-    """Not in every round: they only cost storage."""
+    """Abandoned uploads are removed at an interval of their own: they only cost storage."""
     asked = 0
 
     async def clean_up() -> int:

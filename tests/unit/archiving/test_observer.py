@@ -190,7 +190,7 @@ async def test_scan_takes_topic_settings_from_the_broker(watch, writers):
 
 @pytest.mark.parametrize(("led", "share"), [((0, 1, 2), 1.0), ((0,), 1 / 3), ((), 0.0)])
 async def test_upload_share_is_the_part_of_the_topic_s_partitions_that_is_led(watch, writers, led, share):
-    """Of all partitions in the cluster, those that this broker leads."""
+    """The share is the partitions that this broker leads, of all partitions of the topic in the cluster."""
     for number in {0, 1, 2} - set(led):
         name = writers[number].name
         watch.broker.followed[name] = watch.broker.epochs.pop(name)
@@ -277,7 +277,7 @@ async def test_scan_has_the_pins_of_led_and_followed_partitions(make_watch, brok
 
 
 async def test_pin_directory_that_cannot_be_read_leaves_out_its_partition_only(make_watch, writers, tmp_path):
-    """Without its pins a log may seem to lack something, so it waits for another scan."""
+    """A partition whose pins cannot be read waits for another scan: its log may seem to lack segments."""
     (tmp_path / "pins").mkdir()
     (tmp_path / "pins" / f"{writers[0].name}_{writers[0].partition.topic_id}").write_bytes(b"")
     watch = make_watch(pin_root=tmp_path / "pins")
@@ -356,7 +356,7 @@ async def test_managed_retention_goes_on_while_the_topic_is_paused(make_watch, w
 
 @pytest.mark.parametrize("change", [{"lifecycle": Lifecycle.KEPT}, {"moved_to": "s3://new"}])
 async def test_retention_is_not_managed_where_the_archive_is_closed(make_watch, writers, change):
-    """After a move the daemons with the new configuration do that."""
+    """A daemon does not manage the retention of a closed archive. The daemons of the new configuration do."""
     watch = make_watch(topics="{orders: {tieringd.managed.retention: true}}")
     assert list((await watch.scan()).managed) == [topic_key(writers[0].identified)]
     await watch.registry.change(topic_key(writers[0].identified), lambda found: replace(found, **change))
@@ -364,7 +364,7 @@ async def test_retention_is_not_managed_where_the_archive_is_closed(make_watch, 
 
 
 async def test_remote_delete_is_told_of_topics_whose_first_partition_is_led(watch, writers):
-    """As the broker and the file have it now."""
+    """`remote_delete` is reported for topics whose first partition is led, as broker and file have it now."""
     key = topic_key(writers[0].identified)
     assert (await watch.scan()).remote_delete == {key: True}
     watch.broker.configs["orders"] = {"redpanda.remote.delete": "false"}

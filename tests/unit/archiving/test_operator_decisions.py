@@ -399,7 +399,7 @@ async def test_outcome_that_the_log_tells_is_not_for_the_operator(writer, archiv
 
 
 async def test_decision_for_an_earlier_version_is_refused(writer, archive, broker, store):
-    """As where the partition got another leader in between."""
+    """A decision for an earlier version of the manifest is refused, for example after a change of leader."""
     divergence = lost_outcome(writer)
     before = await archived(writer, archive)
     then_trimmed(writer, divergence)
@@ -583,7 +583,7 @@ class CrashWorld:
     ids=["transaction", "given up"],
 )
 async def test_crash_at_any_change_ends_with_the_decision_carried_out_once(tmp_path, takes_effect, what):
-    """Wherever a process ends, its successor carries the decision out, or completes its record."""
+    """A successor carries the decision out, or completes its record, after a crash at any change."""
     whole = CrashWorld(tmp_path / "whole")
     await whole.run(what)
     assert outcomes(whole.store) == {"d1": "carried_out"}

@@ -90,7 +90,11 @@ def value(metrics, name: str) -> float:
 
 
 async def test_pinner_holds_what_the_broker_deletes_until_it_is_durable(pinner, writer, metrics, root):
-    """From the first scan to the last commit: every closed segment, then only what the broker let go."""
+    """
+    Every closed segment is pinned from the first scan on.
+
+    A file that the broker deleted stays until its commit.
+    """
     await step(pinner, writer)
     assert held(pinner, writer) == [(0, False), (3, False), (6, False)]
     assert (value(metrics, "pinned_bytes"), value(metrics, "pinned_segments")) == (0, 0)
@@ -174,7 +178,7 @@ async def test_pinner_pins_a_file_that_was_replaced_in_the_same_step(pinner, wri
 
 
 async def test_pinner_gives_up_the_oldest_held_bytes_at_its_limit(make_pinner, log_dir, root, metrics):
-    """Across partitions, oldest file first, until what is left fits; and it is said and counted."""
+    """The oldest held files go first, across partitions, until the rest fits. Each is logged and counted."""
     writers = [LogWriter(log_dir, "clicks", number) for number in range(2)]
     for each in writers:
         each.closed_segment()
@@ -344,7 +348,7 @@ def uploadable(pinner: Pinner, writer: LogWriter) -> list[int]:
 async def test_pins_of_a_log_that_was_given_up_do_not_stand_before_the_one_in_its_place(
     pinner, make_pinner, writer, metrics
 ):
-    """From the first scan on they are not uploaded; they are kept, counted and reported."""
+    """Pins of a log that was given up are not uploaded. They are kept, counted and reported."""
     await step(pinner, writer)
     data = [writer.data_of(each) for each in (0, 3, 6)]
     base_offset = begin_anew(writer, leader_epoch=5)
@@ -503,7 +507,7 @@ async def test_pin_of_a_replaced_file_outlives_an_old_scan(pinner, writer):
 
 
 async def test_pins_stay_while_the_log_has_no_segment(pinner, writer, metrics):
-    """As while a broker replaces a whole log: there is nothing to note, and nothing fails."""
+    """Pins stay while a log has no segment, as when a broker replaces it, and nothing fails."""
     await step(pinner, writer)
     facts = facts_of(pinner, writer)
     before = held(pinner, writer)

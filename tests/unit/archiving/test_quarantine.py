@@ -41,7 +41,7 @@ def changed(number: int, **changes):
 
 
 def test_partition_that_is_not_held_passes_everything(quarantine):
-    """Without a fault there is no reason, and every slice goes."""
+    """A partition without a fault gives no reason and passes every slice."""
     assert quarantine.fault == ""
     assert quarantine.passes(SLICES) == SLICES
     with capture_logs() as lines:

@@ -76,7 +76,7 @@ async def test_lost_leadership_stops_the_archiver_and_its_series(daemon):
 
 @virtually
 async def test_new_epoch_starts_a_new_archiver(daemon):
-    """Under a new leader epoch the partition is archived by an archiver that reads the manifest anew."""
+    """A new leader epoch gets a new archiver, which reads the manifest anew."""
     writer = daemon.writers[1]
     async with daemon.running():
         daemon.broker.epochs[writer.name] = 1
@@ -218,7 +218,11 @@ async def test_archiver_that_fails_unexpectedly_is_started_anew(daemon, store):
 
 @virtually
 async def test_round_that_fails_by_a_defect_is_followed_by_others(daemon):
-    """As with a message of the broker that cannot be decoded. It is counted, and archivers go on."""
+    """
+    A round that fails by a defect is counted, and archivers and later rounds go on.
+
+    An example is a message of the broker that cannot be decoded.
+    """
     async with daemon.running():
         second = daemon.writers[0].closed_segment()
         daemon.broker.fail_next("replicas", KeyError("Unknown tagged field tag: 50"))
@@ -249,9 +253,9 @@ async def test_hint_brings_the_round_forward(daemon):
 @virtually
 async def test_rounds_come_at_their_interval(daemon):
     """
-    Without hints a round comes every interval.
+    A round comes every interval without hints.
 
-    At the start two more follow: once the bucket has answered, and once the topics are on record there.
+    At the start two more follow: one when the bucket has answered, and one when its topics are recorded.
     """
     async with daemon.running():
         assert daemon.reconciler.rounds == 3

@@ -123,7 +123,7 @@ async def test_pins_of_a_partition_that_cannot_be_read_stay(make_daemon):
 
 @virtually
 async def test_followed_partition_is_pinned_although_its_manifest_cannot_be_read(make_daemon):
-    """When leadership moves while the store is away, the next leader has its own pins."""
+    """A followed partition is pinned while the store is away, so that a new leader has its own pins."""
     daemon = make_daemon()
     name = daemon.writers[0].name
     daemon.broker.followed[name] = daemon.broker.epochs.pop(name)

@@ -105,7 +105,7 @@ async def test_redpanda_segments_are_archived_as_kafka_batches_and_trimmed(log, 
 
 
 async def test_translation_in_the_manifest_serves_a_trimmed_log(log, data_dir, tmp_path):
-    """After the head is gone and the process as well, the manifest tells the log's Kafka offsets."""
+    """The manifest gives the Kafka offsets of a log whose head is gone, also to a new process."""
     archive = archive_in(MemoryStore())
     first = RedpandaLayout(str(tmp_path / "spool"))
     seen = observed_in(first, data_dir)

@@ -239,7 +239,11 @@ async def test_file_rewritten_while_it_is_sent_is_refused(writer, leadership):
 
 
 async def test_failed_upload_is_the_callers_to_repeat(writer, remote_log, leadership, store):
-    """When the store does not take the index, the copy failed, and no manifest names the data."""
+    """
+    A copy fails if the store does not take the index.
+
+    The caller can repeat it: no manifest names the data.
+    """
     base = writer.closed_segment()
     put = store.put
 
@@ -275,7 +279,7 @@ async def test_cancelled_copy_leaves_nothing_open_and_nothing_named(writer, lead
 
 @virtually
 async def test_copy_cancelled_anywhere_leaves_no_file_open(tmp_path):
-    """Wherever a copy is cut off, even while its file is being opened, nothing stays open."""
+    """A copy leaves no file open, wherever it is cancelled, even while it opens its file."""
     writer = LogWriter(tmp_path)
     base = writer.closed_segment()
     remote_log = archive_in(MemoryStore(latency_seconds=0.01)).remote_log

@@ -54,7 +54,7 @@ class Nothing:
 
 @virtually
 async def test_archivers_at_rest_are_not_stepped(daemon):
-    """However many rounds there are."""
+    """An archiver at rest is not stepped, however many rounds there are."""
     async with daemon.running():
         await settled(daemon)
         with stepped() as partitions:
@@ -263,7 +263,7 @@ def test_due_times_that_are_outdated_are_not_kept(leaderships):
 
 
 def test_each_reader_of_a_feed_hears_of_each_change_once(leaderships):
-    """However often it changed, and whenever the others read."""
+    """Each reader hears of each change once, however often it was noted, and whenever others read."""
     feed, (one, other, _) = ChangeFeed(), leaderships
     first, second = feed.reader(), feed.reader()
     feed.note(one)

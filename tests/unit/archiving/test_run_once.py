@@ -112,7 +112,7 @@ async def test_run_once_of_a_fenced_partition_ends(daemon, store):
 
 @virtually
 async def test_run_once_without_a_broker_raises(daemon):
-    """When nothing can be scanned, the caller gets the error."""
+    """An error reaches the caller if nothing can be scanned."""
     daemon.broker.fail_next("log_bounds", broker_unavailable("log_bounds"))
 
     with pytest.raises(BrokerUnavailable):

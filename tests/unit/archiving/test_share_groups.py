@@ -35,7 +35,7 @@ async def test_slowest_group_decides(held, broker, writer):
 
 
 async def test_group_that_has_not_begun_holds_everything(held, broker, writer):
-    """Where it will begin is not known."""
+    """A share group that has not begun holds every record: its first offset is not known."""
     broker.share_groups = {"new": {writer.name: -1}}
     assert await held() == ShareGroupHold(0, "share group new has not begun to read", 0)
 

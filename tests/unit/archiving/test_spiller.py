@@ -255,7 +255,7 @@ async def test_new_lineage_replaces_all_that_is_live_after_a_gap(writer, archive
 
 
 async def test_spilled_segments_expire_with_their_manifests(writer, archive, archiver, store, clock):
-    """In their order: the start moves, then objects go, then the spillover manifests."""
+    """Spilled segments go in order: the archive's start moves, then objects go, then spillover manifests."""
     await filled(writer, archiver)
     manifest = stored_manifest(store, writer)
     third = manifest.size_bytes // 3
@@ -322,7 +322,7 @@ async def test_archiver_rests_until_spilled_objects_are_due(writer, archiver, st
 
 
 async def test_everything_spilled_expires_and_spilling_goes_on(writer, archive, archiver, store, clock):
-    """When the last spilled object is gone nothing is left of it, and the next spill begins anew."""
+    """The manifest names no spillover once all spilled objects are gone, and the next spill begins anew."""
     await filled(writer, archiver)
     nothing = TotalRetention(limit_ms=None, limit_bytes=1)
     for _ in range(40):

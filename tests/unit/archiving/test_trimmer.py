@@ -302,7 +302,7 @@ async def test_file_that_was_just_uploaded_is_not_read_again(writer, archive, co
 
 
 async def test_refused_trim_pauses(writer, archive, trimmer, broker, clock):
-    """After a refusal for good the broker is left alone for a while, then asked again."""
+    """A trimmer leaves the broker alone for a while after a refusal for good, and then asks again."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     broker.denied.add("orders")
@@ -321,7 +321,7 @@ async def test_refused_trim_pauses(writer, archive, trimmer, broker, clock):
 async def test_what_expired_waits_after_a_refusal_and_for_a_newer_observation(
     writer, archive, trimmer, broker, clock
 ):
-    """As other segments do: the broker is not asked again at once, nor for what is already deleted."""
+    """The broker is not asked again at once after a refusal, nor for segments that it has already deleted."""
     writer.closed_segment()
     writer.closed_segment()
     manifest = (await archived(writer, archive)).expired(1, now_ms=clock())
@@ -375,7 +375,7 @@ async def test_segments_on_their_way_out_are_not_asked_for_again(writer, archive
 
 
 async def test_age_counts_from_the_upload_at_the_latest(writer, archive, trimmer, clock):
-    """By time, a segment goes once it is as old as the target says."""
+    """A segment goes by time once it is as old as the target says, counted from its upload at the latest."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
 
@@ -386,7 +386,7 @@ async def test_age_counts_from_the_upload_at_the_latest(writer, archive, trimmer
 
 
 async def test_archiver_trims_only_what_its_step_has_committed(writer, store, broker, archive):
-    """Within one step, the trim comes after the commit that makes it safe."""
+    """The trim of a step comes after the commit that makes it safe."""
     writer.closed_segment()
     order: list[str] = []
     put, trim = store.put, broker.trim

@@ -130,7 +130,7 @@ async def test_uploads_follow_others_that_come_and_go(metrics):
 
 
 async def test_others_that_come_meet_a_brake_within_seconds(metrics):
-    """However long the pause after the last listening: a producer that starts is heard at once."""
+    """A producer that starts is heard at once, however long the pause after the last listening is."""
     host, seconds = FakeHost(uploads=1.5), 2.0
     async with draining(host, metrics, upload_seconds=seconds) as backlog:
         await asyncio.sleep(20)

@@ -142,9 +142,9 @@ async def test_a_slot_stays_free_when_everyone_in_line_was_cancelled():
 )
 def test_cancellations_leak_neither_slots_nor_bytes(uploads, bytes_per_second, asks):
     """
-    After any mixture of uploads and cancellations the gate is empty, with every slot free.
+    The gate is empty after any mixture of uploads and cancellations, with every slot free.
 
-    Counts agree with what runs all the way, and the debt is no more than what was begun.
+    Its counts agree with what runs all the time, and the debt is no more than the bytes that began.
     """
 
     async def run() -> None:

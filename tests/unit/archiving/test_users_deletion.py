@@ -237,7 +237,7 @@ async def test_start_that_comes_back_lower_counts(writer, archiver, store, clock
 
 
 async def test_first_observation_alone_moves_nothing(writer, archiver, store, clock):
-    """Not even inside the first segment, of which no object goes; nor further than the first one saw."""
+    """The archive's start moves only as far as two observations agree, also inside the first segment."""
     await filled(writer, archiver)
     for log_start_offset, expected in ((2, 0), (3, 2), (3, 3)):
         clock.now_ms += MINUTE_MS

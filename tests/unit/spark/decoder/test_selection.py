@@ -107,7 +107,7 @@ def test_read_committed_without_aborted_transactions_is_everything():
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("transactions/*.log")), ids=lambda path: path.name)
 def test_transactions_of_a_real_broker(path):
-    """Of a broker's transactions those are seen that `ReadCommittedFilter` accepts: committed ones."""
+    """The decoder shows the committed transactions of a broker's log, as `ReadCommittedFilter` does."""
     data = path.read_bytes()
     aborted = aborted_in(data)
     accepts = ReadCommittedFilter(aborted).accepts

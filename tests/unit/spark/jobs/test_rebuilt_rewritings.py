@@ -197,7 +197,11 @@ def test_rewritten_segments_are_merged_and_merged_again(shelf, tmp_path):
 
 
 def test_nothing_is_written_while_a_record_cannot_be_read(shelf):
-    """Without the record, its segments count as leftovers of a killed job, so nothing is written."""
+    """
+    Nothing is written while the record of a rewriting is unreadable.
+
+    The rewritten segments would count as leftovers of a killed job.
+    """
     writer = archived_secret(shelf)
     before = readings(shelf, writer)
     asyncio.run(job_on(shelf, writer).erase([b"secret"]))

@@ -59,7 +59,11 @@ def test_offsets_are_taken_as_they_are(finder):
     ],
 )
 def test_offsets_name_every_partition(finder, given, match):
-    """As with the Kafka source: a partition that is left out is a mistake."""
+    """
+    Every partition needs an offset, as with the Kafka source.
+
+    A partition that is left out is a mistake.
+    """
     with pytest.raises(ConfigError, match=match):
         finder.starts(AtOffsets(given, "startingOffsets"), on_no_match="error")
     with pytest.raises(ConfigError, match=match.replace("Offsets:", "OffsetsByTimestamp:")):

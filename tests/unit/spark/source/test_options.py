@@ -239,7 +239,7 @@ def test_topics_that_cannot_be_read(options, match):
     ],
 )
 def test_wrong_option_is_named(options, match):
-    """With what it takes, or the option that may be meant."""
+    """The error of a wrong option names the option, and its values or the option that may be meant."""
     refused(match, subscribe="orders", **options)
 
 
@@ -256,7 +256,11 @@ def test_limits_of_a_stream_may_not_contradict_each_other():
 
 
 def test_options_of_a_client_have_no_effect(warnings):
-    """After a change of only the format's name, the error names the options that are not read any more."""
+    """
+    Options of a Kafka client have no effect, and the warning names them.
+
+    Some users change only the format.
+    """
     parsed(
         **{"kafka.bootstrap.servers": "b:9092", "fetchOffset.numRetries": "3", "maxOffsetsPerTrigger": "1"}
     )

@@ -1,4 +1,4 @@
-"""Where the archive is, from options and files: what is understood, what is refused, what stays secret."""
+"""The place of the archive, from options and files: what is accepted, what is refused, what is secret."""
 
 from __future__ import annotations
 

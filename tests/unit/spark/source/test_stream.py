@@ -139,7 +139,7 @@ def test_trigger_takes_no_more_than_its_limit(archive):
 
 
 def test_limit_is_left_out_when_spark_wants_all(archive):
-    """With the trigger once."""
+    """The limit of a trigger does not apply if Spark asks for all records, as with the trigger `once`."""
     archive.filled()
     assert Query(archive, maxOffsetsPerTrigger="12").steps(limit=ReadAllAvailable()) == [36]
 

@@ -121,7 +121,11 @@ def test_archive_that_is_not_what_it_was(warnings, found, reason, end):
 
 
 def test_limit_is_shared_by_what_waits():
-    """As in the Kafka source: in proportion, and one offset at the least."""
+    """
+    Partitions share the limit in proportion to what waits, with one offset each at the least.
+
+    The Kafka source does the same.
+    """
     ends, waiting = {A0: 100, A1: 1030, B0: 7}, {A0: 90, A1: 30, B0: 1}
     assert limited(ends, waiting, 40) == {A0: 39, A1: 1009, B0: 7}
     assert limited(ends, waiting, 121) == ends

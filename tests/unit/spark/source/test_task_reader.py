@@ -282,7 +282,11 @@ def test_corrupt_batch_may_be_passed_over(bucket, archive, writer, warnings):
 
 
 def test_what_was_read_behind_a_corrupt_batch_is_not_read_again(archive, writer):
-    """A read that failed at a corrupt batch goes on behind the last sound batch of the run."""
+    """
+    A read resumes behind the last sound batch of a run, even if a corrupt batch came before that one.
+
+    The reader asks for the rest when the segment was replaced meanwhile.
+    """
     data = bytearray(archive.object_of(writer, 0).read_bytes())
     second = LENGTH_STARTS_AT + int.from_bytes(data[8:12], "big")
     next_offset = archive.manifest(writer).segments[0].next_offset

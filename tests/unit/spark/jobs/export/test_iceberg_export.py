@@ -578,7 +578,11 @@ def test_catalogue_that_cannot_be_opened_is_a_matter_of_configuration(logs):
 
 
 def test_dots_of_a_topic_s_name_may_be_replaced(logs, tmp_path):
-    """For engines that take them for separators; Redpanda leaves them by default, and so do we."""
+    """
+    Dots stay by default, as with Redpanda.
+
+    They may be replaced for engines that take them for separators.
+    """
     properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "warehouse": f"file://{tmp_path}"}
 
     for replacement, name in [(None, "table lake.raw.a.b"), ("_", "table lake.raw.a_b")]:

@@ -45,7 +45,7 @@ def test_store_that_is_away_ends_the_run():
 
 
 def test_one_topic_whose_place_is_away_keeps_no_others_from_it():
-    """The other topics are exported if the place of one is away, for example its Iceberg table."""
+    """Topics that cannot reach their places end the run only if there are several of them in a row."""
     away = {name: StorageUnavailable("no answer") for name in "abde"}
     assert len(export_each(TOPICS, ends_with(away))) == len(TOPICS)
 

@@ -54,7 +54,11 @@ def vars_of(key: TopicKey) -> tuple[str, str, str]:
 
 
 def test_place_of_another_topic_is_refused():
-    """As when two names are one after their dots were replaced."""
+    """
+    A place is refused if its state is another topic's.
+
+    Two names can be one after their dots are replaced.
+    """
     state = ExportState(TopicKey("cluster", "or.ders", TOPIC.topic_id), "read_committed")
     with pytest.raises(ConfigError, match=r"holds an export of topic or\.ders, not of orders"):
         continued(state, TOPIC, isolation="read_committed", recreated="append", place="table t")

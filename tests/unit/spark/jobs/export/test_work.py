@@ -36,7 +36,11 @@ def read(logs, from_offset, next_offset, *, isolation="read_committed", fails_on
 
 
 async def test_portion_holds_just_its_offsets(logs):
-    """Wherever it begins and ends: between segments, between batches, inside of one."""
+    """
+    A portion has just its offsets, wherever it begins and ends.
+
+    Its bounds may lie between segments, between batches or inside one.
+    """
     await logs.fill(3)
     for from_offset in range(18):
         for next_offset in range(from_offset + 1, 19):
