@@ -137,7 +137,7 @@ async def test_transactions_are_filtered_in_the_archive_too(behind, through, con
 
 
 async def test_seeks_and_times_reach_into_the_archive(behind, config_of, topic):
-    """By offset forwards and back, by time, to the beginning and to the end, each with one consumer."""
+    """One consumer seeks by offset, forwards and back, by time, and to both ends."""
     await behind.cluster.create_topic(topic, configs=SEGMENTS)
     for number, value in _WHOLE:
         await behind.cluster.produce(topic, [value], timestamp_ms=1_700_000_000_000 + number * 1000)
@@ -253,7 +253,11 @@ async def test_librdkafka_finds_the_beginning_after_records_of_the_broker(behind
 
 
 async def test_deleted_records_never_come_back(behind, config_of, topic, objects, tmp_path):
-    """Through the gateway and by command: at a segment's base, below, inside, and after each restart."""
+    """
+    Records deleted through the gateway or by command stay away, also after each restart of the daemon.
+
+    The deletions end at a segment's base, inside a segment, and inside the local log.
+    """
     await behind.cluster.create_topic(topic, configs=SEGMENTS)
     await behind.cluster.produce(topic, _VALUES, max_batch_size=200_000)
     before = await consumed(behind.cluster, topic, "read_uncommitted")
@@ -419,7 +423,7 @@ async def test_full_disk_refuses_writes_and_serves_reads(behind, config_of, topi
 
 @pytest.mark.leaves_damage("a topic may be deleted before it is on record, and the daemon is stopped at once")
 async def test_topics_and_groups_are_administered_through_the_gateway(behind, config_of, topic):
-    """With an archive behind it too, admin clients create, describe, alter and delete."""
+    """Admin clients create, describe and delete topics through the gateway, with an archive behind it."""
     with running_daemon(config_of(topic)) as daemon:
         daemon.until_rounds(1)
         admin = AdminClient({"bootstrap.servers": behind.bootstrap})

@@ -350,7 +350,7 @@ async def test_doctor_reads_the_permissions_that_the_broker_lists(guarded, tmp_p
 
 async def test_daemon_needs_just_these_rules(guarded, tmp_path, seaweedfs):
     """
-    With four rules a daemon archives and trims; `doctor` names what is missing without any one of them.
+    Four rules let a daemon archive and trim, and `doctor` names what is missing without any one of them.
 
     Kafka takes DELETE for DESCRIBE as well, and ALTER_CONFIGS for DESCRIBE_CONFIGS. Other topics stay hidden.
     """

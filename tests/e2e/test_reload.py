@@ -98,7 +98,11 @@ def test_reload_of_a_wrong_file_keeps_the_configuration_in_use(config):
 
 
 def test_request_with_the_admin_token_reloads(config):
-    """As SIGHUP does; a request without the token changes nothing, and the log does not show the token."""
+    """
+    A request with the admin token reloads as SIGHUP does, and one without it changes nothing.
+
+    The log does not show the token.
+    """
     rewrite(config, admin={"port": 0, "token": "hush-admin_token"})
     with running_daemon(config) as daemon:
         daemon.until_rounds(1)

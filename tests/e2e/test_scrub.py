@@ -108,7 +108,7 @@ def test_orphan_goes_into_quarantine_and_back(config, objects):
 
 
 def test_directory_store_beside_a_running_daemon(tmp_path):
-    """On a directory as the bucket, a scrub beside a daemon that uploads says nothing of what goes on."""
+    """A scrub of a directory store finds nothing while a daemon uploads to it."""
     (tmp_path / "archive").mkdir()
     write_partition(tmp_path / "logs", "orders-0", segments=SEGMENTS)
     properties = directory_config([tmp_path / "logs"], tmp_path / "archive", tmp_path / "state")

@@ -139,7 +139,7 @@ async def test_parquet_holds_what_a_consumer_reads(spark, kafka, samples, sample
 async def test_uncommitted_parquet_in_s3_holds_aborted_records(  # noqa: PLR0917 - fixtures
     spark, kafka, samples, sample_objects, objects, prefix, tmp_path
 ):
-    """In the archive's own store, by its credentials."""
+    """Export works in the archive's own store, by the archive's credentials."""
     export(
         spark,
         config_at(samples.config),
@@ -159,7 +159,7 @@ async def test_uncommitted_parquet_in_s3_holds_aborted_records(  # noqa: PLR0917
 
 
 async def test_iceberg_holds_what_a_consumer_reads(spark, kafka, samples, sample_objects, tmp_path):
-    """In Redpanda's layout, one table for each topic; read by pyiceberg."""
+    """Tables have Redpanda's layout, one for each topic, and pyiceberg reads them."""
     warehouse = tmp_path / "warehouse"
     with running_catalog(warehouse) as catalog:
         target = IcebergTarget("test", catalog_properties(warehouse))
@@ -174,7 +174,11 @@ async def test_iceberg_holds_what_a_consumer_reads(spark, kafka, samples, sample
 async def test_second_run_adds_only_what_is_new(  # noqa: PLR0917 - fixtures
     spark, kafka, growing, topic, objects, seaweedfs, prefix, tmp_path
 ):
-    """To Parquet, and to a table in S3 which executors write to with the catalogue's credentials."""
+    """
+    The second run adds only new records, to Parquet and to a table in S3.
+
+    Executors write to S3 with the credentials of the catalogue.
+    """
     parquet = ParquetTarget(f"file://{tmp_path}/lake", partition_by="day")
     properties = catalog_properties(tmp_path) | {
         "warehouse": f"s3://{BUCKET}/{prefix}-warehouse",

@@ -27,7 +27,7 @@ def archive(tmp_path_factory):
 
 
 def test_session_goes_on_as_it_was(spark, archive):
-    """With its own properties; the command names the same master, and has run on the same context."""
+    """The command runs on the context that is there, and the session keeps its own properties."""
     context = spark.sparkContext
     spark.conf.set("spark.sql.session.timeZone", "CET")
     try:

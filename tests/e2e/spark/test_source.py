@@ -102,7 +102,7 @@ def _until_cleaned(kafka, topic, active):
 
 
 def test_topics_are_read_together(spark, options, sample_objects):
-    """By pattern, each row with its topic and partition."""
+    """A pattern reads several topics, and each row has its topic and partition."""
     table = frame(spark, options, subscribePattern=r"codec\.of_records-.*")
     ends = table.groupBy("topic", "partition").agg(functions.max("offset").alias("end"))
     found = {(row.topic, row.partition): row.end for row in ends.collect()}
@@ -115,7 +115,7 @@ def test_topics_are_read_together(spark, options, sample_objects):
 
 
 async def test_times_are_found_as_the_broker_finds_them(spark, kafka, options):
-    """To the record, also inside of compressed batches."""
+    """A time finds the same record as the broker's own search, also inside a compressed batch."""
     topic = codec_topic("zstd")
     begin, end = FIRST_TIME_MS + 11 * STEP_MS + 1, FIRST_TIME_MS + 63 * STEP_MS
     table = frame(spark, options, subscribe=topic, startingTimestamp=begin, endingTimestamp=end)
@@ -125,7 +125,7 @@ async def test_times_are_found_as_the_broker_finds_them(spark, kafka, options):
 
 
 def test_daemon_s_configuration_is_enough(spark, samples, sample_objects):
-    """With its file there is nothing else to set."""
+    """The daemon's configuration file is all that the source needs."""
     table = frame(spark, {"config": str(samples.config), "subscribe": TRANSACTIONS})
     assert seen_in(table)[-1].offset == archived_manifest(sample_objects, TRANSACTIONS).next_offset - 1
 
@@ -161,7 +161,7 @@ def test_secrets_are_in_no_plan(spark, options):
     ],
 )
 def test_mistakes_are_told_through_spark(spark, options, changes, message):
-    """With our own words in the exception that a user sees."""
+    """The exception that a user sees has the words of the source's own error."""
     with pytest.raises(PySparkException) as raised:
         frame(spark, options | {"subscribe": TRANSACTIONS} | changes).count()
     assert message in str(raised.value)

@@ -31,7 +31,7 @@ def day_of(time_ms: int) -> str:
 
 
 def test_archive_of_a_broker_is_counted(spark, samples, sample_objects):
-    """By topic and day of upload: each segment's bytes, objects, requests and cost."""
+    """Each segment's bytes, objects, requests and cost are counted by topic and by day of upload."""
     report = usage(spark, loaded(samples.config))
     document = json.loads(report.as_json())
     wanted = defaultdict(lambda: [0, 0, 0])

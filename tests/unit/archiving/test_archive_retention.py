@@ -452,7 +452,7 @@ async def test_large_deletion_is_done_in_turns(writer, archive, broker, store, c
 
 
 async def test_archiver_at_rest_wakes_when_retention_is_due(writer, archiver, clock):
-    """Of ten thousand idle partitions only those are stepped in which something is past retention."""
+    """Retention wakes only archivers of partitions in which something is past it."""
     writer.closed_segment()
     limits = TotalRetention(limit_ms=3 * MINUTE_MS, limit_bytes=None)
     seen = observe(writer, limits)

@@ -446,7 +446,7 @@ class FailingManifests:
 
 
 async def test_store_that_is_away_costs_only_the_log_that_needs_it(make_watch, writers):
-    """While the archive cannot tell a log's offsets, the others are scanned and pinned as ever."""
+    """The other logs are scanned and pinned as ever if the archive cannot tell the offsets of one."""
     watch = make_watch(layout=HeadlessLayout(writers[0].partition), manifests=FailingManifests())
     snapshot = await watch.scan()
     assert wanted(snapshot) == {"orders-1": 0, "orders-2": 0}

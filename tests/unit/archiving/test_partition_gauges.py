@@ -128,7 +128,7 @@ def test_gauge_of_loss_is_what_was_computed(publish, value, seconds):
 
 
 def test_held_seconds_count_while_the_stable_offset_stands_still(publish, value):
-    """From the first observation in which a closed segment had to wait, until the transaction moves on."""
+    """The seconds count from the first scan in which a closed segment waits, until the transaction moves."""
     publish(stable=15, at_ms=TIME_MS)
     assert value("upload_held_by_transaction_seconds") == 0
     publish(stable=15, at_ms=TIME_MS + 4500)

@@ -77,7 +77,7 @@ async def test_closed_segment_wakes_its_archiver_in_the_next_round(daemon):
 
 @virtually
 async def test_closed_segment_that_the_watch_told_wakes_its_archiver_at_once(daemon):
-    """Between two rounds, and the next round finds nothing new."""
+    """A segment that the watch reports is uploaded between two rounds. The next round finds nothing new."""
     async with daemon.running():
         await settled(daemon)
         base_offset = daemon.writers[1].closed_segment()

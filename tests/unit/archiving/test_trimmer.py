@@ -484,7 +484,7 @@ async def test_replica_that_lags_holds_no_trim_up_where_it_cannot_be_elected(
 
 
 async def test_what_was_proved_is_remembered_while_it_is_on_disk(writer, archive, metrics, broker):
-    """Where the broker's own retention takes every segment, nothing is remembered of those that are gone."""
+    """Proofs are forgotten with the files that they are about, also if the broker's retention took these."""
     archiver = archiver_of(writer, archive, broker, metrics=metrics)
     for _ in range(20):
         writer.closed_segment()

@@ -175,7 +175,7 @@ async def test_an_upload_after_a_pause_is_not_forgotten(metrics, others, seconds
 
 
 async def test_the_hard_limit_binds_on_an_idle_machine(metrics):
-    """Whatever the machine could do, no more bytes begin than the limit lets, and that is the reason."""
+    """The hard limit bounds the bytes that begin on an idle machine, and is the reason for waiting."""
     async with draining(FakeHost(), metrics, limit=16 * MIB) as backlog:
         await asyncio.sleep(SECONDS)
         assert backlog.uploaded <= 16 * MIB * (SECONDS + 1) + SEGMENT

@@ -321,7 +321,7 @@ async def test_listening_lets_only_the_last_moment_begin():
 
 
 async def test_the_gate_says_when_uploads_begin_and_end():
-    """Once before the first of several, and once after the last."""
+    """The gate reports once that it is busy, before the first upload, and once that it is quiet."""
     uploader = Uploader(gate_at(9))
     said = []
     uploader.gate.on_busy = lambda: said.append(("busy", now()))

@@ -103,7 +103,7 @@ async def step_to_end(archiver, seen):
 
 
 async def test_recorded_deletion_survives_a_change_of_leader(writer, archiver, store, delete, next_leader):
-    """At a segment's base as well, where the log's start tells nothing; and its records are never back."""
+    """A new leader goes on from the recorded start, also at a segment's base. No deleted record is back."""
     await filled(writer, archiver)
     for before_offset in (4, 6, 8, 12):
         await delete(before_offset)

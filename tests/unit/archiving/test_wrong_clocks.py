@@ -271,7 +271,7 @@ async def test_a_clock_set_forward_beside_a_store_without_one(tmp_path):
 
 
 async def test_a_clock_behind_the_last_commit(tmp_path):
-    """Without another clock, the commit before shows a host that started behind it."""
+    """The last commit shows that a host's clock is behind if no other clock does. Nothing is deleted."""
     host = Host(tmp_path, store_tells=False)
     host.write()
     await host.step()
