@@ -244,7 +244,7 @@ async def test_erase_does_what_a_dry_run_tells(ran, keyed, write_kafka_config, t
 async def test_exports_are_brought_up_to_date(  # noqa: PLR0917 - fixtures
     ran, keyed, write_kafka_config, seaweedfs, prefix, tmp_path
 ):
-    """To Parquet files and to a table, both in S3: each record that a consumer reads once, in two runs."""
+    """Two exports to Parquet files and to a table, both in S3, have each readable record once."""
     await keyed.create()
     path = write_kafka_config(topics={keyed.name: {"redpanda.remote.write": True}})
     store = {

@@ -83,7 +83,7 @@ def test_fix_brings_back_what_the_log_still_holds(archived, suffix):
 
 
 def test_fault_that_cannot_be_mended_stays_a_fault(archived):
-    """Without the local bytes a fix changes nothing, and says so by its exit code."""
+    """A fix without the local bytes changes nothing, and the exit code shows the fault that is left."""
     gone = archived.objects("*.log")[0]
     gone.unlink()
     for path in archived.partition_directory.glob("*.log"):

@@ -43,7 +43,7 @@ def assert_every_fault_is_named(done, path):
     ],
 )
 def test_configuration_error_names_every_line_and_key(wrong, arguments):
-    """Whatever the command, all faults come at once, in the order of the lines, and it exits 2."""
+    """Each command names all faults at once, in the order of the lines, and exits 2."""
     assert_every_fault_is_named(tieringd(*arguments, wrong), wrong)
 
 

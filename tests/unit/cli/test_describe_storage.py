@@ -70,7 +70,7 @@ def test_storage_of_an_archived_topic_has_the_fields_of_rpk(site):
     ],
 )
 def test_sections_are_those_that_were_asked_for(site, options, expected):
-    """Without options it is the summary and the sizes."""
+    """The summary and the sizes are printed without options, or else the sections that were asked for."""
     assert titles("-c", site.config, *options) == expected
 
 

@@ -100,7 +100,7 @@ CHANGES_NOTHING_HERE = {"resume", "manage", "claim", "restore", "purge"}
 
 @pytest.mark.parametrize("arguments", TRIED, ids=lambda words: " ".join(words[:3]))
 def test_dry_run_changes_nothing(site, arguments):
-    """Not a file of the archive, the log or the state; the same command without it changes something."""
+    """A dry run changes no file of archive, log or state. The same command without the option changes one."""
     words = [one.format(root=site.root) for one in arguments]
     if "--config" not in words:
         words += ["--config", str(site.config)]

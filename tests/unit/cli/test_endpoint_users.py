@@ -113,7 +113,7 @@ def test_input_that_is_not_one_password_is_refused(path, typed):
 
 @pytest.mark.parametrize("name", ["", "a,b", "a=b", "a\nb", " a", "a\x1b[2J", "x" * 121])
 def test_name_that_no_client_or_log_can_have_is_refused(path, name):
-    """Before a password is asked for."""
+    """The name is refused before a password is asked for."""
     with pytest.raises(ConfigError, match="user's name"):
         add(path, name)
     assert not path.exists()
@@ -140,7 +140,7 @@ def test_bad_file_is_refused_with_its_line_and_stays(path, call):
 
 
 def test_file_that_others_can_read_is_refused(path):
-    """With the command that mends it."""
+    """The error has the command that mends the permissions."""
     add(path)
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
@@ -187,7 +187,7 @@ def calls(monkeypatch):
 
 
 def test_file_is_durable_before_it_takes_its_place_and_so_is_its_name(path, calls):
-    """After a power cut there is the old file, or the new one."""
+    """A power cut leaves the old file or the new one."""
     add(path)
     assert calls.names == ["fsync of file", "replace", "fsync of directory"]
 

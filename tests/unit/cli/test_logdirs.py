@@ -114,7 +114,11 @@ def test_former_topic_of_the_same_name_is_told_from_the_brokers_own(own_site):
 
 
 def test_each_broker_with_a_replica_shows_what_is_stored():
-    """As with Redpanda, and once a broker, though a replica that moves is in two of its directories."""
+    """
+    A stored partition counts once for each broker with a replica, as with Redpanda.
+
+    A replica that moves between two directories of a broker still counts once.
+    """
     directories = [
         LogDirSizes(1, "/d", (ReplicaSize(A0, 5), ReplicaSize(B0, 1))),
         LogDirSizes(1, "/e", (ReplicaSize(A0, 3),)),

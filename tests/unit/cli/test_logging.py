@@ -33,7 +33,7 @@ except ValueError:
 
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_traceback_in_the_log_shows_no_variables(form):
-    """Among the local variables of any function may be a key to the bucket."""
+    """A traceback shows no local variables: one may be a key to the bucket."""
     program = PROGRAM.replace("{format!r}", repr(form))
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert "it went wrong" in done.stderr

@@ -69,7 +69,11 @@ def test_version_and_help_import_no_command(arguments):
     ],
 )
 def test_completion_imports_no_command(words, found):
-    """At each level, with the values of an option; the number of modules bounds the time."""
+    """
+    Completion loads few modules and no command, at each level and for values of an option.
+
+    The number of modules bounds the time.
+    """
     script = (
         "import sys, json\n"
         "from tieringd.cli.main import app\n"

@@ -76,7 +76,7 @@ def test_a_full_standard_output_is_an_error_of_one_line(site):
 
 
 def test_a_closed_standard_output_ends_quietly(site):
-    """As with `| head`."""
+    """A command ends quietly if its output is closed, as by `| head`."""
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
@@ -91,7 +91,7 @@ def test_a_closed_standard_output_ends_quietly(site):
 
 
 def test_yaml_says_the_same_as_json(site):
-    """For a listing and for a document."""
+    """YAML and JSON have the same content, for a listing and for a document."""
     for arguments in (("archive", "topics"), ("archive", "manifest", TOPIC, "0"), ("lag",)):
         done = invoked(*arguments, "--config", site.config, "--format", "yaml")
         assert (
@@ -110,7 +110,7 @@ def test_lag_is_what_is_not_archived(site):
 
 
 def test_topics_are_chosen_by_patterns_everywhere(site):
-    """In place of the options of former releases, which still work."""
+    """Patterns choose topics in every command, and the options of former releases still work."""
     for chosen, found in (((TOPIC,), 1), (("pay*", "orders"), 1), (("orders",), 0), ((), 1)):
         for listing in ("archive", "topics"), ("recover", "list"):
             rows = invoked(*listing, *chosen, "--config", site.config, "--format", "json").json()

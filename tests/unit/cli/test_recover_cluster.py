@@ -81,7 +81,7 @@ def place(tmp_path, cluster):
 
 
 def test_run_again_writes_only_what_is_new(place):
-    """As the marks say."""
+    """A second run writes only new records, as the marks say."""
     place.recover()
     assert place.holds_all_once()
     place.archived(place.writers)

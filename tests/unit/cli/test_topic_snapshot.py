@@ -27,7 +27,7 @@ async def taken(tmp_path, broker, *, archive=None, number=None):
 
 
 async def test_leader_knows_files_bounds_and_manifest(tmp_path):
-    """Of a partition that this broker leads everything is known."""
+    """Everything is known of a partition that this broker leads."""
     writer, archive = written(tmp_path), archive_in(MemoryStore())
     manifest = await archived(writer, archive)
     other = LogWriter(tmp_path, "payments", partition=5)
@@ -43,7 +43,7 @@ async def test_leader_knows_files_bounds_and_manifest(tmp_path):
 
 
 async def test_follower_knows_its_files_only(tmp_path):
-    """Where a follower's log ends is the leader's to tell."""
+    """Only the files of a follower are known: the leader knows where its log ends."""
     writer = written(tmp_path)
     broker = FakeBroker(writer)
     broker.followed[writer.name] = broker.epochs.pop(writer.name)

@@ -174,7 +174,7 @@ async def test_listing_is_translated_like_the_rest():
 
 
 async def test_answer_that_says_more_than_a_line_is_cut():
-    """Of the service's message the first line is kept: what follows quotes signatures and request ids."""
+    """An error keeps the first line of the service's message. The rest quotes signatures and request ids."""
     async with store_of(Refusing("403 Forbidden", "AuthenticationFailed")) as store:
         with pytest.raises(StorageDenied, match="AuthenticationFailed said the server") as caught:
             await store.get("key")

@@ -60,7 +60,7 @@ async def test_trial_that_tells_nothing_is_none(error):
 
 
 async def test_refusal_in_other_words_is_one():
-    """Not every store calls it a bad digest."""
+    """A refusal counts as one in other words too: not every store calls it a bad digest."""
     store = MemoryStore()
     store.fail_next("put", lambda: StorageError("400 InvalidRequest"))
     puts = CheckedPuts(store)

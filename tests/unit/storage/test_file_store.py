@@ -188,7 +188,7 @@ async def test_path_that_is_too_long_is_refused_clearly(store):
 
 
 async def test_full_disk_is_told_and_left_clean(small_disk, slice_of):
-    """Without room nothing is stored, nothing is left behind, and the error names the disk."""
+    """A full disk stores nothing and keeps no temporary file, and the error names the disk."""
     store = FileStore(small_disk)
     data = bytes(6 << 20)
     for body in (data, slice_of(data)):
@@ -484,7 +484,7 @@ async def test_page_that_is_asked_for_again_is_read_anew(store):
 
 
 async def test_listing_reads_each_directory_once(store, on_audit_event):
-    """However many pages it has."""
+    """A listing reads each directory once, however many pages it has."""
     for number in range(20):
         await put(store, f"{number:02d}/object", b"x")
     count = 0

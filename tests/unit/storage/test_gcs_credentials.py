@@ -167,7 +167,7 @@ async def test_many_callers_share_one_refresh():
 
 
 async def test_token_is_renewed_before_it_expires_while_requests_run():
-    """In the second half of its life a token is renewed behind the requests, which go on with it."""
+    """A token is renewed in the second half of its life, while requests go on with it."""
     bucket = Bucket()
     async with running_metadata_server() as metadata, instance_store(bucket, metadata) as (store, clock):
         await store.get("key")
@@ -185,7 +185,7 @@ async def test_token_is_renewed_before_it_expires_while_requests_run():
 
 
 async def test_early_refresh_that_fails_is_tried_again_later():
-    """While the token still works a failing refresh does no harm, and is repeated after a pause."""
+    """A refresh that fails does no harm while the token still works, and is repeated after a pause."""
     bucket = Bucket()
     async with running_metadata_server() as metadata, instance_store(bucket, metadata) as (store, clock):
         await store.get("key")
@@ -214,7 +214,7 @@ async def test_expired_token_is_not_sent():
 
 
 async def test_refused_token_is_dropped_and_the_next_one_tried():
-    """After the first 401 all requests with that token may be tried again; the next one has a fresh token."""
+    """Requests with a refused token may be tried again, and the next one has a fresh token."""
     bucket = Bucket()
     bucket.is_good = lambda token: token != "token-1"
     async with running_metadata_server() as metadata, instance_store(bucket, metadata) as (store, _):

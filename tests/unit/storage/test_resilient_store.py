@@ -121,7 +121,7 @@ async def test_success_after_an_outage_ends_the_backoff_of_others():
 
 
 async def test_store_that_fails_now_and_then_ends_no_backoff():
-    """While others keep succeeding, a request that fails keeps to its pauses."""
+    """A request that fails keeps to its pauses while others succeed."""
     memory = MemoryStore()
     memory.add("key", b"content")
     store = store_over(memory)
@@ -230,7 +230,7 @@ async def test_plain_put_of_unknown_outcome_is_repeated():
 
 
 async def test_doubt_of_an_earlier_attempt_is_kept():
-    """When one attempt may have stored and the last one did not, the outcome is still unknown."""
+    """The outcome is unknown if one attempt may have stored, even if the last one did not."""
     memory = MemoryStore()
     memory.fail_next("put", unavailable(outcome_unknown=True), after_effect=True)
     memory.fail_next("put", unavailable(), times=1000)

@@ -117,7 +117,7 @@ async def test_requests_are_signed_with_the_role(role, source):
 
 @pytest.mark.parametrize("source", SOURCES)
 async def test_end_of_the_credentials_is_known(role, source):
-    """From the first request on, as the service said it."""
+    """A store knows the end of its credentials from the first request on, as the service gave it."""
     service = CredentialService()
     async with store_with(role, source, service, Bucket()) as store:
         assert store.credentials_end is None
@@ -215,7 +215,7 @@ async def test_credentials_are_refreshed_ahead_without_holding_up_requests(role)
 
 
 async def test_failed_refresh_ahead_disturbs_no_request(role):
-    """While the credentials are good, a service that is away is no trouble."""
+    """A service that is away disturbs no request while the credentials are good."""
     service, bucket = CredentialService(lifetime_seconds=TWELVE_MINUTES), Bucket()
     async with store_with(role, "sts", service, bucket) as store:
         await store.get("key")
@@ -340,7 +340,7 @@ async def test_sts_needs_its_environment(role, missing, monkeypatch):
 
 
 async def test_config_file_needs_both_keys():
-    """Without keys in the configuration no other place is searched."""
+    """No other place is searched for keys if the configuration lacks one of the two."""
     with pytest.raises(ConfigError, match="cloud_storage_credentials_source"):
         await S3Store.open(S3Settings(bucket="archive", access_key="me"))
 
@@ -366,7 +366,7 @@ async def test_secrets_are_never_shown(role, source, caplog):
 
 
 async def test_unsigned_answer_of_a_missing_object_keeps_its_meaning(role):
-    """With a role, answers that are no refusal mean what they always mean."""
+    """An answer that is no refusal has its usual meaning under a role."""
 
     async def missing(exchange: Exchange) -> None:
         await exchange.answer("404 Not Found", b"<Error><Code>NoSuchKey</Code></Error>")

@@ -134,7 +134,7 @@ async def test_close_ends_every_flight_also_a_replaced_one(flights, work):
 
 
 async def test_flights_beyond_the_limit_end_with_their_last_caller(work):
-    """Up to the limit they are finished for the next caller."""
+    """Calls up to the limit are finished for the next caller, also when their last caller is cancelled."""
     flights: SingleFlight[str, int] = SingleFlight(lambda key: key, unwaited_above=1)
     askers = [asking(flights, work, key) for key in ("one", "two", "two")]
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""From a configuration to a store: each backend's settings, and stores of other packages."""
+"""Stores made from a configuration: each backend's settings, and stores of other packages."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ async def test_both_versions_of_tls_are_spoken(slice_of, executor, server_tls, c
 
 
 async def test_certificate_that_is_not_trusted_is_refused(server_tls, run):
-    """Without the server's certificate among those trusted, no request is sent."""
+    """No request is sent to a server whose certificate is not trusted."""
 
     async def scenario() -> None:
         async with (
@@ -290,7 +290,7 @@ async def test_server_that_is_not_there_is_no_tls_error(client_tls, run):
 
 
 async def test_connection_that_the_server_closed_is_not_used_again(server_tls, client_tls, run):
-    """After a server ended an idle connection the next request opens another one."""
+    """The next request opens another connection if the server ended an idle one."""
     connections = []
 
     async def scenario() -> None:
