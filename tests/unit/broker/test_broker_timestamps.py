@@ -1,4 +1,4 @@
-"""When the broker appended to a segment last, asked of a layout."""
+"""The time of the broker's last append to a segment, as a layout gives it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_broker_timestamp_is_that_of_the_index_beside_a_closed_segment(layout, s
 
 
 def test_active_segment_has_no_broker_timestamp_yet(layout, segments):
-    """Whatever its index says, later appends change it; that is as it should be, and not logged."""
+    """The index of an active segment is not read: later appends change it. That is not logged."""
     assert segments[-1].is_active
     assert asked(layout, segments[-1]) == (None, [])
 

@@ -123,6 +123,6 @@ def test_meter_walks_directories_that_are_no_partitions(tmp_path):
 
 
 def test_directory_that_is_not_there_cannot_be_measured(meter, tmp_path):
-    """As with a whole measurement, it is an error."""
+    """A missing directory is an error, as with a whole measurement."""
     with pytest.raises(FileNotFoundError):
         meter([str(tmp_path / "missing")])

@@ -119,7 +119,7 @@ def test_unknown_batch_type_before_allocated_room_is_no_matter_of_waiting(tmp_pa
 
 
 def test_segment_that_lacks_its_end_is_not_uploaded_by_what_is_known_of_it(tmp_path):
-    """Where all bases are known no file was read, so the upload checks that the segment is whole."""
+    """The upload checks that a segment is whole if all bases are known, because no file was read before."""
     log = RedpandaLog().roll(term=1).data([b"a"]).data([b"b"]).roll().data([b"c"])
     segment = written(log, tmp_path)[0]
     Path(segment.path).write_bytes(b"".join(log.segments[0].batches[:-1]))

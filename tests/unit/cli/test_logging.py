@@ -77,7 +77,7 @@ def test_repeats_are_folded_and_counted():
 
 
 def test_a_fatal_error_is_json_too():
-    """With its kind, what to do, and the exit code; the error goes on to the command line."""
+    """The event has the error's kind, its hint and its exit code. The error goes on to the command line."""
     with (
         structlog.testing.capture_logs() as events,
         pytest.raises(ConfigError),

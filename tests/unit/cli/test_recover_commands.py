@@ -78,9 +78,9 @@ def test_sound_archive_passes(place, validate):
 
 def test_missing_manifest_is_refused_or_reported(place):
     """
-    Nothing is restored if a manifest is missing.
+    Nothing is restored if a manifest is missing. The other partitions are, if nothing is checked.
 
-    The other partitions are without a check, with a report.
+    The report names the partition without a manifest.
     """
     place.object_of(1, "manifest").unlink()
     with pytest.raises(CorruptDataError, match="1 of 3 partitions have no manifest"):

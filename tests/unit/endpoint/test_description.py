@@ -75,7 +75,7 @@ async def test_settings_of_a_topic_are_read_only(writer, archive, tmp_path, vers
 
 @pytest.mark.parametrize("version", range(1, 6))
 async def test_bucket_is_the_only_log_directory(archive, tmp_path, version):
-    """With the bytes of each partition; of one that cannot be read nothing is said."""
+    """The bucket has the bytes of each partition. A partition that cannot be read is left out."""
     sizes = {}
     for number in range(2):
         writer = LogWriter(tmp_path, "orders", number)

@@ -59,7 +59,7 @@ async def closed(client):
 
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)
 async def test_produce_is_refused_for_good(archive, tmp_path, version):
-    """With the reason, where the version has room for it; the connection goes on."""
+    """The refusal has its reason if the version has room for it, and the connection goes on."""
     async with asking(archive, tmp_path / "state") as client:
         for _ in range(2):
             answer = await client.ask(produce_request(version))
@@ -97,7 +97,7 @@ async def test_coordinator_of_a_group_is_this_node(archive, tmp_path, version):
 
 @pytest.mark.parametrize("version", range(10))
 async def test_no_client_joins_a_group(archive, tmp_path, version):
-    """With an error that ends the consumer's attempt."""
+    """The error of the refusal ends the consumer's attempt to join."""
     schema = request_module(11, version).JoinGroupRequest
     fields = fields_of(
         schema,
@@ -257,7 +257,7 @@ async def test_request_has_a_limit_that_fits_its_kind(archive, tmp_path, api_key
 
 
 async def test_request_of_too_many_partitions_is_refused(archive, tmp_path):
-    """Within the limit of bytes."""
+    """A request of too many partitions is refused even within the limit of bytes."""
     async with asking(archive, tmp_path / "state") as client:
         client.writer.write(offsets_of(60_000))
         assert await closed(client) == b""
@@ -309,7 +309,7 @@ async def test_requests_that_come_together_are_answered_in_order(writer, archive
 
 
 async def test_clients_meet_tls_where_there_is_a_certificate(writer, archive, tmp_path):
-    """With the gateway's own properties; records go through the cipher."""
+    """A client gets TLS by the gateway's own properties, and records go through the cipher."""
     certificate = write_certificate(tmp_path / "pem")
     writer.append(b"v" * 300_000)
     writer.roll()

@@ -97,7 +97,7 @@ PLAIN = {"sasl_plain": "true", "sasl_plain_without_tls": "true"}
 async def test_real_clients_log_in_with_every_mechanism(
     archive, writer, tmp_path, *, users_file, certificate, mechanism
 ):
-    """And read the whole topic; a wrong password, and a user without rules, read nothing."""
+    """A user with rules reads the whole topic. A wrong password or a user without rules reads nothing."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     settings = with_tls(certificate, sasl_plain="true")
@@ -315,7 +315,7 @@ async def test_requests_behind_a_login_wait_for_its_end(archive, tmp_path, users
     ],
 )
 async def test_first_message_of_scram_that_is_not_sound_is_refused(archive, tmp_path, users_file, first):
-    """Among them channel binding that is not offered, another identity, and escapes that are none."""
+    """Unsound messages have a channel binding that is not offered, another identity, or bad escapes."""
     async with (
         guarded(archive, tmp_path, users_file) as endpoint,
         connected(endpoint.server.port) as client,
@@ -326,7 +326,7 @@ async def test_first_message_of_scram_that_is_not_sound_is_refused(archive, tmp_
 
 
 async def test_final_message_of_scram_counts_once(archive, tmp_path, users_file):
-    """With the binding of its own first message, and only after it."""
+    """A final message counts once, after its own first message and with that one's binding."""
     async with guarded(archive, tmp_path, users_file) as endpoint:
         for header, binding, expected in (
             ("n,,", "n,,", ErrorCode.none),
@@ -429,7 +429,7 @@ async def config_error(client, kind, name):
 async def test_topics_that_a_user_may_not_see_are_as_if_there_were_none(
     archive, tmp_path, users_file, *, user, readable, seen
 ):
-    """In every request that is about topics; a name is refused whether there is such a topic or not."""
+    """A topic that a user may not see is refused like a missing one, in every request about topics."""
     writers = await archived_topics(archive, tmp_path)
     async with (
         guarded(archive, tmp_path, users_file, **PLAIN) as endpoint,
@@ -548,7 +548,7 @@ def test_file_that_others_may_read_is_refused(users_file):
 
 
 def test_file_is_read_as_it_was_written(users_file):
-    """With users and rules, and without any password."""
+    """The file has users and rules, and no password."""
     users = Users.read(users_file)
     assert users.rules == RULES
     assert users.credentials["reader"]["SCRAM-SHA-512"].has_password(password_of("reader"))

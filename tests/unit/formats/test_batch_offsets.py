@@ -92,7 +92,7 @@ def test_damaged_batch_says_nothing_of_its_neighbours():
 
 
 def test_check_goes_on_from_one_run_to_the_next():
-    """As if the runs were one."""
+    """The check of several runs finds the same as the check of one."""
     check = OffsetCheck(dense(DENSE, 0))
     assert check.faults_of(DENSE[:4]) == {}
     assert list(check.faults_of(moved(DENSE, 4, 43)[4:])) == [400]

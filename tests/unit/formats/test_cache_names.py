@@ -52,7 +52,7 @@ def test_names_say_what_they_were_made_of(segment, buckets):
 
 @pytest.mark.parametrize("suffix", ["_chunks/0", ".index"])
 def test_key_that_holds_the_checksum_of_its_index_is_a_name_too(suffix):
-    """As every key does that is written now."""
+    """A key with the checksum of its index, as it is written now, is parsed as well."""
     assert KEY_WITH_INDEX.endswith("-000000ab.log")
     assert parse_cache_name(f"{KEY_WITH_INDEX}{suffix}", buckets=0).segment == KEY_WITH_INDEX
 

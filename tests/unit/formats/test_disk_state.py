@@ -118,7 +118,7 @@ def test_any_truncated_document_is_corrupt(name):
 @each_format
 @given(data=st.data())
 def test_document_with_any_other_value_is_read_or_corrupt(name, data):
-    """Whatever type a field has, nothing but CorruptDataError comes of it."""
+    """A document with a field of any other type is read or raises CorruptDataError."""
     document = data.draw(changed_heads(DOCUMENTS[name]))
     with contextlib.suppress(CorruptDataError):
         FORMATS[name][0](json.dumps(document).encode())

@@ -42,7 +42,7 @@ def test_golden_link_is_read_and_written():
 
 @given(st.data())
 def test_damage_is_found(data):
-    """Whichever byte it is."""
+    """A change of any byte is found."""
     document = bytearray(encode_history_link(HISTORY_LINK))
     at = data.draw(st.integers(0, len(document) - 1))
     document[at] ^= data.draw(st.integers(1, 255))
@@ -55,7 +55,7 @@ def test_damage_is_found(data):
     [{"starts": [[1, 0], [0, 0]]}, {"starts": [[0, -1]]}, {"starts": 5}, {"starts": [[0]]}, {"topic": None}],
 )
 def test_document_that_makes_no_sense_is_refused(change):
-    """Though its checksum is right."""
+    """The document is refused although its checksum is right."""
     body = json.loads(encode_history_link(HISTORY_LINK)[16:]) | change
     if change == {"topic": None}:
         del body["topic"]

@@ -246,7 +246,11 @@ def golden_part(topic: str, base_offset: int, next_offset: int) -> IndexedSegmen
 
 
 def test_broker_s_own_indexes_are_put_together():
-    """Of a log that a real broker rolled, entries name the batches of the merged file; times ascend."""
+    """
+    The entries of a merged index name batches of the merged file, and their times ascend.
+
+    The parts are those of a log that a real broker rolled.
+    """
     parts = [golden_part("rolled", base, base + 5) for base in (0, 5, 10)]
     data = b"".join(golden_log("rolled", base) for base in (0, 5, 10))
     index = merged_index(parts)
@@ -287,7 +291,7 @@ def test_transaction_index_keeps_its_entries():
 
 @pytest.mark.parametrize("name", ["offset_index", "time_index", "transaction_index"])
 def test_missing_broker_index_leaves_all_of_them_out(name):
-    """Where a part lacks an index that it needs, the broker has to build all: half of one would mislead."""
+    """A merged segment has no broker indexes if a part lacks one that it needs: half of one would mislead."""
     part = golden_part("transactions", 0, 10)
     broken = replace(part, index=replace(part.index, broker=replace(part.index.broker, **{name: None})))
     assert merged_index([broken, indexed(b"", 10, 12)]).broker == BrokerIndexes()

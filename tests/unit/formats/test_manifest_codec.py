@@ -214,7 +214,7 @@ def test_golden_manifest_is_laid_out_as_documented():
 
 
 def test_columns_are_swapped_on_a_host_of_the_other_byte_order(monkeypatch):
-    """Where integers are kept the other way round, they are turned on the way out and on the way in."""
+    """A host of the other byte order swaps the integers of the columns when it writes and when it reads."""
     other = "big" if sys.byteorder == "little" else "little"
     with monkeypatch.context() as patch:
         patch.setattr(sys, "byteorder", other)
@@ -317,7 +317,7 @@ def test_manifest_without_a_field_is_corrupt(name):
 
 @given(changed_heads(HEAD))
 def test_manifest_with_any_other_head_is_read_or_corrupt(head):
-    """Whatever type a field has, nothing but CorruptDataError comes of it."""
+    """A manifest with a field of any other type is read or raises CorruptDataError."""
     try:
         found = decode_manifest(sealed(head, COLUMN_BYTES))
     except CorruptDataError:

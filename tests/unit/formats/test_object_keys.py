@@ -205,7 +205,7 @@ def test_other_keys_are_no_topic_manifest_keys(key):
 
 @given(partitions, segments)
 def test_owner_of_an_object_is_in_its_name(partition, segment):
-    """Of data, index and manifest objects, spilled ones included, whatever the topic is called."""
+    """Keys of data, index and manifest objects name their owner, also if spilled, for any name of a topic."""
     name = SpilloverName(1, 2, 3, 4, 5)
     for key in (
         data_key(partition, segment),

@@ -95,7 +95,7 @@ def test_records_survive_encoding(base_offset, records, codec):
 
 
 def test_append_time_replaces_the_records_own():
-    """With log append time every record has the batch's maximum timestamp."""
+    """A batch with log append time gives its maximum timestamp to every record."""
     data = encode_batch(
         0, [NewRecord(b"a", timestamp_ms=1), NewRecord(b"b", timestamp_ms=2)], append_time_ms=9
     )

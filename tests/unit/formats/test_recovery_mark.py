@@ -23,7 +23,7 @@ OFFSETS = st.none() | st.integers(0, 2**63 - 1)
     )
 )
 def test_mark_comes_back_as_it_was(mark):
-    """In less than a broker takes beside an offset (4,096 bytes)."""
+    """A mark is much shorter than the 4,096 bytes that a broker takes beside an offset."""
     text = encode_mark(mark)
     assert decode_mark(mark.next_offset, text) == mark
     assert len(text.encode()) < 1024

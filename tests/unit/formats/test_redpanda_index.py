@@ -182,7 +182,7 @@ def test_changed_byte_is_noticed_or_changes_nothing(version):
     tombstones=st.booleans(),
 )
 def test_any_index_is_read_as_it_was_written(version, base_offset, max_offset, times_ms, **fields):
-    """Whatever the columns and the other fields hold, bounds and times come back as they went in."""
+    """Bounds and times are read as they were written, whatever the columns and the other fields hold."""
     data = base_index(
         version=version, base_offset=base_offset, max_offset=max_offset, times_ms=times_ms, **fields
     )

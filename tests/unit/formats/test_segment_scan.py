@@ -350,7 +350,7 @@ def test_scan_of_an_active_segment_ends_at_its_last_stable_batch(
 
 
 def test_scan_that_is_done_takes_nothing_more():
-    """After its end was found, a scan consumes no bytes."""
+    """A scan consumes no bytes after it has found its end."""
     scanner = SegmentScanner(0, None, stop_offset=3)
     assert scanner.feed(memoryview(SOUND)) == BATCH_BYTES
     assert scanner.is_done

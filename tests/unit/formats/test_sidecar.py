@@ -147,7 +147,7 @@ def test_sidecar_with_a_wrong_length_of_its_head_is_corrupt(body):
 
 @given(changed_heads(HEAD))
 def test_sidecar_with_any_other_head_is_read_or_corrupt(head):
-    """Whatever type a field has, nothing but CorruptDataError comes of it."""
+    """A sidecar with a field of any other type is read or raises CorruptDataError."""
     try:
         found = decode_sidecar(sealed_head(MAGIC, 1, head, REST))
     except CorruptDataError:

@@ -137,7 +137,7 @@ def test_spillover_manifest_whose_head_is_no_object_is_corrupt(head):
 
 @given(changed_heads(HEAD))
 def test_spillover_manifest_with_any_other_head_is_read_or_corrupt(head):
-    """Whatever type a field has, nothing but CorruptDataError comes of it."""
+    """A spillover manifest with a field of any other type is read or raises CorruptDataError."""
     try:
         found = decode(sealed(head))
     except CorruptDataError:

@@ -214,6 +214,6 @@ def test_topic_manifest_with_any_changed_byte_is_read_or_corrupt(position, mask)
 
 @given(changed_heads(DOCUMENT))
 def test_topic_manifest_with_any_other_value_is_read_or_corrupt(document):
-    """Whatever type a field has, nothing but CorruptDataError comes of it."""
+    """A topic manifest with a field of any other type is read or raises CorruptDataError."""
     with contextlib.suppress(CorruptDataError):
         assert isinstance(decode_topic_manifest(json.dumps(document).encode()), TopicManifest)

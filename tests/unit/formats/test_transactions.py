@@ -101,7 +101,7 @@ def test_search_finds_the_first_marker_of_each_open_transaction():
 
 
 def test_filter_shows_the_committed_records_of_a_broker_s_log():
-    """With the golden log's aborted transactions, only what was committed is visible."""
+    """Only committed records are visible with the golden log's aborted transactions."""
     raw = golden_log("transactions")
 
     def walk():

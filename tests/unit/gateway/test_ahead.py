@@ -427,7 +427,7 @@ async def test_brokers_word_is_for_one_leader_epoch_and_version(archive, epoch, 
 
 @virtually
 async def test_word_of_the_broker_is_for_every_partition_or_none(archive):
-    """Where it has one of them, or says something else of it, the client asks itself."""
+    """A prepared Fetch needs the broker's word for every partition. Else the client asks itself."""
     ahead = FetchAhead(asyncio.get_running_loop(), archive, **WORKS)
     pending, sent = answered_at(0, partitions=(0, 1))
     ahead.expect(pending, sent)
@@ -539,7 +539,11 @@ async def test_fetch_that_waits_is_let_go_when_another_is_answered(archive):
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_fetch_is_let_go_when_the_archive_takes_longer_than_the_word_holds(archive, new_loop):
-    """On the loop of the daemon, too, where a timer that is late comes before what is ready."""
+    """
+    A Fetch is let go when the broker's word has run out, also on the daemon's own event loop.
+
+    A late timer comes before what is ready there.
+    """
 
     async def scenario():
         let_go = asyncio.Event()

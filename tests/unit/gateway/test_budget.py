@@ -171,7 +171,7 @@ async def test_spent_budget_lets_small_fetches_be_parsed(broker):
     ids=["ListOffsets", "OffsetForLeaderEpoch", "ApiVersions"],
 )
 async def test_spent_budget_lets_small_answers_be_parsed(broker, message, found):
-    """In two parts they are still held, and are not the broker's own in the end."""
+    """A small answer in two parts is still held with a spent budget, and the archive's part is in it."""
     request, response = message
     async with (
         running(broker, KnowingArchive(), buffered_bytes=0) as server,
@@ -321,7 +321,7 @@ async def test_answer_counts_while_the_archive_is_asked(broker):
 
 
 async def test_own_answers_that_stop_a_client_let_it_go_on(broker):
-    """When they are sent at once, nothing else comes that would wake it."""
+    """A client goes on after the gateway's own answers have stopped it, without anything else to wake it."""
     question = struct.pack(">ihhi", 30, InspectedApi.API_VERSIONS, 99, 3) + bytes(22)
     async with running(broker) as server, connected(server.port) as client:
         client.writer.write(question * (3 * MAX_REQUESTS))

@@ -61,7 +61,7 @@ async def answered(broker, client, number):
 )
 @pytest.mark.parametrize("step", [1, 1000])
 async def test_client_is_known_by_the_address_that_its_balancer_tells(broker, header, host, step):
-    """However the header arrives, the request behind it is served, and the log names the client."""
+    """The log names the client's own address, however the header arrives, and the request is served."""
     async with running(broker, proxy_protocol=True) as server, connected(server.port) as client:
         client.writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for at in range(0, len(header), step):

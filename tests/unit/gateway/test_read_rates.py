@@ -52,7 +52,7 @@ def test_limit_for_each_leaves_the_others_alone():
     spent=st.lists(st.tuples(st.floats(0, 10), st.integers(0, 10**5)), max_size=30),
 )
 def test_client_that_waits_gets_no_more_than_its_rate(rate, spent):
-    """Over its whole time, besides a second's worth and its last answer."""
+    """A client gets at most its rate over its whole time, besides a second's worth and its last answer."""
     rates, now, total = ReadRates(client_bytes_per_second=rate), 0.0, 0
     for pause, wanted_bytes in spent:
         size_bytes = min(wanted_bytes, int(rates.answer_bytes(now=now)))
@@ -106,7 +106,7 @@ def test_debt_of_clients_that_have_gone_is_forgotten():
 
 
 def test_clients_that_have_earned_everything_are_forgotten():
-    """However many there were."""
+    """Few clients are kept, however many there were."""
     rates = ReadRates(client_bytes_per_second=100)
     for number in range(5000):
         rates.spend(f"host-{number}", 10, now=float(number))

@@ -147,7 +147,7 @@ async def serving(tmp_path, store, daemon):
 
 @virtually
 async def test_partitions_are_found_by_name_and_by_id(tmp_path, store, daemon):
-    """With what their archivers know, and the bounds of the broker's own log."""
+    """A partition is found with its archiver's manifest and the bounds of the broker's own log."""
     async with serving(tmp_path, store, daemon) as behind:
         for topic in ("orders", IDENTITY):
             found = await behind.partitions.find(topic, 2)
@@ -274,7 +274,11 @@ async def test_log_start_is_unknown_while_the_store_is_away(tmp_path, store, wri
 
 @virtually
 async def test_log_without_an_archive_begins_where_the_broker_says(tmp_path, store, daemon):
-    """For as long as it begins there: what the broker lets go of later may be archived by then."""
+    """
+    The log of an unarchived topic begins where the broker says, as long as it begins there.
+
+    Records that the broker deletes later may be archived by then.
+    """
     writer = daemon.writers[0]
     daemon.broker.configs["orders"] = {"redpanda.remote.write": "false", "redpanda.remote.read": "true"}
     async with serving(tmp_path, store, daemon) as behind:
@@ -338,7 +342,7 @@ async def test_archive_that_hangs_is_an_error_of_its_own(tmp_path, store, daemon
 
 @virtually
 async def test_what_a_client_has_deleted_is_hidden_at_once(tmp_path, store, writers):
-    """From reads, times and the log's start, in a segment and at its end."""
+    """Deleted records are hidden from reads, times and the log's start, in a segment and at its end."""
     writer = writers[0]
     for _ in range(3):
         writer.closed_segment()
@@ -367,7 +371,11 @@ async def test_what_a_client_has_deleted_is_hidden_at_once(tmp_path, store, writ
 
 @virtually
 async def test_what_a_client_has_deleted_stays_deleted_after_a_restart(tmp_path, store, writers):
-    """At a segment's base too: the bucket has it before the client is answered, and the archiver goes on."""
+    """
+    The bucket has a deletion before the client is answered, and the archiver goes on from there.
+
+    This holds at a segment's base too.
+    """
     writer = writers[0]
     for _ in range(3):
         writer.closed_segment()
@@ -544,7 +552,7 @@ async def test_topic_without_remote_read_has_no_answer(tmp_path, store, daemon):
 
 @virtually
 async def test_topic_that_was_never_archived_has_no_answer(tmp_path, store, daemon):
-    """Without a manifest the broker's own answer is the right one."""
+    """The broker's own answer is right for a topic without a manifest."""
     daemon.broker.configs["orders"] = {"redpanda.remote.write": "false", "redpanda.remote.read": "true"}
     async with serving(tmp_path, store, daemon) as behind:
         assert await behind.partitions.find("orders", 0) is None

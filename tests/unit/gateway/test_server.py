@@ -39,7 +39,7 @@ from tieringd.gateway.server import GatewayServer
 
 
 async def test_requests_and_answers_pass_byte_for_byte(broker):
-    """Of any size, and in parts of any size."""
+    """Requests and answers of any size pass unchanged, in parts of any size."""
     async with running(broker) as server, connected(server.port) as client:
         for number, size in enumerate([12, 50, 70_000, 3 * MIB]):
             client.writer.write(plain_request(number, size=size)[:9])
@@ -130,7 +130,7 @@ async def test_refused_write_without_acknowledgement_closes_the_connection(broke
 
 
 async def test_version_question_that_is_too_new_is_answered_here(broker):
-    """As a broker would: with the versions that the client may ask it in."""
+    """The answer has the versions that the client may ask in, as a broker's does."""
     async with running(broker) as server, connected(server.port) as client:
         client.writer.write(struct.pack(">ihhi", 30, 18, 99, 3) + bytes(22))
         answer = read_response(await client.frame(), 18, 0)
@@ -234,7 +234,11 @@ async def test_what_the_broker_said_last_still_arrives(broker):
 
 
 async def test_archived_partition_replaces_an_answer_that_comes_in_parts(broker):
-    """However the broker's bytes arrive, and with another answer right behind them."""
+    """
+    The archived partition replaces the answer, however the broker's bytes arrive.
+
+    Another answer follows right behind.
+    """
     archive = TopicArchive()
     async with running(broker, archive) as server, connected(server.port) as client:
         client.send(fetch())
@@ -314,7 +318,7 @@ async def test_archive_that_is_late_is_waited_for_as_long_as_the_client_says(bro
 
 
 async def test_archive_is_waited_for_some_seconds_at_most(broker):
-    """Whatever the client says."""
+    """The wait has a bound, whatever the client asks for."""
     archive = TopicArchive()
     async with running(broker, archive) as server, connected(server.port) as client:
         client.send(fetch(max_wait=milliseconds(500_000)))
@@ -386,7 +390,7 @@ async def test_archived_partition_early_in_a_large_answer_comes_with_it(broker):
 
 
 async def test_what_is_held_is_given_back_when_the_connection_ends(broker):
-    """In the end the gateway holds nothing, though a request and an answer never became whole."""
+    """The gateway holds nothing in the end, even if a request and an answer never became whole."""
     async with running(broker) as server, connected(server.port) as client:
         request = request_frame(fetch(), correlation_id=1)
         client.writer.write(bytes(request) + bytes(request)[:-1])
@@ -402,7 +406,7 @@ async def test_what_is_held_is_given_back_when_the_connection_ends(broker):
 
 @pytest.mark.parametrize("version", [4, 7, 11, 12])
 async def test_large_answers_pass_unchanged(broker, version):
-    """Through the kernel or not, several partitions with large records arrive as they were sent."""
+    """Several partitions with large records arrive as they were sent, through the kernel or not."""
     async with running(broker, TopicArchive()) as server, connected(server.port) as client:
         topics = {
             "a": {n: {"records": bytes([n]) * (900_000 + n)} for n in range(4)},

@@ -110,7 +110,7 @@ async def test_finished_job_is_asked_again_a_window_after_the_round():
 
 @virtually
 async def test_traffic_pauses_and_its_end_resumes():
-    """While requests come no job gets a turn; after a window without requests housekeeping goes on."""
+    """No job gets a turn during traffic. Housekeeping goes on after a window without requests."""
     job = Job("merge", pieces=1000)
     async with running(Daemon(job)) as daemon:
         await asyncio.sleep(15)
@@ -269,7 +269,7 @@ async def test_reload_wakes_a_service_that_sleeps_long():
 
 @virtually
 async def test_job_without_work_and_without_an_await_stops_no_other_job():
-    """However short the interval is, others have their time between the turns."""
+    """Other tasks run between the turns, however short the interval is."""
 
     class Hasty(Job):
         async def turn(self, *, requests_max):

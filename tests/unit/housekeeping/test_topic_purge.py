@@ -210,7 +210,7 @@ async def test_cluster_that_has_none_of_the_topics_says_nothing(world, purging, 
 
 
 async def test_topic_that_is_not_told_of_is_not_gone(world, purging):
-    """As when its metadata is not visible to us."""
+    """A topic of which the broker says nothing is not gone: its metadata may be invisible to us."""
     purging.broker.untold = {"orders"}
     await purging.work()
     assert (await world.manifest(OLD)).lifecycle is Lifecycle.LIVE
@@ -359,7 +359,7 @@ async def test_archiver_of_a_deleted_topic_is_fenced_before_anything_goes(world,
 
 
 async def test_manifests_go_last_of_all(world, purging):
-    """For as long as there is any other object, they keep archivers out."""
+    """Manifests are deleted after all other objects, because they keep archivers out."""
     manifests = {manifest_key(one.identified) for one in world.writers[:2]}
     await purging.note()
     await purging.turn(after_ms=GRACE_MS, requests_max=1)
@@ -401,7 +401,7 @@ async def test_two_daemons_purge_together(world):
 
 
 async def test_lease_of_a_dead_daemon_is_taken_over(world):
-    """Not before it is over; what the first has noted stays."""
+    """A lease is taken over only once it is over, and what the first daemon has noted stays."""
     first, second = Purging(world, "d1"), Purging(world, "d2")
     await first.note()
     await first.turn(after_ms=GRACE_MS, requests_max=12)
@@ -414,7 +414,7 @@ async def test_lease_of_a_dead_daemon_is_taken_over(world):
 
 
 async def test_store_that_fails_ends_the_turn_and_not_the_purge(world, purging):
-    """Whatever fails is begun again with the next turn."""
+    """A step that fails is begun again with the next turn."""
     await purging.note()
     for operation in ("delete_many", "list_page", "put", "get"):
         world.store.fail_next(operation, lambda: store_unavailable("any"))

@@ -62,7 +62,7 @@ async def test_each_attempt_of_a_request_is_traffic(now):
 
 
 async def test_requests_leave_the_window(now):
-    """After its seconds there was no traffic."""
+    """Requests leave the window after its seconds."""
     store, watch = watched(MemoryStore(), now)
     await store.list_page("")
     now.seconds += 9.9

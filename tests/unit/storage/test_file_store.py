@@ -170,7 +170,7 @@ async def test_object_is_a_plain_file_under_its_key(store, root):
 @pytest.mark.parametrize("condition", [None, IfAbsent()], ids=["plain", "if-absent"])
 @pytest.mark.parametrize(("first", "second"), [("a", "a/b"), ("a/b", "a"), ("a", "a/b/c")])
 async def test_key_below_another_is_refused_clearly(store, first, second, condition):
-    """Where `a` is an object, `a/b` cannot be one, nor the other way round; the error says so."""
+    """Objects `a` and `a/b` cannot both exist, in either order, and the error names the reason."""
     await put(store, first, b"first")
     with pytest.raises(StorageError, match="cannot have both") as caught:
         await put(store, second, b"second", condition=condition)

@@ -119,7 +119,7 @@ async def test_service_account_signs_for_its_token(key_file, private_key):
 
 
 async def test_end_of_the_token_is_known():
-    """From the first request on; the token is not used to its very end."""
+    """A store knows the end of its token from the first request on, and renews the token before that."""
     async with running_metadata_server() as metadata, instance_store(Bucket(), metadata) as (store, _):
         assert store.credentials_end is None
         await store.get("key")

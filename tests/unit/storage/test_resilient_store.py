@@ -149,7 +149,11 @@ async def test_pause_that_the_store_asks_for_outlasts_the_success_of_others():
 
 
 async def test_deadline_ends_the_attempts():
-    """Out of time, the error names operation, key, attempts and seconds, and the last error is its cause."""
+    """
+    The error after the deadline names operation, key, attempts and seconds.
+
+    The last error is its cause.
+    """
     memory = MemoryStore()
     memory.fail_next("get", unavailable(), times=1000)
     limits = StoreLimits(manifest_upload_timeout_seconds=2, max_backoff_seconds=0.5)

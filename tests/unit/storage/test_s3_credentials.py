@@ -135,7 +135,11 @@ async def test_instance_metadata_is_asked_with_a_session_token(role):
 
 
 async def test_instance_metadata_is_never_asked_without_a_session_token(role):
-    """Where version 2 is refused, version 1 is not tried: any process could be made to ask it."""
+    """
+    Version 1 of the metadata service is not tried if version 2 refuses.
+
+    Any process could be made to ask version 1.
+    """
     service = CredentialService(refusal=("403 Forbidden", b""))
     async with store_with(role, "metadata", service, Bucket()) as store:
         with pytest.raises(StorageDenied):

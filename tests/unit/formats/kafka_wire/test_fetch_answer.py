@@ -48,7 +48,7 @@ def walk_over(drawn):
 
 @given(fetch_responses(), st.data())
 def test_replaced_partitions_say_what_was_given_and_the_others_what_they_said(drawn, data):
-    """In every version, and for every choice of partitions."""
+    """Replaced partitions have the given fields, and the others stay, in every version."""
     walk = walk_over(drawn)
     chosen = {
         number: data.draw(replacements) for number in range(len(walk.partitions)) if data.draw(st.booleans())
@@ -114,7 +114,11 @@ names = st.text("abc._-", min_size=1, max_size=249)
 
 @given(st.sampled_from(FETCH_VERSIONS), st.data())
 def test_composed_response_says_what_was_given(version, data):
-    """In every version, to topics by name or by id, and without a session."""
+    """
+    A composed response has the given fields in every version, for topics by name or by id.
+
+    It opens no session.
+    """
     topics = data.draw(
         st.dictionaries(
             st.uuids(allow_nil=False) if version >= 13 else names,

@@ -106,7 +106,7 @@ def test_partitions_lie_side_by_side_between_begin_and_end(drawn):
 
 @pytest.mark.parametrize("version", [4, 11, 12, 18])
 def test_records_pass_without_being_offered(version):
-    """After a partition's header the walk says how many bytes are records, and takes them as passed."""
+    """The walk gives the number of record bytes after a partition's header, and counts them as passed."""
     topic = uuid.UUID(int=9) if version >= 13 else "topic"
     frame = response_frame(fetch_response(version, {topic: {0: {"records": b"r" * 5000}}}))
     walk = FetchResponseWalk(version, len(frame) - 4)

@@ -76,7 +76,7 @@ def test_walk_lists_the_partitions_however_they_arrive(drawn, data):
 
 @given(drawn_requests(), st.binary(min_size=1, max_size=9), st.integers(0, 9))
 def test_walk_skips_bytes_after_the_request(drawn, rest, split):
-    """As a broker does."""
+    """Bytes after the request are skipped, as a broker skips them."""
     topics, _, frame = drawn
     frame = followed_by(rest, frame)
     walk = ProduceRequestWalk(RequestHead.read(memoryview(frame)))

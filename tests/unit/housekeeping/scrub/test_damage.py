@@ -76,7 +76,7 @@ async def test_damage_of_any_object_is_found(bucket, deep, damage):
 
 @pytest.mark.parametrize("deep", [False, True])
 async def test_two_faults_are_both_found(bucket, deep):
-    """Of any two objects that are removed, both are named, unless a manifest that leads there is one."""
+    """Both of any two removed objects are named."""
     await bucket.fill(4, local=1)
     sound = dict(bucket.store.objects)
     keys = [*(await bucket.data_keys()), *(await bucket.index_keys())]

@@ -129,7 +129,7 @@ async def test_part_of_a_local_segment_is_found_inside_it(writer, tmp_path):
 
 
 async def test_index_is_built_from_its_data_where_that_gives_the_same(bucket):
-    """Where the broker had no side files, the data object tells all that the index did."""
+    """An index is built from the data object alone if the broker had no side files."""
     bucket.writer._indexes = lambda _: {}
     snapshots = bucket.writer._write_file
     bucket.writer._write_file = lambda name, data: snapshots(name, data) if "snapshot" not in name else None

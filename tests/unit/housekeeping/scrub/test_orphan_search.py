@@ -145,7 +145,7 @@ async def test_only_partitions_that_are_ours_are_judged(two):
 
 
 async def test_orphans_of_unknown_topics_need_an_operator(bucket):
-    """Without topic manifest and manifest they are orphans; only a fix by hand moves them."""
+    """Objects without topic manifest and manifest are orphans, and only a fix by hand moves them."""
     await bucket.fill(2)
     keys = [key for key in bucket.store.stored_keys() if parse_data_key(key.removesuffix(".index"))]
     bucket.store.remove(topic_manifest_key(bucket.topic_key))

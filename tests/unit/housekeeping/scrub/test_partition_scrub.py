@@ -19,7 +19,7 @@ ALL_GOES = TotalRetention(limit_ms=0, limit_bytes=None)
 @pytest.mark.parametrize("requests_max", [1, 4, 7, 1000])
 @pytest.mark.parametrize("deep", [False, True])
 async def test_scrub_in_stretches_finds_what_a_whole_one_does(bucket, deep, requests_max):
-    """However short its stretches, each segment is checked once, and all faults are found."""
+    """Each segment is checked once, and all faults are found, however short the stretches are."""
     await bucket.fill(8, local=3)
     keys = await bucket.data_keys()
     gone = {keys[0], keys[3], keys[6], keys[7]}

@@ -156,7 +156,7 @@ async def test_fault_is_shown_until_a_scrub_does_not_find_it(scrubbing, bucket):
 
 
 async def test_orphans_are_moved_and_deleted_in_time(scrubbing, bucket):
-    """Into quarantine after the grace, out of it after the second one; both are counted."""
+    """Orphans go to quarantine after the first grace, and are deleted after the second. Both are counted."""
     key = bucket.orphan(1)
     await scrubbing.turns()
     assert key in bucket.store.objects
@@ -256,7 +256,7 @@ async def test_search_that_fails_is_not_taken_for_a_whole_one(scrubbing, bucket)
 
 
 async def test_cut_search_goes_on_where_it_was(scrubbing, bucket):
-    """With a page for each turn all orphans are found once, also when a turn in between fails."""
+    """A search of one page for each turn finds each orphan once, also if a turn in between fails."""
     keys = [bucket.orphan(number) for number in range(6)]
     bucket.store.remove(topic_manifest_key(bucket.topic_key))
     bucket.clock.now_ms += 2 * DAY_MS
