@@ -48,7 +48,7 @@ class PartsTable:
 
     @pytest.mark.parametrize("fault", [*BROKEN_UPLOADS, *LOST_ANSWERS])
     async def test_broken_part_is_retried(self, here, slice_of, fault):
-        """With whatever a part failed, all go up again, with a condition as well."""
+        """All parts are sent again after any fault of one, with a condition as well."""
         here.proxy.spoil(fault, where=self.is_part)
         await self._put_twice(here, slice_of(SEGMENT), fault)
 

@@ -203,7 +203,7 @@ class RetryTable:
     @pytest.mark.parametrize("case", REFUSALS)
     @pytest.mark.parametrize("operation", READS)
     async def test_refused_request_is_retried(self, here, operation, case):
-        """Whatever reads or deletes is asked again; and it is known whether the store asked for less."""
+        """Reads and deletes are sent again, and listeners hear whether the store throttled."""
         here.bucket.write("key", MANIFEST)
         store = await here.store()
         throttled = []

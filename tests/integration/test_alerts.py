@@ -464,7 +464,11 @@ def from_absent(values):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}-{next(iter(case.fires))}")
 def test_alert_fires_when_it_should_and_only_then(case, tmp_path):
-    """With its labels and its text, also for what came before the first scrape; a near miss is none."""
+    """
+    An alert fires with its labels and its text, also for what came before the first scrape.
+
+    A near miss fires none.
+    """
     tests = [promtool_test(case, case.fires, [expected_of(case)]), promtool_test(case, case.quiet, [])]
     if (absent := from_absent(case.fires)) is not None:
         tests.append(promtool_test(case, absent, [expected_of(case)]))
@@ -506,7 +510,7 @@ def test_daemon_that_is_killed_leaves_one_alert(tmp_path):
 
 
 def test_prometheus_that_scrapes_no_daemon_says_so(tmp_path):
-    """Without any series there is one alert; one daemon that is down is not the same."""
+    """A Prometheus without any series has one alert, and one with a daemon that is down has none of these."""
     rule = rules()["TieringdAbsent"]
     alert = {"exp_labels": rule["labels"] | {"job": "tieringd"}, "exp_annotations": rule["annotations"]}
     tests = [
@@ -533,7 +537,7 @@ def exported() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("rule", rules().values(), ids=lambda rule: rule["alert"])
 def test_alert_asks_for_metrics_that_are_exported(rule):
-    """By their names, with the labels that its text shows; a renamed metric would be a silent alert."""
+    """An alert asks for exported metrics with the labels in its text. A renamed metric would silence it."""
     known = exported() | {name: set() for name in PLAIN_METRICS}
     asked = set(re.findall(r"\b(?:tieringd_[a-z_]+|process_[a-z_]+|up\b)", rule["expr"]))
     assert asked

@@ -161,7 +161,7 @@ async def test_retention_in_force_is_the_broker_s_default_where_a_topic_has_none
 
 
 async def test_follower_takes_over_under_a_higher_epoch_and_gives_back(cluster, clients, topic):
-    """When the leader dies, the next leader sees that and since when; the returned broker follows."""
+    """A follower becomes leader under a higher epoch when the leader dies. The returned broker follows."""
     await cluster.create_topic(topic, replicas=[[2, 1, 3]])
     await cluster.produce(topic, [b"a", b"b"], acks="all")
     name = TopicPartition(topic, 0)

@@ -116,7 +116,7 @@ class Promises:
         return kept
 
     def _check_writers(self, name: str, manifest: PartitionManifest) -> None:
-        """Of two daemons under one leader epoch one stops: they do not take turns for ever."""
+        """Assert that two daemons under one leader epoch do not take turns for ever."""
         turns = self._turns.setdefault((name, manifest.leader_epoch), [])
         if turns[-1:] != [manifest.writer_id]:
             turns.append(manifest.writer_id)

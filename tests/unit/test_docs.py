@@ -73,7 +73,7 @@ def unknown_words(words: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_links_lead_somewhere(page):
-    """To a file of this repository, and to a heading of that page where the link names one."""
+    """A link leads to a file of this repository, and to a heading of that page if it names one."""
     for place in PLACES.findall(BLOCK.sub("", page.read_text())):
         if place.startswith("https://"):
             continue
@@ -92,7 +92,7 @@ def test_tests_that_a_page_names_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_commands_exist(page):
-    """With the subcommands and options that the page gives them."""
+    """Each command has the subcommands and options that the page gives it."""
     for command in commands(page):
         for words in alternatives(command):
             assert unknown_words(words) == [], command

@@ -31,7 +31,7 @@ def test_sound_archive_has_no_fault(archived):
 
 @pytest.mark.parametrize("pattern", ["*.log", "*.index", "manifest"])
 def test_missing_object_is_a_fault(archived, pattern):
-    """Of every kind, and with its key."""
+    """A missing object of any kind is a fault, which names its key."""
     gone = archived.objects(pattern)[0]
     gone.unlink()
     faults = faults_of([config_of(archived)], s3_url=None)

@@ -45,7 +45,7 @@ def test_reason_of_a_file_stands_before_its_imports(source, has_reason):
 
 
 def test_reason_of_a_test_stands_above_it():
-    """Above its decorators, where it has some."""
+    """The reason of a test stands above its decorators."""
     assert reasons_above(SOURCE, ["test_lease"]) == [True]
     assert reasons_above(SOURCE, ["TestMachine", "test_steps"]) == [False, False]
     assert reasons_above(SOURCE, ["test_gone"]) == []

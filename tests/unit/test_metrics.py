@@ -127,7 +127,7 @@ def test_text_of_the_partitions_is_what_the_library_would_write():
 
 
 def test_default_page_of_ten_thousand_partitions_has_under_two_thousand_series():
-    """In a thousand topics, each with every counter; the number does not grow with topics or partitions."""
+    """The number of series does not grow with topics or partitions. Each topic has every counter."""
     pages = []
     for topics in (100, 1000):
         metrics = Metrics()
@@ -220,7 +220,7 @@ def test_cost_of_the_store_is_what_its_prices_say():
 
 
 def test_only_the_configuration_in_use_is_shown():
-    """After a reload the hash before it has no series."""
+    """The hash of the configuration before a reload has no series."""
     metrics = Metrics()
     metrics.health.show_config("one")
     metrics.health.show_config("two")

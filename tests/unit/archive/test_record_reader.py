@@ -35,7 +35,7 @@ async def transacted(writer, archive):
 
 
 async def test_uncommitted_reading_shows_every_record(writer, archive, transacted):
-    """Without isolation all clients' records come, and no control record."""
+    """Uncommitted reading gives all clients' records, and no control record."""
     found = await values_in(archive, transacted)
 
     assert found == written_below(writer, transacted.next_offset)
@@ -52,7 +52,7 @@ async def test_committed_reading_leaves_out_what_was_aborted(writer, archive, tr
 
 @pytest.mark.parametrize("read_committed", [False, True])
 async def test_reading_starts_at_any_offset(writer, archive, transacted, read_committed):
-    """From every offset on come exactly the records that come from the start, less those before."""
+    """A read from any offset gives the records of a read from the start, less those before the offset."""
     whole = await values_in(archive, transacted, read_committed=read_committed)
 
     for offset in range(transacted.next_offset + 2):

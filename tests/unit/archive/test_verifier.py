@@ -102,7 +102,7 @@ async def test_wrong_index_of_the_same_size_is_found(archive, store, manifest, k
 
 
 async def test_wrong_checksum_is_found_without_reading(archive, store, manifest, key):
-    """Where the store tells the checksum, other bytes of the same size are found at once."""
+    """Other bytes of the same size are found without a read if the store gives the checksum."""
     data = store.objects[key][0]
     store.add(key, data[:-1] + bytes([data[-1] ^ 1]))
     store.requests.clear()
@@ -113,7 +113,7 @@ async def test_wrong_checksum_is_found_without_reading(archive, store, manifest,
 
 
 async def test_damage_that_the_store_does_not_tell_takes_a_deep_check(archive, store, manifest, key):
-    """Where the store reports no checksum, only reading the bytes finds the damage."""
+    """The damage is found only by reading the bytes if the store gives no checksum."""
     data = store.objects[key][0]
     store.add(key, data[:-1] + bytes([data[-1] ^ 1]))
     forget_checksums(store)

@@ -180,7 +180,7 @@ async def test_topics_without_a_broker_have_no_settings_and_take_none(broker):
 
 
 async def test_directory_without_a_broker_has_no_id_and_no_clients(broker):
-    """Without a broker there are no producers to throttle, and each request says so."""
+    """A directory without a broker has no id and no client quotas. Each request is refused by name."""
     with pytest.raises(BrokerDenied, match=r"the broker has no id: broker\.kind is none"):
         await broker.node_id()
     with pytest.raises(BrokerDenied, match=r"client quotas cannot be read: broker\.kind is none"):

@@ -48,7 +48,7 @@ def test_slice_to_the_end_of_a_closed_segment_begins_inside_it(tmp_path, begin):
 
 
 def test_slices_of_a_file_have_the_bytes_of_the_whole(tmp_path):
-    """Whatever batches a segment is cut between, its slices are its bytes, none twice and none left out."""
+    """A file's slices are its bytes, none twice and none left out, wherever it is cut between batches."""
     data = segment_bytes(0, batches=4, value=os.urandom(5000))
     segment = written(tmp_path, data, 0, 12)
     whole = scan(segment)

@@ -52,7 +52,7 @@ def test_file_is_there_once_it_is_published_and_not_before(directory):
 
 
 def test_abandoned_part_leaves_nothing(directory):
-    """However often it is abandoned."""
+    """A part that is abandoned, even twice, leaves no file and no bytes."""
     part = directory.part(a_chunk(), 3)
     part.write(0, b"abc")
     part.abandon()
@@ -194,7 +194,7 @@ def test_foreign_files_are_reported_and_stay(tmp_path):
 
 
 def test_root_may_be_a_link(tmp_path):
-    """Where the cache lies is the operator's choice."""
+    """The cache's root may be a link: its place is the operator's choice."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "cache").symlink_to(tmp_path / "disk")
     directory = started(tmp_path / "cache")
@@ -316,7 +316,7 @@ directory.save_access_times()
 
 @pytest.mark.parametrize("point", range(7))
 def test_killed_process_leaves_a_whole_file_or_none(tmp_path, point):
-    """Wherever it is killed, and the next start removes what it began."""
+    """A process leaves a whole file or none wherever it is killed, and the next start removes its parts."""
     done = subprocess.run(
         [sys.executable, "-c", CRASHING, tmp_path / "cache", str(point)],
         check=False,

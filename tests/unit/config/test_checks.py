@@ -63,7 +63,7 @@ def test_security_that_is_complete_is_accepted():
     [("bootstrap", "[h:9092]"), ("node_id", "0"), ("security", "{protocol: SSL}")],
 )
 def test_no_broker_refuses_what_only_a_broker_can_use(name, value):
-    """With kind none there is nothing to connect to."""
+    """Properties of a connection are refused with kind none: there is nothing to connect to."""
     assert problems_of(SMALLEST.replace("kind: none", f"kind: none\n  {name}: {value}")) == [
         f"t.yaml:3: broker.{name}: remove this line: with broker.kind none there is no broker to connect to"
     ]
@@ -127,7 +127,7 @@ def test_pin_directory_is_not_part_of_the_archive():
     [("pin_segments", "true", 5), ("pin_segments", "false", 5), ("pin_max_bytes", "1GiB", 5)],
 )
 def test_pins_have_no_effect_without_a_broker(name, value, line):
-    """Where no broker deletes segments pins have no use, and setting them is a warning."""
+    """Pins have no use if no broker deletes segments, and setting them is a warning."""
     assert parsed(SMALLEST + f"{name}: {value}\n").warnings == (
         f"t.yaml:{line}: {name}: has no effect with broker.kind none: only this daemon deletes segments",
     )
@@ -423,7 +423,7 @@ def test_two_names_of_one_limit_are_a_warning(holds, shadowed):
     ],
 )
 def test_two_names_of_one_limit_of_a_topic_are_a_warning(holds, shadowed):
-    """As for the cluster's."""
+    """Two names of one limit are a warning for a topic, as for the cluster."""
     (warning,) = parsed(TIERED + f"topics: {{a: {{{shadowed}: 5, {holds}: 7}}}}\n").warnings
     assert warning.endswith(
         f"topics[a].{shadowed}: has no effect, because {holds} takes precedence; remove one of them"

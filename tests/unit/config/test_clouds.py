@@ -40,7 +40,7 @@ def test_example_of_the_documents_runs_as_written(name, backend, store, endpoint
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_each_line_of_an_example_is_needed(name):
-    """Without any one of its lines an example is refused, or means something else."""
+    """An example without any one of its lines is refused, or means something else."""
     whole = example(name)
     optional = {
         "cloud_storage_azure_managed_identity_id",

@@ -371,7 +371,7 @@ _VALUES = st.recursive(
 @given(st.dictionaries(st.sampled_from([*Config.model_fields, "zzz", "log.roll.ms"]), _VALUES, max_size=8))
 @settings(deadline=None)
 def test_any_yaml_is_a_config_or_a_config_error_with_problems(document):
-    """However values are mixed up, the answer is a list of problems in the file's own lines."""
+    """A list of problems in the file's own lines comes of any mixture of values, or a configuration."""
     import yaml  # noqa: PLC0415 the one test that writes YAML
 
     text = yaml.safe_dump(document)

@@ -60,7 +60,11 @@ def test_cache_inside_the_archive_is_refused():
 
 
 def test_cache_without_room_for_one_chunk_is_refused():
-    """In whole-segment mode the size of a segment is not known beforehand."""
+    """
+    A cache has to have room for one chunk, except in whole-segment mode.
+
+    The size of a segment is not known beforehand.
+    """
     text = "cloud_storage_cache_size: 8MiB\n"
     (problem,) = problems_of(TIERED + text)
     assert problem == (

@@ -91,13 +91,13 @@ def test_ballast_that_is_not_wanted_needs_no_properties(line, value):
     ["storage_degraded_action: throttle_producers", "storage_degraded_producer_byte_rate: 1MiB"],
 )
 def test_degraded_mode_is_for_kafka(base, reason, line):
-    """Without a Kafka broker there are no producers to throttle, and loading the file says so."""
+    """Settings of degraded mode warn without a Kafka broker, because there are no producers to throttle."""
     name = line.partition(":")[0]
     assert warnings_of(f"{base}{line}\n") == ([f"{name}: {reason}"] if reason else [])
 
 
 def test_rate_has_no_effect_where_a_degraded_disk_only_alerts():
-    """With `alert` no producer is throttled."""
+    """No producer is throttled with `alert`, so its rate has no effect."""
     text = "storage_degraded_action: alert\nstorage_degraded_producer_byte_rate: 1MiB\n"
     assert warnings_of(KAFKA + text) == [
         "storage_degraded_producer_byte_rate: has no effect while storage_degraded_action is alert"

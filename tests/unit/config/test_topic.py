@@ -187,7 +187,7 @@ def test_disabled_tiering_overrides_every_topic():
 
 
 def test_topic_without_settings_has_the_cluster_values():
-    """With nothing set, one day stays local where that is enforced, and is advice where it is not."""
+    """One day stays local without any setting, if local retention is enforced. Else one day is advice."""
     found = topic()
     assert (found.remote_write, found.remote_read, found.problems) == (True, False, ())
     assert found.local_retention_target == LocalRetentionTarget(target_ms=DAY_MS, target_bytes=None)
@@ -253,7 +253,7 @@ def test_file_overrides_the_broker_setting_by_setting():
 
 @pytest.mark.parametrize("place", ["file", "broker"])
 def test_kafka_local_retention_wins_over_redpanda(place):
-    """Where both names are set at one place, Kafka's decides."""
+    """Kafka's name decides if both names are set at one place."""
     both = {
         "local.retention.ms": "1000",
         "retention.local.target.ms": "2000",
@@ -451,7 +451,7 @@ def test_total_retention_of_a_managed_topic_is_what_the_broker_had(on_broker, ef
 
 
 def test_total_retention_says_whether_clients_read_the_archive():
-    """Of a topic that is only written there, the broker's own retention comes first."""
+    """The broker's own retention comes first for a topic that is only written to the archive."""
     assert not topic().total.is_read_remotely
     assert topic({"redpanda.remote.read": "true"}).total.is_read_remotely
 
@@ -488,7 +488,7 @@ def test_sizes_of_merged_segments_follow_from_the_topic_s(file, broker, expected
     ],
 )
 def test_segments_of_some_topics_are_not_merged(file, broker):
-    """Where it is turned off, where keys are compacted, and where nothing is archived."""
+    """Segments are not merged if merging is off, if keys are compacted, or if nothing is archived."""
     assert topic({"redpanda.remote.write": "true", **broker}, file=file).merge_limits is None
 
 

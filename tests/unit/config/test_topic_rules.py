@@ -89,7 +89,11 @@ def test_remote_delete_that_deletes_nothing_says_so(properties, words):
 
 @pytest.mark.parametrize("switch", ["redpanda.remote.write", "remote.storage.enable"])
 def test_read_replica_refuses_remote_write(switch):
-    """In the file it is a fault that names both; on the broker, a problem, and nothing is uploaded."""
+    """
+    A read replica with remote write is a fault in the file that names both properties.
+
+    On the broker it is a problem, and nothing is uploaded.
+    """
     (problem,) = problems_of(
         TIERED + f"topics: {{orders: {{{switch}: true, redpanda.remote.readreplica: other-bucket}}}}\n"
     )
@@ -138,7 +142,7 @@ def test_recovery_acts_only_at_creation():
 
 @pytest.mark.parametrize("kind", ["ms", "bytes"])
 def test_local_limit_beside_kafkas_name_is_a_doubt(kind):
-    """Where both families are set Kafka's holds, and a check says which line to remove."""
+    """Kafka's setting holds if both families are set, and a check names the line to remove."""
     both = f"{{local.retention.{kind}: 5000, retention.local.target.{kind}: 7000}}"
     (warning,) = parsed(TIERED + f"topics:\n  orders: {both}\n").warnings
     assert f"retention.local.target.{kind}" in warning

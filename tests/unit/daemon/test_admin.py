@@ -98,7 +98,7 @@ async def test_healthz_answers_before_anything_is_known(client):
 
 
 async def test_readyz_waits_for_the_first_round(client):
-    """Before a round has ended the daemon is not ready, and says what it waits for."""
+    """A daemon is not ready before its first round has ended, and says so."""
     status, text = await text_of(client, "/readyz")
 
     assert (status, "first round" in text) == (503, True)
@@ -153,7 +153,7 @@ async def test_failed_round_is_the_reason_and_no_success(metrics, reconciler, on
 
 
 async def test_store_that_is_away_from_the_start_is_the_reason_and_no_success(tmp_path, broker, metrics, log):
-    """With nothing uploaded yet a silent store leaves the daemon unready, and rounds count for nothing."""
+    """A daemon with a silent store is not ready, and no round counts as a success."""
     archive = archive_in(SilentStore())
     reconciler = reconciler_of(tiered_config(tmp_path, interval_ms=1), archive, broker, metrics=metrics)
     async with serving(AdminConfig(port=0), metrics, reconciler):
@@ -423,7 +423,7 @@ def guarded_client(metrics, reconciler, asked_to_reload):
 async def test_reload_takes_the_token_that_is_configured(
     guarded_client, asked_to_reload, token, headers, expected
 ):
-    """Without a token it is refused always; with one, to requests that do not carry it."""
+    """A reload is always refused without a configured token, and else to requests that do not carry it."""
     async with guarded_client(token) as client:
         async with client.post("/reload", headers=headers) as response:
             assert response.status == expected

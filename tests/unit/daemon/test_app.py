@@ -214,7 +214,7 @@ async def test_start_says_which_retention_is_in_force_without_a_broker(config, b
 
 
 async def test_idle_daemon_stops_at_once(config, bucket, log):
-    """Between two rounds there is nothing to wait for, and nothing to cut off."""
+    """A daemon between two rounds stops at once, and cuts nothing off."""
     bucket.open.set()
     async with running(run_daemon(config(shutdown_timeout_ms=_LONG_MS))) as daemon:
         await log.said("segment durable")

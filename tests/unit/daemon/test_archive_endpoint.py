@@ -107,7 +107,7 @@ async def test_clusters_without_a_common_name_are_served_together(archive, tmp_p
 
 
 async def test_cluster_that_is_not_in_the_bucket_is_an_error(archive, tmp_path):
-    """With those that are."""
+    """The error names the clusters that the bucket has."""
     await register(archive, "east", "orders")
     message = await refused(archive, endpoint_config(tmp_path), from_cluster="weast")
     assert "weast" in message
@@ -139,7 +139,11 @@ gateway: {{enabled: true, port: 0, host: 127.0.0.1}}
 
 
 async def test_client_behind_a_load_balancer_is_served_after_its_header(archive, tmp_path):
-    """Without a header it is closed, where the configuration says that every connection has one."""
+    """
+    A client with the balancer's header is served, and one without it is closed.
+
+    The configuration says that every connection has the header.
+    """
     async with running_endpoint(archive, tmp_path, proxy_protocol="true") as endpoint:
         async with connected(endpoint.server.port) as client:
             client.writer.write(PROXY_HEADER)

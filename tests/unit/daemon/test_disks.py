@@ -82,7 +82,7 @@ async def running(tasks):
 
 @virtually
 async def test_disk_that_fills_and_empties_holds_producers_back_and_lets_them_go(host):
-    """From the thresholds of a reloaded file to the broker's quotas, all is connected."""
+    """A reloaded threshold reaches the published state of the disk and the broker's quotas."""
     parts = host.parts(host.config(**NOTHING_IS_LOW))
     async with running(started(parts)):
         await asyncio.sleep(2)

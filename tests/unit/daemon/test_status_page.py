@@ -181,7 +181,7 @@ def test_durations_have_two_units_at_most(seconds, text):
 
 
 def test_sizes_are_decimal():
-    """As the other commands print them."""
+    """Sizes have decimal units, as the other commands print them."""
     assert [size(one) for one in (0, 999, 1500, 10**13)] == ["0 B", "999 B", "1.5 kB", "10 TB"]
 
 

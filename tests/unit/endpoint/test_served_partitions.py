@@ -122,7 +122,7 @@ async def test_watchers_are_told_of_a_change(partitions, one, writer, archive):
 
 
 async def test_many_partitions_are_read_together(partitions, archive, store, tmp_path):
-    """As few rounds as possible read many partitions, and one that fails is left out."""
+    """Manifests are read several at once, up to the limit, and one that cannot be read is left out."""
     wanted = []
     for number in range(6):
         writer = LogWriter(tmp_path / "more", "many", number)

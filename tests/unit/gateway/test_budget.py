@@ -171,7 +171,7 @@ async def test_spent_budget_lets_small_fetches_be_parsed(broker):
     ids=["ListOffsets", "OffsetForLeaderEpoch", "ApiVersions"],
 )
 async def test_spent_budget_lets_small_answers_be_parsed(broker, message, found):
-    """A small answer in two parts is still held with a spent budget, and the archive's part is in it."""
+    """A small answer in two parts is held even with a spent budget, and reaches the client changed."""
     request, response = message
     async with (
         running(broker, KnowingArchive(), buffered_bytes=0) as server,

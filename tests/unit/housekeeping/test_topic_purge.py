@@ -456,7 +456,7 @@ async def crash_and_take_over(world: DeletedTopics, *, at: int) -> bool:
 
 
 def test_crash_at_every_point_of_a_purge_leaves_nothing_behind(tmp_path):
-    """Whichever effect is the last, another daemon brings it to the same end, with the same count."""
+    """Another daemon ends a purge in the same state, with the same count, whichever effect was the last."""
     for at in count(1):
         world = DeletedTopics(tmp_path / str(at))
         if not run_virtual(crash_and_take_over(world, at=at), seed=at):

@@ -136,7 +136,7 @@ def test_cut_back_manifest_ends_at_the_cut_and_remembers_what_was_replaced(next_
 
 @pytest.mark.parametrize("next_offset", [11, 19, 21, 31, 39, 41, 51, 59, 60, 61, -1])
 def test_cut_back_refuses_any_other_place(next_offset):
-    """Not inside a segment or gap, not at the end, and not outside."""
+    """A cut is refused inside a segment or gap, at the end, and outside of the archive."""
     with pytest.raises(ValueError, match=f"orders-3 cannot be cut back to offset {next_offset}"):
         cut_back(LONG, next_offset, leader_epoch=12, now_ms=99)
 
@@ -420,7 +420,7 @@ def test_merge_forgets_the_transactions_that_cross_no_end_any_more():
 
 @pytest.mark.parametrize(("trims_to", "expected"), [(0, 10), (5, 10), (20, 20), (30, 30), (99, 30)])
 def test_hint_is_a_record_of_the_trim_that_follows(trims_to, expected):
-    """As far as there is something to trim by it; a lower hint forgets no trim."""
+    """A hint records the trim that it allows, and a lower hint forgets no trim."""
     found = TWO.with_hint(25, trims_to=trims_to)
     assert (found.allowed_local_start_offset, found.trimmed_offset) == (25, expected)
     assert found.with_hint(0).trimmed_offset == expected

@@ -76,7 +76,7 @@ def test_retired_segments_stay_in_the_order_of_their_times():
 
 
 def test_deleted_segments_do_not_come_back():
-    """Of a part that has been deleted in part, the rest is still to be deleted."""
+    """The rest of a part that was deleted in part is still to be deleted."""
     manifest, parts = spilling(stored(segments(7)), 6)
     manifest = spillover_deleted(expired(manifest, 40, 5), 20)
     assert retired(with_parts(manifest, parts)) == [(20, 5), (30, 5)]

@@ -78,7 +78,7 @@ async def test_evicted_chunk_is_not_kept_open(tmp_path, store, stored):
 
 @virtually
 async def test_objects_are_limited_as_bytes_are(tmp_path, store, stored):
-    """Whatever their size."""
+    """The limit of objects holds whatever their size is."""
     host = host_with(tmp_path, store, room_for(1000, objects=2))
     async with running(host):
         await read_all(host, stored)
@@ -121,7 +121,7 @@ async def test_after_no_room_was_found_no_plan_is_made_for_a_while(tmp_path, sto
 
 @virtually
 async def test_concurrent_puts_are_never_promised_the_same_room(tmp_path, store):
-    """However many come at once, the cache stays within its limits at every moment."""
+    """The cache stays within its limits at every moment, however many puts come at once."""
     host = host_with(tmp_path, store, room_for(3))
     segments = [Stored(store, base) for base in range(0, 720, 36)]
     most = 0
@@ -138,7 +138,7 @@ async def test_concurrent_puts_are_never_promised_the_same_room(tmp_path, store)
 
 @virtually
 async def test_smaller_area_is_evicted_at_once(tmp_path, store, stored):
-    """Not at the next interval: the log may be waiting for the room."""
+    """A smaller area is evicted at once and not at the next interval: the log may wait for the room."""
     host = host_with(tmp_path, store, room_for(10))
     async with running(host):
         keeping = asyncio.create_task(host.keeper.run())

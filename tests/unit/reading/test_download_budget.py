@@ -18,7 +18,7 @@ async def hold(budget, size_bytes, seconds=1.0):
 
 @virtually
 async def test_as_many_hold_as_there_are_slots_and_bytes():
-    """Whichever runs out first."""
+    """The budget is used up by slots or by bytes, whichever runs out first."""
     budget = DownloadBudget(3, 100)
     tasks = [asyncio.create_task(hold(budget, 40)) for _ in range(4)]
     await asyncio.sleep(0.5)

@@ -98,7 +98,7 @@ async def test_circle_that_is_there_is_an_error(tmp_path, store, archive, clock)
 
 
 async def test_too_many_restores_are_refused(history):
-    """Before the link is written."""
+    """The link of a restore too many is refused before it is written."""
     for number in range(1, LINKS_MAX + 1):
         await history.link(linked(number, 6))
     with pytest.raises(ConfigError, match=f"more than {LINKS_MAX} restores"):
@@ -127,7 +127,7 @@ async def test_log_that_does_not_begin_there_has_no_history(tmp_path, store, his
 
 
 async def test_damaged_link_is_named(store, history):
-    """With its key: a topic would else seem to begin anew."""
+    """The error names the key of a damaged link. The topic would seem to begin anew without it."""
     await history.link(linked(1, 6))
     key = history_link_key(key_of(1))
     rot(store, key)
@@ -137,7 +137,11 @@ async def test_damaged_link_is_named(store, history):
 
 @pytest.mark.parametrize("read_committed", [True, False])
 async def test_reading_begins_in_the_history(tmp_path, store, archive, history, read_committed):
-    """Across the seam, and across what retention took of the new archive's head; aborted records as ever."""
+    """
+    A read goes over the seam to the old log, and over the head that retention took from the new one.
+
+    Aborted records are hidden as ever.
+    """
     old = LogWriter(tmp_path / "0", topic_id=IDS[0])
     old.identified = replace(old.identified, cluster="cluster-0")
     old.append(b"kept")

@@ -60,7 +60,7 @@ async def test_all_chunks_are_the_segment(host, stored):
 
 @virtually
 async def test_readers_of_one_chunk_wait_for_one_download(host, store, stored):
-    """However many there are; those of another chunk wait for theirs."""
+    """Readers of one chunk wait for one download, however many there are. Another chunk has its own."""
     store.gate = asyncio.Event()
     async with running(host):
         readers = [asyncio.create_task(host.read(stored, number)) for number in (0, 0, 2, 0, 2)]
@@ -481,7 +481,7 @@ async def test_chunk_that_is_evicted_before_its_reader_comes_is_streamed_in_the_
 
 @virtually
 async def test_layouts_of_two_chunk_sizes_do_not_mix(host, store, stored):
-    """After a reload the same name has another size; a reader of before keeps what it has."""
+    """A chunk has another size after a reload, and a reader from before keeps the chunk that it has."""
     async with running(host) as hydrator:
         old = chunk_of(host, stored)
         async with hydrator.chunk(PARTITION, stored.segment, stored.index, old) as found:

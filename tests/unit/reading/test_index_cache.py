@@ -21,7 +21,7 @@ def lean(stored):
 
 @virtually
 async def test_index_is_read_once_and_kept_in_memory_and_in_the_cache(host, store, stored):
-    """Without the broker's own indexes, which take the most room and serve no reader."""
+    """An index is kept without the broker's own indexes, which take the most room and serve no reader."""
     async with running(host) as hydrator:
         found = await asyncio.gather(*(hydrator.index(PARTITION, stored.segment) for _ in range(3)))
         assert found == [lean(stored)] * 3

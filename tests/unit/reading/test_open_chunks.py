@@ -137,7 +137,7 @@ def test_strategies_bound_open_files_and_trims_bound_files_on_the_disk(opened, d
 
 
 def test_predictive_keeps_open_what_most_readers_come_to(opened, directory):
-    """With one reader at the segment's first chunk and two at its third, the fourth stays open."""
+    """The fourth chunk stays open with one reader at the segment's first chunk and two at its third."""
     names = [add(opened, directory, number) for number in range(4)]
     entries = [opened.take(names[number], 3) for number in (0, 2, 2)]
     opened.limits = ChunkEvictionLimits(

@@ -75,7 +75,7 @@ async def read(hydrator, manifest, offset, *, size_bytes_max=1 << 30, needs_a_ba
 
 
 async def test_read_begins_with_the_batch_that_holds_the_offset(writer, archive, host):
-    """From every offset, in both segments and over their border, and nowhere else."""
+    """A read begins with the batch of its offset, at every offset of both segments, and nowhere else."""
     for _ in range(3):
         writer.append()
     writer.roll()
@@ -189,7 +189,7 @@ async def test_object_that_has_gone_is_for_the_caller(writer, archive, store, ho
 
 
 async def test_history_comes_under_the_first_epoch(writer, archive, host):
-    """In memory: what is cached stays as it is stored, and is read again as it was."""
+    """Batches of history get the first epoch in memory. The cached bytes stay as they are stored."""
     writer.begin_epoch(37)
     writer.append(), writer.append(), writer.roll()
     manifest = await archived(writer, archive)

@@ -220,7 +220,11 @@ async def test_move_that_is_called_again_leaves_a_daemon_in_the_target_alone(wor
 
 
 async def test_move_that_is_called_again_leaves_what_a_job_has_edited_alone(world, target, moving, tmp_path):
-    """Where no daemon archives any more: what was erased in the target is in the closed source still."""
+    """
+    A second move leaves alone what a job has edited in the target after the first.
+
+    No daemon archives any more, and the closed source still has what was erased in the target.
+    """
     await moving.move()
     writer = world.writers[0]
     base_offset = bases(target, writer)[0]
@@ -236,7 +240,11 @@ async def test_move_that_is_called_again_leaves_what_a_job_has_edited_alone(worl
 
 
 async def test_copy_is_not_written_over_what_a_job_has_edited(world, target, moving, tmp_path):
-    """Before the switch: the source goes on, and has what was erased from the copy."""
+    """
+    A copy before the switch is not written over what a job has edited in the target.
+
+    The source goes on, and has what was erased from the copy.
+    """
     await moving.copy()
     writer = world.writers[0]
     base_offset = bases(target, writer)[0]
@@ -451,7 +459,7 @@ async def crash_and_come_again(world, target, tmp_path, *, at: int) -> bool:
 
 
 def test_crash_at_every_point_of_a_move_loses_nothing(tmp_path):
-    """Whichever effect is the last, uploads go on, and the next call brings it to the same end."""
+    """Uploads go on and the next call ends in the same state, whichever effect of a move is the last."""
     for at in count(1):
         world, target = DeletedTopics(tmp_path / str(at)), MemoryStore()
         if not run_virtual(crash_and_come_again(world, target, tmp_path, at=at), seed=at):

@@ -184,7 +184,11 @@ async def test_interrupted_attempt_is_gone_on_with(writer, archive, site, store)
 
 @pytest.mark.parametrize("damage", ["none", "of a batch", "old epoch", "old producer", "no batch at its end"])
 async def test_file_of_an_earlier_attempt_is_judged_by_its_batches(writer, archive, site, store, damage):
-    """With the leader epochs that were stored it has the checksum that was stored, or it is fetched again."""
+    """
+    A file of an earlier attempt is kept if its batches have the stored checksum under the stored epochs.
+
+    Another file is fetched again.
+    """
     writer.begin_epoch(37)
     writer.closed_segment()
     writer.append()
@@ -245,7 +249,7 @@ async def test_damaged_object_is_not_put_in_place(writer, archive, site, store):
 
 
 async def test_log_with_records_is_never_replaced(writer, archive, site):
-    """However few they are."""
+    """A log with any record is never replaced."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     site.log.append(b"mine")

@@ -273,7 +273,11 @@ async def test_lost_race_is_no_fault(store, quotas):
 
 @pytest.mark.looptime
 async def test_unreachable_bucket_or_broker_leaves_quotas_as_they_are(store, quotas):
-    """Without a record nothing is lowered; when both are back, the next round does it."""
+    """
+    Nothing is lowered without a record in the bucket.
+
+    The next round lowers when bucket and broker are back.
+    """
     node = Node(1, store, quotas)
     node.state = DEGRADED
     node.broker.fail_next("node_id", BrokerUnavailable("away"))

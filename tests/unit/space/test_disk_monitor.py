@@ -124,7 +124,7 @@ async def test_monitor_has_the_worst_state_of_the_logs_and_not_the_cache(make_mo
 
 
 async def test_monitor_without_a_cache_measures_the_logs_only(make_monitor, disks, metrics):
-    """Without a cache directory there is no measurement and no series of one."""
+    """A daemon without a cache directory makes no measurement of one, and has no series of one."""
     await make_monitor(cache_dir=None).step()
     assert disks.measurements == 1
     assert shown(metrics, "redpanda_storage_cache_disk_total_bytes", "/cache") is None

@@ -345,7 +345,7 @@ def crash_points():
 @pytest.mark.parametrize("at", crash_points())
 @pytest.mark.parametrize("goes_on", ["let_go", "hold_back"])
 async def test_crash_at_any_point_leaves_what_another_daemon_finishes(store, quotas, clock, at, goes_on):
-    """Wherever a daemon dies, the next one ends with producers as they were, whatever it does first."""
+    """The next daemon ends with the producers' old quotas, wherever one dies and whatever comes first."""
     wire = CrashingWire(at)
     crashing = Side(store, quotas, clock, wire=wire)
 

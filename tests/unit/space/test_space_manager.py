@@ -98,7 +98,7 @@ async def settle() -> None:
 
 @virtually
 async def test_logs_within_their_area_are_left_alone(daemon, manager, writers):
-    """Without pressure nothing is planned, and nothing goes."""
+    """Nothing is planned without pressure, and nothing goes."""
     async with daemon.running():
         (report,) = await manager.step()
         await settle()
@@ -109,7 +109,7 @@ async def test_logs_within_their_area_are_left_alone(daemon, manager, writers):
 
 @virtually
 async def test_logs_over_their_area_give_one_segment_each_in_turn(daemon, manager, writers, disk):
-    """As much goes as is needed, from the oldest on, and the next round begins where this one ended."""
+    """The oldest segments go, as many as needed. The next round begins where this one ended."""
     async with daemon.running():
         disk.shrink_by(segment_bytes(writers[0]) * 2)
         (report,) = await manager.step()
@@ -125,7 +125,7 @@ async def test_logs_over_their_area_give_one_segment_each_in_turn(daemon, manage
 
 
 async def test_hint_bounds_the_first_phase_and_the_target_the_second(writer, archive):
-    """Where the target is enforced, the published hint may lag behind it."""
+    """The published hint may lag behind an enforced target, so it bounds the first phase only."""
     ends = [writer.closed_segment() for _ in range(SEGMENTS)][1:]
     manifest = await archived(writer, archive)
     seen = observed(writer, target_bytes=2 * segment_bytes(writer))
@@ -137,7 +137,7 @@ async def test_hint_bounds_the_first_phase_and_the_target_the_second(writer, arc
 
 
 async def test_advice_is_the_first_phase_and_total_retention_goes_further(writer, archive):
-    """Where the target is only advice, whatever is past it goes first; a hint does not lag there."""
+    """Segments past a target that is only advice go first, and the hint does not lag behind it there."""
     ends = [writer.closed_segment() for _ in range(SEGMENTS)][1:]
     manifest = await archived(writer, archive)
     size_bytes = segment_bytes(writer)

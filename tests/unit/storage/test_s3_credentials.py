@@ -305,7 +305,7 @@ async def test_refused_identity_is_denied_without_its_token(role, tmp_path):
 
 @pytest.mark.parametrize("source", SOURCES)
 async def test_expired_token_is_replaced_and_the_request_repeated(role, source):
-    """When the store calls credentials expired, new ones are fetched: once, however many were refused."""
+    """New credentials are fetched once if the store calls them expired, however many requests it refuses."""
     service, bucket = CredentialService(), Bucket(expired={"ASIA1"})
     limits = StoreLimits(initial_backoff_seconds=0.001)
     async with store_with(role, source, service, bucket) as store:

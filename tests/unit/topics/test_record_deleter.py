@@ -105,7 +105,7 @@ def records_in(store) -> dict[str, dict]:
     ],
 )
 async def test_records_go_in_both_tiers(writers, store, cluster, delete, before_offset):
-    """Of the local log only what it has is asked for; nothing at or past the offset goes."""
+    """A broker is asked only for offsets that its log has, and nothing at or past the offset goes."""
     done = await delete(before_offset)
     assert cluster.deletions == ([(0, before_offset), (1, before_offset)] if before_offset > 4 else [])
     start_offset = min(before_offset, 12)

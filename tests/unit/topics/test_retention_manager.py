@@ -72,7 +72,7 @@ async def test_record_comes_before_the_change(manager, broker, registry):
 
 
 async def test_unlimited_topic_is_left_alone(manager, broker):
-    """Where the broker has no limit there is nothing to take over."""
+    """Nothing is taken over if the broker has no limit."""
     before = dict(broker.configs["orders"])
     await manager.step(managed(retention_ms=None))
     assert broker.configs["orders"] == before
@@ -107,7 +107,7 @@ async def test_limit_of_one_kind_leaves_the_record_of_the_other(manager, broker,
 
 
 async def test_released_topic_is_not_taken_again(manager, broker, registry):
-    """After a release the broker keeps its limit, though the configuration still asks for management."""
+    """The broker keeps its limit after a release, though the configuration still asks for management."""
     await manager.step(managed())
     original = registry.manifest(ORDERS).original_retention
     await registry.change(
@@ -164,7 +164,7 @@ async def test_limit_that_changes_while_it_is_recorded_stays_for_the_next_round(
 
 
 async def test_broker_that_refuses_is_asked_once(manager, broker):
-    """Without the permission the topic stays the broker's, and the log says so once."""
+    """The topic stays the broker's without the permission, and the broker is not asked again."""
     broker.denied.add("orders")
     await manager.step(managed())
     asked = []

@@ -89,7 +89,7 @@ async def test_topics_that_were_there_before_us_begin_with_the_cluster_values(
 async def test_new_topic_with_tiering_on_begins_with_its_retention(
     defaults_recorder, registry, broker, overrides, expected
 ):
-    """Where its creator set a local target, or no total, nothing is recorded."""
+    """Nothing is recorded if the creator of a topic set a local target, or if it has no total."""
     broker.configs = {"new": overrides}
     await defaults_recorder.step({key("new"): ON}, DEFAULTS)
     assert target_of(registry, "new") == expected

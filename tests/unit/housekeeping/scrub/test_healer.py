@@ -191,7 +191,7 @@ async def test_index_that_cannot_be_the_same_comes_with_a_new_name(writer, tmp_p
 
 
 async def test_index_without_the_end_of_its_transactions_is_not_built(writer, tmp_path):
-    """Where a marker is in no archived segment, how a transaction ended is not guessed."""
+    """An index is not built if a transaction ends in no archived segment: its outcome is unknown."""
     bucket = await with_transactions(writer, tmp_path)
     without_log(bucket)
     manifest = bucket.manifest
