@@ -178,7 +178,7 @@ async def test_user_that_may_only_describe_gets_no_record(guarded, offset):
 
 @pytest.mark.parametrize("offset", [0, len(VALUES) - 1])
 async def test_librdkafka_is_told_that_it_may_not_read(guarded, offset):
-    """Whether the offset is archived or the broker's."""
+    """The client librdkafka gets the error for an offset of the archive, and for one of the broker."""
     error = await asyncio.to_thread(_first_of_librdkafka, guarded, guarded.login("describer"), offset)
     assert error == confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED
 

@@ -95,7 +95,7 @@ def test_file_that_vanished_is_counted_no_more(directory):
 
 
 def test_file_that_was_touched_is_not_trusted(directory):
-    """Whether its bytes changed or only its times: they have to be checked again."""
+    """A file with other bytes or only other times is checked again."""
     put(directory, a_chunk(), b"abc")
     opened = directory.open(a_chunk(), 3)
     path = directory.path / a_chunk()

@@ -170,7 +170,7 @@ async def test_new_topic_is_found_after_the_interval(archive, store, tmp_path):
 async def test_bucket_that_cannot_be_listed_leaves_the_topics_that_are_known(
     writer, archive, store, tmp_path, error
 ):
-    """Whether the store is away, or lets us in no more."""
+    """Known topics are still served if the store is away, and if it denies access."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     interval = {"cloud_storage_readreplica_manifest_sync_timeout_ms": 1}

@@ -72,7 +72,11 @@ def fetched_from(version, starts, **values):
 @pytest.mark.parametrize("size", [0, 40_000, 400_000])
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
 async def test_fetch_tells_where_the_whole_log_begins(broker, version, size):
-    """Whether the answer is held or passes in parts: eight bytes are others, and the rest is the same."""
+    """
+    Eight bytes of the answer change and the rest stays the same.
+
+    The answer is held, or passes in parts.
+    """
     async with running(broker, BegunArchive()) as server, connected(server.port) as client:
         client.send(fetch_request(version, {names(version, 13)[0]: {0: {}, 5: {}}}, max_bytes=9 * MIB))
         head, _, answers = await broker.next()

@@ -168,7 +168,7 @@ def test_segment_behind_one_that_stays_waits_for_it():
 
 
 def test_stable_part_of_a_closed_segment_goes_before_its_end():
-    """Past the upload interval a segment held by a transaction is due in part, and the next follows it."""
+    """A segment held by a transaction is due in part past the upload interval, and the next follows it."""
     topic = facts(upload_interval_ms=0)
     found = explained(topic, manifest=archive(0, 10, 20), stable=25)
     assert [found[base].state for base in (20, 30)] == [State.DUE, State.WAITING]

@@ -1,4 +1,4 @@
-"""Whether others want the machine: what is judged by which load, and when the policy listens."""
+"""Contention: the load that shows that others want the machine, and the times at which the policy listens."""
 
 from __future__ import annotations
 

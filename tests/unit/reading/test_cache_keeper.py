@@ -51,7 +51,7 @@ def cached(host, stored):
 
 @virtually
 async def test_put_without_room_evicts_the_least_recently_used(tmp_path, store, stored):
-    """Down to the low watermark, and counted."""
+    """The cache evicts down to the low watermark, and counts the evictions."""
     host = host_with(tmp_path, store, room_for(3, low_watermark=0.4))
     async with running(host):
         await read_all(host, stored, (0, 2, 1, 0, 3))

@@ -137,7 +137,7 @@ def damage_gone(path):
 @pytest.mark.parametrize("when", ["open", "closed", "restarted"])
 @virtually
 async def test_cached_file_that_is_not_what_it_was_is_fetched_again(tmp_path, store, stored, damage, when):
-    """Whether a descriptor of it is open or not; no reader sees a wrong byte."""
+    """No reader sees a wrong byte, with an open descriptor of the file or without one."""
     host = Host(tmp_path / "cache", store)
     async with running(host) as hydrator:
         await host.read(stored)

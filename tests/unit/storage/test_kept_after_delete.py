@@ -1,4 +1,4 @@
-"""Whether a store keeps the bytes of deleted objects: what Cloud Storage and Azure say of it."""
+"""Stores that keep the bytes of deleted objects: what Cloud Storage and Azure say of it."""
 
 from __future__ import annotations
 

@@ -347,7 +347,7 @@ async def test_connection_that_is_closed_while_lent_ends_with_its_loan(server_tl
 
 
 async def test_connections_leave_no_descriptor_open(slice_of, executor, server_tls, client_tls, certificate):
-    """Whether a body arrives, fails or is cancelled, and whether a handshake fails: nothing stays open."""
+    """Nothing stays open after a body that arrives, fails or is cancelled, and after a failed handshake."""
     file_slice = slice_of(content(LARGE))
 
     async def handle(exchange: Exchange) -> None:

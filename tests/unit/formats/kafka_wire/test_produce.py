@@ -110,7 +110,7 @@ def test_acks_of_old_versions_stand_before_transactions_were_invented(version):
 
 
 def test_version_that_was_never_offered_is_a_violation():
-    """Whether it has an answer cannot be known, so nothing that follows could be told apart."""
+    """An unknown version may or may not have an answer, so later answers could not be told apart."""
     frame = bytearray(produce_frame(13, {}))
     frame[7] = 14
     with pytest.raises(ProtocolViolation, match="version 14"):

@@ -411,7 +411,7 @@ async def test_commit_whose_answer_is_lost_is_known_again(logs, catalog, make_to
 
 
 async def test_commit_without_an_answer_that_took_no_effect_is_an_error(logs, catalog, make_topic):
-    """Whether it will take effect later is not known; should it not, the next run does the same again."""
+    """The commit may still take effect later. If it does not, the next run does the same again."""
     await logs.fill()
 
     def fail():
