@@ -76,7 +76,7 @@ async def test_of_two_clusters_at_once_one_gets_the_bucket():
 
 
 async def test_requirement_writes_nothing():
-    """It only tells what a claim would do."""
+    """The requirement only checks what a claim would do."""
     store = await filled("meta/other/topics/t_i/topic_manifest.json")
     with pytest.raises(ConfigError, match="that of the cluster other"):
         await OwnerRecord(store, place="p").require(ONE)

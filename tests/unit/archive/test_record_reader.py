@@ -219,7 +219,7 @@ async def test_time_is_found_among_small_and_large_batches(writer, archive, seed
 
 
 async def test_damaged_time_of_a_large_batch_is_noticed(writer, archive, store):
-    """Its header alone has no checksum: where the index contradicts it, the batch is read."""
+    """The header of a batch has no checksum of its own, so the batch is read if the index contradicts it."""
     for number in range(4):
         writer.append(bytes(2 * LOOKUP_BYTES), timestamp_ms=DEFAULT_TIME_MS + number)
     writer.roll()

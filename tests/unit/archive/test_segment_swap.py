@@ -130,7 +130,7 @@ async def test_swap_whose_answer_was_lost_is_done(store, writer, tmp_path):
 
 
 async def test_closed_archive_is_not_changed(store, writer, tmp_path):
-    """It goes on in another bucket."""
+    """The archive goes on in another bucket, so no merge changes it here."""
     manifest, limits = await filled(writer, store)
     successors = await prepared(store, manifest, limits, tmp_path)
     archive = archive_in(store)

@@ -106,7 +106,7 @@ async def test_part_before_another_one_than_it_names_is_not_passed_off(store):
 
 @virtually
 async def test_parts_are_read_from_the_cache_after_a_restart(tmp_path, store):
-    """Their files carry a checksum, which their names say as well."""
+    """The files of parts have a checksum, which their names have as well."""
     manifest, names = await spilling(store)
     for _ in range(2):
         host = Host(tmp_path / "cache", store)

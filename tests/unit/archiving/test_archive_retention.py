@@ -328,7 +328,7 @@ async def test_deposed_leader_deletes_nothing(writer, archive, store, broker, cl
 
 
 async def test_idle_archiver_notices_a_job_s_edit(writer, archive, archiver, store, clock):
-    """It has nothing to commit, and still learns of it, and deletes what the job has replaced."""
+    """An idle archiver learns of the edit without a commit of its own, and deletes what the job replaced."""
     for _ in range(3):
         writer.append(b"1")
         writer.roll()

@@ -42,7 +42,7 @@ def observe(writer, tmp_path):
 
 
 async def test_transaction_whose_marker_is_lost_counts_as_aborted(writer, observe, archive, broker):
-    """Its outcome is unknown and it is not whole: the marker of a later transaction says nothing of it."""
+    """The outcome of such a transaction is unknown: a later transaction's marker says nothing of it."""
     archiver = archiver_of(writer, archive, broker)
     with pytest.raises(LocalFileError, match="has no marker in the local log"):
         await archiver.step(observe(0))

@@ -111,7 +111,7 @@ async def test_transaction_whose_marker_the_new_leader_has_stays_as_it_is(writer
 
 
 async def test_transaction_beside_a_reopened_one_stays_as_it_is(writer, archive, broker):
-    """It crosses the archive's end as well, and the new leader has its marker."""
+    """A transaction that crosses the archive's end stays if the new leader has its marker."""
     writer.append(b"well ended", producer_id=3)
     writer.roll()
     begun = writer.append(b"transacted", producer_id=2)

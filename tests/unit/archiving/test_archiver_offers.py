@@ -43,7 +43,7 @@ def archiver(writer, archive, broker, metrics, clock):
 
 
 async def test_offer_is_committed_after_uploads_and_before_retention(writer, archiver, store):
-    """It sees what the step has uploaded, and its requests are no traffic; the step's own are."""
+    """An offer sees what the step has uploaded. Its requests are no traffic, and those of the step are."""
     end = writer.closed_segment(b"a")
     saw = []
     future = archiver.offer(Mark(7, saw=saw))

@@ -77,7 +77,7 @@ async def test_follower_learns_where_the_archive_ends(followed_manifests, manife
 
 
 async def test_follower_of_a_partition_without_a_manifest_knows_that(followed_manifests, manifests):
-    """That nothing is stored is known too, and the next leader begins from there."""
+    """A follower knows that nothing is stored, and the next leader begins from there."""
     assert await followed_manifests.step([PARTITION]) == 1
     assert followed_manifests.manifest(PARTITION) is None
     assert followed_manifests.take(PARTITION) == StoredManifest(None, None)
@@ -164,7 +164,7 @@ async def test_follower_counts_what_it_refreshed_before_the_store_went_away(foll
 
 
 async def test_follower_passes_over_a_damaged_manifest(followed_manifests, manifests, clock):
-    """It is reported once a minute and not at every step, and the others are refreshed."""
+    """A damaged manifest is reported once a minute and not at every step, and the others are refreshed."""
     manifests.faults = {PARTITION: CorruptDataError("the manifest is damaged")}
     with capture_logs() as lines:
         await followed_manifests.step([PARTITION, TWO])

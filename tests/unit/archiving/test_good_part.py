@@ -61,7 +61,7 @@ async def expect_as_in_the_log(archive, writer, manifest) -> None:
 
 
 async def test_segment_is_split_at_the_divergence(writer, archive, broker):
-    """Its good head becomes a segment of its own, and the leader's log follows it."""
+    """The good head of a segment becomes a segment of its own, and the leader's log follows it."""
     writer.append(b"good")
     divergence = writer.append(b"lost")
     writer.closed_segment(b"lost too")
@@ -455,7 +455,7 @@ async def test_divergence_that_no_history_tells_is_for_an_operator(tmp_path, wri
 
 
 async def test_part_of_a_rewritten_segment_is_marked_as_rewritten(writer, archive, broker, store):
-    """It lacks the records that a job removed, and a record tells a rebuild that it is stored whole."""
+    """A part lacks the records that a job removed, and a record tells a rebuild that it is stored whole."""
     writer.append(b"good")
     divergence = writer.append(b"lost")
     writer.roll()

@@ -72,7 +72,7 @@ async def test_first_answer_of_the_bucket_asks_for_another_round(upkeep, registr
 
 @virtually
 async def test_topic_that_has_gone_since_its_archiver_began_has_a_manifest(upkeep, registry, writer):
-    """Its archiver has stored a partition manifest, which nothing would find without the topic's."""
+    """A topic manifest is written for a topic that has gone: nothing else finds its partition manifest."""
     await upkeep.step(BrokerSnapshot(CLUSTER, {}, (), {}))
     upkeep.note_begun(writer.identified)
     assert await upkeep.step(BrokerSnapshot(CLUSTER, {}, (), {}))

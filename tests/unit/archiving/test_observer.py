@@ -166,7 +166,7 @@ async def test_scan_leaves_out_what_the_cluster_does_not_count_as_a_replica(watc
 
 @pytest.mark.parametrize("is_leader", [True, False])
 async def test_scan_leaves_out_topics_that_are_not_archived(make_watch, broker, writers, is_leader):
-    """Neither led nor followed: what is not uploaded needs no manifest and no pins."""
+    """A partition that is not uploaded needs no manifest and no pins, so it is neither led nor followed."""
     if not is_leader:
         broker.followed[writers[0].name] = broker.epochs.pop(writers[0].name)
     watch = make_watch(topics="{orders: {redpanda.remote.write: false}}")
@@ -199,7 +199,7 @@ async def test_upload_share_is_the_part_of_the_topic_s_partitions_that_is_led(wa
 
 
 async def test_bounds_that_fail_leave_out_one_partition_and_do_not_stop_its_archiver(watch, writers):
-    """It is unclear and named as a problem: neither wanted, nor followed, nor gone."""
+    """A partition whose bounds fail is unclear and a problem: neither wanted, nor followed, nor gone."""
     watch.broker.bounds_errors[writers[1].name] = BrokerUnavailable("NOT_LEADER_OR_FOLLOWER")
     snapshot = await watch.scan()
     assert wanted(snapshot) == {"orders-0": 0, "orders-2": 0}
@@ -288,7 +288,7 @@ async def test_pin_directory_that_cannot_be_read_leaves_out_its_partition_only(m
 
 
 async def test_paused_topic_is_followed_and_not_archived(watch, writers):
-    """Its files and pins are kept, while nothing of it is uploaded or trimmed."""
+    """The files and pins of a paused topic are kept, while nothing of it is uploaded or trimmed."""
     key = topic_key(writers[0].identified)
     await watch.pause(key)
     snapshot = await watch.scan()
@@ -389,7 +389,7 @@ async def test_topic_without_configuration_says_nothing_of_its_deletion(watch, w
     ],
 )
 async def test_topic_whose_archive_is_closed_is_not_archived(watch, writers, change, reason):
-    """It is a problem that is told; its files and pins are kept."""
+    """A closed archive is reported as a problem, and the topic's files and pins are kept."""
     key = topic_key(writers[0].identified)
     await watch.scan()
     await watch.registry.change(key, lambda found: replace(found, **change))

@@ -146,7 +146,7 @@ async def test_operator_tells_how_a_transaction_ended(writer, archive, broker, s
 
 
 async def test_operator_gives_up_the_segment_of_a_lost_transaction(writer, archive, broker, store):
-    """It becomes a gap that names the operator, and the leader's log follows."""
+    """The segment becomes a gap that names the operator, and the leader's log follows."""
     writer.closed_segment(b"first")
     divergence = lost_outcome(writer)
     await archived(writer, archive)
@@ -261,7 +261,7 @@ async def test_operator_tells_where_the_logs_part(tmp_path, writer, archive, *, 
 async def test_transaction_that_is_open_where_the_logs_part_needs_an_outcome(
     tmp_path, writer, archive, store
 ):
-    """Its marker may be in what is given up, or in the leader's log that was trimmed there."""
+    """The marker may be in what is given up, or in the part of the leader's log that was trimmed."""
     writer.closed_segment(b"first")
     writer.append(b"a", producer_id=PRODUCER)
     writer.append(b"b")
@@ -452,7 +452,7 @@ async def test_newest_decision_counts(writer, archive, broker, store):
 
 
 async def test_decision_waits_for_the_daemon(writer, archive, broker, store):
-    """It is stored while no daemon runs, and a new process under the same leader epoch carries it out."""
+    """A decision is stored while no daemon runs, and a new process under the same epoch carries it out."""
     divergence = lost_outcome(writer)
     await archived(writer, archive)
     then_trimmed(writer, divergence)
@@ -632,7 +632,7 @@ async def test_crash_behind_a_commit_that_cuts_nothing_off(tmp_path):
 async def test_decision_that_is_still_to_be_carried_out_is_left_to_the_archiver(
     writer, archive, broker, store, clock
 ):
-    """It is for the version that the bucket has, however old the decision is."""
+    """A decision for the version in the bucket is left to the archiver, however old it is."""
     divergence = lost_outcome(writer)
     await archived(writer, archive)
     then_trimmed(writer, divergence)

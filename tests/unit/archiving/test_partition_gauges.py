@@ -106,7 +106,7 @@ def test_gauges_of_a_file_from_the_future_show_no_lag(publish, value):
 def test_gauge_of_redpanda_counts_the_stable_offsets_that_are_not_archived(
     publish, metrics, stable, next_offset, expected
 ):
-    """It never falls below nothing, as after a stable offset that went back."""
+    """The gauge is never below zero, even if the stable offset has gone back."""
     publish(stored([remote(0, next_offset - 1)]) if next_offset else BEGUN, stable=stable)
     labels = {"namespace": "kafka", "topic": "orders", "partition": "3"}
     assert metrics.registry.get_sample_value("vectorized_ntp_archiver_pending", labels) == expected

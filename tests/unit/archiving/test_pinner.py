@@ -388,7 +388,7 @@ async def test_pins_set_aside_go_when_the_archive_holds_their_offsets(pinner, wr
 
 
 async def test_pins_set_aside_count_as_held(make_pinner, writer, metrics):
-    """They take room like others, and are given up at the limit like others."""
+    """Pins that are set aside take room like others, and are given up at the limit like others."""
     pinner = make_pinner(budget_bytes=2 * len(writer.data_of(0)))
     await step(pinner, writer)
     begin_anew(writer, leader_epoch=5)
@@ -430,7 +430,7 @@ async def test_pins_of_a_log_that_expired_as_a_whole_stay_before_it(make_pinner,
 
 
 async def test_active_segment_that_is_closed_and_deleted_in_one_go_stays_before_its_log(pinner, writer):
-    """It is never seen closed, and only its leader epoch is left in the log."""
+    """The active segment is never seen closed, and only its leader epoch is left in the log."""
     writer.append()
     await pinner.step([replace(facts_of(pinner, writer), expiring_end=12)], is_complete=True)
     writer.roll()

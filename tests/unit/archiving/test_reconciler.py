@@ -400,7 +400,7 @@ async def test_topic_that_left_the_disks_leaves_no_series(daemon):
 
 @virtually
 async def test_partition_that_waits_for_an_operator_shows_in_status_and_metrics(daemon):
-    """It is counted by topic and reason while it waits, and the series goes when the wait ends."""
+    """A waiting partition is counted by topic and reason, and the series goes when the wait ends."""
     writer, labels = daemon.writers[1], {"topic": "orders", "reason": "segment_unreadable"}
     writer.append(b"good")
     divergence = writer.append(b"lost")

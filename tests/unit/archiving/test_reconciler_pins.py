@@ -149,7 +149,7 @@ async def test_partition_whose_bounds_are_unknown_is_pinned(make_daemon):
 
 @virtually
 async def test_partition_that_the_cluster_does_not_name_keeps_its_pins(make_daemon):
-    """Its directory is there, so it is not deleted: metadata of a broker that restarts may lack it."""
+    """A partition with a directory is not deleted: the metadata of a broker that restarts may lack it."""
     daemon = make_daemon()
     writer = daemon.writers[0]
     async with hanging(daemon):

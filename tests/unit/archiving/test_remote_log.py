@@ -70,7 +70,7 @@ async def test_batch_of_a_later_leader_is_never_stored_under_an_earlier_epoch(wr
 
 
 async def test_part_that_keeps_its_end_is_copied_with_the_hole_there(writer, remote_log, leadership, store):
-    """Its bytes are the batches that are left of it; a batch over its end stores nothing."""
+    """The copy of a part has the batches that are left of it. A batch over its end stores nothing."""
     for values in ((b"0",), (b"1",), (b"2",), (b"3", b"4"), (b"5",)):
         writer.append(*values)
     writer.roll()

@@ -146,7 +146,7 @@ async def test_part_that_is_missing_is_said_to_be(writer, archiver, store):
 
 
 async def test_part_that_is_damaged_is_said_to_be(writer, archiver, store):
-    """Its checksum is part of its name."""
+    """The error names the part, whose name has its checksum."""
     await filled(writer, archiver)
     manifest = stored_manifest(store, writer)
     key = spillover_key(writer.identified, spilled_names(store, writer)[1])
@@ -157,7 +157,7 @@ async def test_part_that_is_damaged_is_said_to_be(writer, archiver, store):
 
 
 async def test_deposed_leader_spills_nothing_that_counts(writer, archiver, store, clock, broker):
-    """Its commit is refused, and what it stored before is superfluous."""
+    """The commit of a deposed leader is refused, and the parts that it stored before count for nothing."""
     await filled(writer, archiver, local=6)
     successor = archiver_of(writer, archive_in(store, writer_id="b2"), broker, leader_epoch=1, now_ms=clock)
     kept = observed(writer)
@@ -376,7 +376,7 @@ async def test_gateway_reads_on_through_the_parts(writer, archiver, store, tmp_p
 
 
 async def test_gap_that_is_taken_back_is_not_announced_again(writer, archiver, store, tmp_path, metrics):
-    """It was said when it was recorded, and is said once."""
+    """A gap is announced once, when it is recorded."""
     writer.closed_segment(b"a0", b"b0")
     await archiver.step(observe(writer))
     for number in (1, 2):

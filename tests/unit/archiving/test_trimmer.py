@@ -103,7 +103,7 @@ async def test_durable_segments_past_the_target_are_trimmed(writer, archive, tri
 
 @virtually
 async def test_observation_from_before_a_trim_trims_nothing_again(writer, archive, trimmer, broker, metrics):
-    """Its segments are gone and counted already; a scan begun since then is another matter."""
+    """An observation from before a trim has segments that are gone, and trims nothing. A later scan may."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     await asyncio.sleep(1)
@@ -443,7 +443,7 @@ async def test_leader_that_does_not_know_its_successor_trims_nothing(writer, arc
 async def test_leader_that_does_not_know_its_successor_trims_nothing_that_expired(
     writer, archive, broker, clock, trimmer_with
 ):
-    """Its successor may have cut the archive back, and its log has other records below the old start."""
+    """The successor may have cut the archive back, and its log may have other records below the old start."""
     writer.closed_segment()
     manifest = (await archived(writer, archive)).expired(1, now_ms=clock())
     answers = [False, True]

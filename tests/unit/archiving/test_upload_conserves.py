@@ -103,7 +103,7 @@ async def test_an_idle_machine_carries_uploads_at_full_speed_at_the_fewest_share
 
 
 async def test_uploads_beside_others_get_their_shares(metrics):
-    """Others want the whole machine: a backlog takes a tenth of it, and its waiting is counted."""
+    """A backlog gets a tenth of the machine if others want all of it, and its waiting is counted."""
     async with draining(FakeHost(others=1.0, uploads=1.0), metrics) as backlog:
         await asyncio.sleep(5)
         before = backlog.uploaded

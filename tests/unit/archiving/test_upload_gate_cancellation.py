@@ -24,7 +24,7 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_cancelling_one_that_waits_leaves_no_trace():
-    """It leaves the line with its bytes, and the others begin when they would have without it."""
+    """A cancelled upload leaves the line with its bytes, and the others begin as if it had never come."""
     uploader = Uploader(gate_at(1, 10 * KIB))
     uploader.start(1, 20 * KIB, seconds=0.5)
     gone = uploader.start(2, 50 * KIB)

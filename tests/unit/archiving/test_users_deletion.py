@@ -199,7 +199,11 @@ async def test_deletion_by_a_command_is_noticed_soon(writer, archiver, delete, c
 
 
 async def test_archive_follows_after_a_second_observation(writer, archiver, store, clock):
-    """Its start is the user's to the record; whole segments go, and their objects after the delay."""
+    """
+    The archive's start is the user's to the record.
+
+    Whole segments go, and their objects after the delay.
+    """
     await filled(writer, archiver)
     clock.now_ms += MINUTE_MS
     await archiver.step(observe(writer, 6))
@@ -246,7 +250,7 @@ async def test_first_observation_alone_moves_nothing(writer, archiver, store, cl
 
 
 async def test_start_at_the_end_of_a_segment_is_the_brokers_retention(writer, archiver, store, clock):
-    """It may have been a user's: what is not certain is not deleted."""
+    """A start at a segment's end may be the broker's retention or a user's, so nothing is deleted."""
     await filled(writer, archiver)
     for _ in range(4):
         clock.now_ms += MINUTE_MS
@@ -255,7 +259,7 @@ async def test_start_at_the_end_of_a_segment_is_the_brokers_retention(writer, ar
 
 
 async def test_own_trim_is_no_users_for_the_next_leader(writer, archiver, store, broker, clock):
-    """Its segments end elsewhere, and the archive's have been merged: only the record tells."""
+    """Only the record of a trim tells the next leader that no user deleted: its segments end elsewhere."""
     await filled(writer, archiver)
     archiver.request_space(8)
     await archiver.step(observe(writer))
@@ -287,7 +291,7 @@ async def test_own_trim_is_no_users_for_the_next_leader(writer, archiver, store,
 
 
 async def test_trim_is_recorded_before_it_is_asked_for(writer, archiver, store, broker, clock):
-    """Also one that no hint tells of; and what is recorded is not recorded again."""
+    """A trim is recorded before it is asked for, even without a hint, and is recorded once."""
     await filled(writer, archiver)
     seen_by_broker = []
     trim = broker.trim
@@ -416,7 +420,7 @@ async def test_hint_that_only_follows_the_logs_start_hides_no_users_deletion(wri
 
 
 async def test_trim_waits_until_the_archive_has_followed_a_user(writer, archiver, broker, clock):
-    """It would move the log's start past the user's; a disk that needs room comes first."""
+    """A trim would move the log's start past the user's. A disk that needs room comes first."""
     await filled(writer, archiver)
     lets_go = {"storage_mode": StorageMode.CLOUD, "target_bytes": 0}
     clock.now_ms += MINUTE_MS

@@ -194,7 +194,7 @@ def test_segment_that_was_deleted_has_no_timestamp(layout, log, segments, tmp_pa
 
 
 def test_kafka_keeps_no_such_time(segments):
-    """Its layout answers None without reading the files."""
+    """Kafka's layout answers None without reading the files."""
     assert KafkaLayout().broker_timestamp_ms(segments[0]) is None
 
 

@@ -492,7 +492,7 @@ async def test_log_dir_sizes_name_what_cannot_be_read(orders, tmp_path):
 
 
 async def test_log_that_a_broker_has_led_since_is_neither_trimmed_nor_bounded(broker, orders):
-    """Its newest leader epoch is another one than when it was observed."""
+    """A log whose newest leader epoch has changed since it was observed is neither trimmed nor bounded."""
     for base in (0, 100):
         write_segment(orders, base, batch(base))
     epochs_file = Path(orders.path) / "leader-epoch-checkpoint"

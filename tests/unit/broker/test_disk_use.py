@@ -70,7 +70,7 @@ def vanish(path):
 
 @pytest.mark.parametrize("change", [append, roll, delete, compact, vanish])
 def test_meter_sees_what_a_broker_changes(meter, log_dir, change):
-    """It measures what a whole measurement does, at once and when the files are old again."""
+    """The meter agrees with a whole measurement, at once and when the files are old again."""
     change(log_dir / "orders-1")
     changed = directory_uses([str(log_dir)])
     assert meter([str(log_dir)]) == changed
@@ -80,7 +80,7 @@ def test_meter_sees_what_a_broker_changes(meter, log_dir, change):
 
 
 def test_meter_sees_a_new_partition(meter, log_dir):
-    """It is listed when it comes."""
+    """A new partition is measured when it comes."""
     (log_dir / "orders-9").mkdir()
     roll(log_dir / "orders-9")
     assert meter([str(log_dir)]) == directory_uses([str(log_dir)])

@@ -235,7 +235,7 @@ def test_pins_are_listed_oldest_first_and_nothing_else_is_taken_for_one(pinned, 
 
 
 def test_note_says_what_the_log_was_like(pinned, writer):
-    """Its leader epochs, and by a link of ours its last file; a newer note takes the old one's place."""
+    """A note has the log's leader epochs and a link to its last file. A newer note replaces it."""
     assert (pinned.found(writer.partition).epochs, pinned.found(writer.partition).anchor) == (None, None)
     for _ in range(2):
         log = writer.local_log()
@@ -469,7 +469,7 @@ def test_root_for_a_log_directory_that_is_not_there_is_refused(tmp_path):
 
 
 def test_link_to_another_filesystem_fails_by_name(writer, elsewhere):
-    """Should a filesystem change under a root, the pin says so instead of copying."""
+    """The pin fails by name if a filesystem has changed under the root, and copies nothing."""
     segment = writer.local_log().segments[0]
     with pytest.raises(LocalFileError, match="cannot be pinned in"):
         PinDirectory(elsewhere).make(writer.partition, segment)
@@ -485,7 +485,7 @@ def test_partition_of_another_log_directory_may_have_the_same_name(tmp_path, pin
 
 @pytest.mark.parametrize("length", [229, 230, 231, 249])
 def test_topics_with_the_longest_names_have_pins(log_dir, tmp_path, length):
-    """Also two that differ in their last character only."""
+    """Topics with the longest names have pins, even two that differ in their last character only."""
     pins = PinDirectory(pin_root(str(log_dir.parent), [str(tmp_path / "pins")]))
     writers = [LogWriter(log_dir, "t" * (length - 1) + end) for end in "ab"]
     for writer in writers:

@@ -196,7 +196,7 @@ def test_transactions_are_followed_over_segments(tmp_path):
 
 
 def test_marker_of_a_transaction_has_its_file_s_term_for_its_leader_epoch(tmp_path):
-    """It is by this epoch that the manifest remembers the marker."""
+    """The manifest remembers the marker by this epoch."""
     log = RedpandaLog().roll(term=1).data([b"a"], producer_id=9, is_transactional=True).roll(term=2)
     first, second = written(log.data([b"b"]).marker(9, ABORT_MARKER), tmp_path)
     tracker = TransactionTracker(0)

@@ -34,7 +34,7 @@ def held(directory):
 
 
 def test_file_is_there_once_it_is_published_and_not_before(directory):
-    """It has its name, its bytes and its place in the accounts, and no trace of how it came."""
+    """A published file has its name, its bytes and its place in the accounts, and no trace of its writing."""
     directory.accounts.reserve(3)
     part = directory.part(a_chunk(), 3)
     part.write(0, b"ab")
@@ -75,7 +75,7 @@ def test_file_that_is_put_again_replaces_the_old_one(directory):
 
 @pytest.mark.parametrize("data", [b"", b"ab", b"abcd"])
 def test_file_of_another_size_is_removed(directory, data):
-    """It was cut, or is of another layout; either way it is fetched again."""
+    """A file of another size was cut or is of another layout, so it is removed and fetched again."""
     put(directory, a_chunk(), b"abc")
     (directory.path / a_chunk()).write_bytes(data)
     assert directory.open(a_chunk(), 3) is None
@@ -115,7 +115,7 @@ def test_file_that_was_touched_is_not_trusted(directory):
 
 
 def test_deleted_file_is_not_intact(directory):
-    """Its reader goes on, and no other reader begins."""
+    """The reader of a deleted file goes on, and no other reader begins."""
     put(directory, a_chunk(), b"abc")
     opened = directory.open(a_chunk(), 3)
     (directory.path / a_chunk()).unlink()
@@ -124,7 +124,7 @@ def test_deleted_file_is_not_intact(directory):
 
 
 def test_file_that_another_process_put_is_found(tmp_path, directory):
-    """It is counted from then on, and not trusted before it was checked."""
+    """A file of another process is counted from then on, and not trusted before it was checked."""
     put(started(tmp_path / "cache"), a_chunk(), b"abc")
     assert held(directory) == (0, 0)
     opened = directory.open(a_chunk(), 3)
@@ -254,14 +254,14 @@ def test_access_times_are_written_only_when_they_changed(directory):
 
 @pytest.mark.parametrize("damage", [b"", b"rubbish", encode_access_times({"a": 1})[:-1]])
 def test_damaged_access_times_are_as_none(tmp_path, damage):
-    """They are only advice."""
+    """Access times are only advice, so damaged ones count as none."""
     put(started(tmp_path / "cache"), a_chunk(), b"abc")
     (tmp_path / "cache" / "access_times").write_bytes(damage)
     assert held(started(tmp_path / "cache")) == (1, 3)
 
 
 def test_files_of_another_number_of_buckets_go_first(tmp_path):
-    """They are never read; they are counted until they are evicted."""
+    """Files of another number of buckets are never read, and are counted until they are evicted first."""
     put(started(tmp_path / "cache", buckets=16), a_chunk(0, buckets=16), b"abc")
     directory = started(tmp_path / "cache", buckets=7)
     put(directory, a_chunk(1, buckets=7), b"abc")

@@ -125,7 +125,7 @@ def test_lost_state_directory_is_made_good_by_a_command(tmp_path, archive):
 
 
 def test_files_that_a_broker_has_left_behind_continue_its_archive(tmp_path, archive):
-    """Their cluster's id is the owner, whichever host has them; nothing is to be claimed."""
+    """The cluster's id in the files is the owner, whichever host has them. Nothing needs to be claimed."""
     for name in ("a", "b"):
         host = Host(tmp_path / name, archive)
         (host.root / "logs" / "meta.properties").write_text("version=1\ncluster.id=q1\nnode.id=1\n")

@@ -95,7 +95,7 @@ def test_fault_that_cannot_be_mended_stays_a_fault(archived):
 
 
 def test_orphan_goes_into_quarantine_and_comes_back(archived):
-    """It is told, moved by a fix only, listed, and put back by its key."""
+    """An orphan is reported, moved by a fix only, listed, and put back by its key."""
     orphan = left_behind(archived)
     key = str(orphan.relative_to(archived.archive))
     (row,) = scrubbed(archived)["orphans"]

@@ -97,7 +97,7 @@ def test_check_prints_notes_and_is_ok(file):
 
 
 def test_schema_is_printed_as_json():
-    """It needs no file."""
+    """The schema is printed without a configuration file."""
     done = invoked("config", "schema")
     assert json.loads(done.output) == json_schema()
 

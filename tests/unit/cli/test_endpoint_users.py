@@ -73,7 +73,7 @@ def test_users_are_added_listed_and_removed(path):
 
 
 def test_password_is_no_argument(path):
-    """Others on the host could read it in the list of processes."""
+    """A password in an argument would be in the list of processes for everyone on the host."""
     assert invoked("endpoint", "user", "add", "alice", SECRET, "--file", path).exit_code == 2
     assert not path.exists()
 
@@ -90,7 +90,7 @@ def test_same_password_changes_nothing_and_another_one_replaces_it(path):
 
 
 def test_dry_run_changes_nothing(path):
-    """It prints what would change."""
+    """A dry run prints what would change."""
     assert "would be added" in add(path, "alice", "--dry-run").output
     assert not path.exists()
     add(path)

@@ -86,7 +86,7 @@ def test_explain_prints_what_holds_and_a_table(site):
 
 
 def test_explain_of_a_topic_that_is_only_written_says_why_it_is_not_trimmed(own_site):
-    """Its log stays for as long as the broker's own retention says."""
+    """The log stays for as long as the broker's own retention says."""
     reconfigured(own_site, cloud_storage_enable_remote_read=False)
     tieringd("run", "--once", "-c", own_site.config)
     found = explained(own_site, "--format", "json").json()

@@ -23,7 +23,7 @@ def config_in(path, **changes):
 
 
 def test_gateway_beside_a_broker_is_no_command(tmp_path):
-    """It is a part of the daemon, and the error says so."""
+    """A gateway beside a broker is a part of the daemon, and the error says so."""
     done = tieringd("gateway", "--config", str(config_in(tmp_path)))
     assert done.exit_code == 2
     assert "is part of `tieringd run`" in done.errors
@@ -39,7 +39,7 @@ def test_cluster_that_the_bucket_does_not_hold_ends_the_command(tmp_path):
 
 
 def test_address_that_clients_cannot_use_ends_the_command(tmp_path):
-    """They would be sent to 0.0.0.0."""
+    """Clients would be sent to 0.0.0.0."""
     config = config_in(tmp_path, gateway={"port": 0, "host": "0.0.0.0", "archive_only_for_everyone": True})
     done = tieringd("gateway", "--archive-only", "--config", str(config))
     assert done.exit_code == 2

@@ -61,7 +61,7 @@ def test_the_permissions_are_printed_for_the_user_and_the_bucket(tmp_path):
 
 
 def test_an_existing_file_stays(tmp_path):
-    """It is replaced only on demand."""
+    """An existing file is replaced only with `--force`."""
     path = tmp_path / "tieringd.yaml"
     path.write_text("mine")
     with pytest.raises(ConfigError, match="exists"):

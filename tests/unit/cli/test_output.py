@@ -54,7 +54,7 @@ def test_a_narrow_terminal_loses_nothing(site):
 
 
 def test_bytes_do_not_go_to_a_terminal(site):
-    """It would obey what is in them."""
+    """A terminal would obey control bytes in the records."""
     code, text = on_a_terminal(80, "archive", "cat", TOPIC, "0", "--config", site.config)
     assert code == 2
     assert "redirect" in text
@@ -137,6 +137,6 @@ def test_times_are_read_as_they_are_printed():
 
 
 def test_one_variable_names_the_configuration_everywhere(site):
-    """Also where the file is an argument."""
+    """The variable names the configuration for each command, even if the file is an argument there."""
     for arguments in (("config", "check"), ("config", "show"), ("archive", "topics"), ("lag",)):
         assert tieringd(*arguments, TIERINGD_CONFIG=str(site.config)).exit_code == 0, arguments

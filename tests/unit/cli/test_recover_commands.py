@@ -116,7 +116,7 @@ def test_only_the_newest_segments_are_checked(place):
 
 
 def test_partition_that_cannot_be_read_leaves_the_others_alone_without_a_check(place):
-    """Its row says why, and the command fails at its end."""
+    """The row of an unreadable partition has the reason, and the command fails at its end."""
     place.object_of(1, "3-5-*.log").unlink()
     code, rows = place.recover("--validate", "no_check")
     assert code == 1
@@ -135,7 +135,7 @@ def test_no_link_is_written_where_a_later_topic_is_refused(place):
 
 
 def test_full_restore_refuses_the_id_that_a_shallow_one_was_begun_for(place):
-    """Its link would put old records before the restored ones one day."""
+    """The link of the shallow restore would put old records before the restored ones one day."""
     assert place.recover("--shallow")[0] == 0
     with pytest.raises(ConfigError, match="a shallow restore of topic orders was begun for its id"):
         place.recover()
@@ -143,7 +143,7 @@ def test_full_restore_refuses_the_id_that_a_shallow_one_was_begun_for(place):
 
 
 def test_full_restore_refuses_a_topic_with_a_history(place, tmp_path):
-    """It would bring back the newer part alone, and say that all is there."""
+    """A full restore would bring back the newer part alone, and report it as everything."""
     assert place.recover("--shallow")[0] == 0
     for number in range(PARTITIONS):
         writer = LogWriter(tmp_path / "second", "orders", number, topic_id=NEW_ID, first_offset=12)
@@ -331,7 +331,7 @@ def sizes(root):
 
 
 def test_dry_run_into_a_directory_changes_nothing(place):
-    """Its rows say what the recovery then does, and the same checks refuse it."""
+    """The rows of a dry run are those of the recovery, and the same checks refuse it."""
     before = sizes(place.root)
     code, planned = place.recover("--dry-run")
     assert code == 0

@@ -52,7 +52,7 @@ def decisions(site) -> list:
 
 
 async def test_without_a_decision_the_command_shows_what_each_would_lose(archived):
-    """It counts the records in the bucket, and changes nothing."""
+    """The command counts the records in the bucket, and changes nothing."""
     before = archived.objects("*")
     done = await resolve(archived)
     assert done.exit_code == 0
@@ -67,7 +67,7 @@ async def test_without_a_decision_the_command_shows_what_each_would_lose(archive
 
 @pytest.mark.parametrize("reason", ["divergence_unknown", "transactions_forgotten"])
 async def test_keeping_is_a_way_out_where_it_settles_the_case(archived, reason):
-    """It is no way out elsewhere. YAML says the same as JSON."""
+    """Keeping is offered only for a case that it settles. YAML says the same as JSON."""
     case = CASE | {"reason": reason, "transactions": []}
     shown = (await resolve(archived, "-f", "json", case=case)).json()
     assert yaml.safe_load((await resolve(archived, "-f", "yaml", case=case)).output) == shown

@@ -207,7 +207,7 @@ def test_erasure_without_a_requester_is_refused(config):
 
 @pytest.mark.parametrize("text", ["0", " 0 ", "0s"])
 def test_nothing_needs_no_unit(text):
-    """It is as long in all of them."""
+    """A zero needs no unit: it is as long in all of them."""
     assert duration(text) == 0
 
 
@@ -222,7 +222,7 @@ def test_wrong_prices_exit_2(tmp_path, config):
 
 
 def test_wrong_configuration_of_pyiceberg_exits_2(tmp_path, config):
-    """It is read when the package is imported; the line that is wrong is not told."""
+    """The configuration of pyiceberg is read at its import, and the error does not quote its wrong line."""
     (tmp_path / ".pyiceberg.yaml").write_text("catalog: {shop: {token: hunter2}}\n")
     done = tieringd(
         *("spark", "export", "orders", "--config", config, "--target-format", "iceberg"),
@@ -246,7 +246,7 @@ OTHER_FORMAT = [
 
 @pytest.mark.parametrize(("target_format", "option"), OTHER_FORMAT)
 def test_option_of_the_other_format_is_refused(config, target_format, option):
-    """It would be without effect; what it was given is not told, as it may be a secret."""
+    """The option would have no effect. Its value is not shown, as it may be a secret."""
     done = invoked(
         "spark", "export", "orders", "--config", config, "--target-format", target_format, option, "a=hunter2"
     )
@@ -334,7 +334,7 @@ class Clock:
 
 
 def test_progress_in_a_terminal_is_one_line(capsys):
-    """It is written over, and left when the next step begins."""
+    """The line is written over, and left when the next step begins."""
     clock = Clock()
     progress = JobProgress(is_terminal=True, clock=clock)
     progress("scrub", 0, 10)

@@ -81,7 +81,7 @@ async def test_bounds_that_the_broker_does_not_tell_are_a_problem(tmp_path):
 
 
 async def test_unknown_topic_is_an_error(tmp_path):
-    """Neither the disk nor the bucket knows the name."""
+    """A topic that neither the disk nor the bucket has is an error."""
     with pytest.raises(ObjectNotFound, match="neither this broker nor the bucket"):
         await taken(tmp_path, FakeBroker())
 

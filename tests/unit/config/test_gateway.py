@@ -16,7 +16,7 @@ def gateway(text: str, base: str = KAFKA_TIERED) -> str:
 
 
 def test_gateway_is_off_until_it_is_wanted():
-    """Its default addresses need no more than the broker's second listener."""
+    """The default addresses of a gateway need no more than the broker's second listener."""
     assert not parsed(KAFKA_TIERED).gateway.enabled
     found = parsed(gateway("enabled: true")).gateway
     assert (found.host, found.port, found.broker) == ("0.0.0.0", 9095, "localhost:9094")
@@ -91,7 +91,7 @@ def test_gateway_on_the_daemon_s_own_listener_is_refused():
     ],
 )
 def test_property_of_the_gateway_without_effect_is_a_warning(text, words):
-    """It names what would have to change."""
+    """The warning names what would have to change."""
     (warning,) = parsed(gateway(text)).warnings
     assert warning.endswith(words)
 

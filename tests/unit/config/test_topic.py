@@ -151,7 +151,7 @@ def test_file_goes_before_the_broker_and_the_broker_before_the_cluster(of_cluste
     ],
 )
 def test_broker_retention_is_what_the_broker_deletes_by(broker, retention):
-    """None is without limit: a compacted topic has none. No local target reaches past it."""
+    """A retention of None is without limit, as for a compacted topic. No local target reaches past it."""
     found, (total_ms, total_bytes) = topic(broker), retention
     assert (found.broker_retention_ms, found.broker_retention_bytes) == retention
     target_ms = DAY_MS if total_ms is None else min(DAY_MS, total_ms)
@@ -205,7 +205,7 @@ def test_topic_that_a_broker_leaves_out_is_kept(cluster):
 
 
 def test_file_without_a_broker_section_deletes_nothing_by_age():
-    """Such a file is for commands and jobs on the bucket."""
+    """A file without a broker section is for commands and jobs on the bucket."""
     text = TIERED.partition("state_directory")[2]
     config = parse_config(f"state_directory{text}", source="t.yaml", environ={}, needs_broker=False)
     assert config.topic("orders", {}).total.limit_ms is None
@@ -493,7 +493,7 @@ def test_segments_of_some_topics_are_not_merged(file, broker):
 
 
 def test_retention_pace_is_the_cluster_s():
-    """It is the same for all topics, and follows a reload."""
+    """The pace of retention is the same for all topics, and follows a reload."""
     found = topic(file="cloud_storage_housekeeping_interval_ms: 1m\narchive_delete_delay_ms: 0\n")
     assert found.retention_pace == RetentionPace(interval_ms=60_000, delete_delay_ms=0)
     assert topic().retention_pace == RetentionPace(interval_ms=300_000, delete_delay_ms=3_600_000)

@@ -47,7 +47,7 @@ def test_remote_delete_takes_write_and_read_and_no_replica(write, read, replica,
     ],
 )
 def test_file_says_by_name_whether_a_deleted_topic_stays(entries, stays):
-    """It holds for topics that no broker has any more, so nothing else decides."""
+    """The file decides alone for topics that no broker has any more."""
     assert parsed(f"{TIERED}topics: {entries}\n").keeps_deleted("orders") is stays
 
 

@@ -100,7 +100,7 @@ async def test_broker_that_wants_a_certificate_gets_ours(tmp_path):
 
 
 def test_file_that_is_no_certificate_is_an_error_of_the_configuration(tmp_path):
-    """It names the property."""
+    """The error names the property."""
     broken = tmp_path / "pem"
     broken.write_text("no certificate")
     config = endpoint_config(tmp_path, tls_cert_file=broken, tls_key_file=broken)

@@ -132,7 +132,7 @@ def test_each_fault_is_one_task_with_its_command(found, metrics, name):
 
 @pytest.mark.parametrize("reason", ["store", "round", "bookkeeping", "log_directory"])
 def test_what_keeps_the_daemon_from_being_ready_comes_first(found, metrics, reason):
-    """It has its cause and its consequence. While uploads cannot go on, lateness is no task of its own."""
+    """Each of these tasks has its cause and its consequence. Lateness is no task beside them."""
     disk_full(metrics)
     partition(pending_bytes=1, lag_seconds=1000.0)(metrics)
     first, second = found(reasons={reason: AWAY}, oldest_upload_seconds=1000.0)

@@ -231,7 +231,7 @@ def test_loggers_that_are_bound_already_are_remembered_too():
 
 
 def test_overview_is_plain_data(metrics):
-    """It is sent as JSON, so it holds nothing else."""
+    """The overview is sent as JSON, so it holds nothing else."""
     found = maker(metrics, Statuses({led(0): PartitionStatus()})).make()
     assert json.loads(json.dumps(asdict(found)))["uploads"] == [
         {"key": "data/orders/0.log", "seconds": 2.5, "attempts": 3}

@@ -94,7 +94,7 @@ async def test_metadata_names_one_node_and_the_topics(archive, tmp_path, version
 
 
 async def test_librdkafka_lists_all_topics(archive, tmp_path):
-    """Its request for all topics has three bytes after its fields."""
+    """The request of librdkafka for all topics has three bytes after its fields."""
     for name in ("audit", "orders"):
         writer = LogWriter(tmp_path, name)
         writer.closed_segment()

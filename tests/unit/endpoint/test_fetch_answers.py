@@ -113,7 +113,7 @@ async def test_partitions_of_one_request_share_its_limit(archive, tmp_path):
 
 @pytest.mark.parametrize("version", [4, 12, 17])
 async def test_aborted_transactions_are_named_to_committed_readers(writer, archive, tmp_path, version):
-    """Others get no list, as from a broker."""
+    """Only readers of committed records get a list of aborted transactions, as from a broker."""
     writer.append(b"no", producer_id=7)
     writer.append(b"yes", producer_id=8)
     writer.abort(7)
@@ -181,7 +181,7 @@ async def test_no_session_is_ever_made(writer, archive, tmp_path):
 
 
 async def test_reader_at_the_end_gets_what_is_archived_next(writer, archive, store, tmp_path):
-    """It waits, the manifest is read again, and the answer comes before the wait is over."""
+    """A reader at the end waits, the manifest is read again, and the answer comes before the wait is over."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     interval = {"cloud_storage_readreplica_manifest_sync_timeout_ms": 20}
@@ -197,7 +197,7 @@ async def test_reader_at_the_end_gets_what_is_archived_next(writer, archive, sto
 
 
 async def test_unchanged_manifest_is_not_read_again(writer, archive, store, tmp_path):
-    """Its version is asked for, once in an interval; within the interval nothing is."""
+    """The version of a manifest is asked for once in an interval. Within it, nothing is."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     key = manifest_key(writer.identified)
@@ -366,7 +366,7 @@ async def test_client_that_was_sent_too_much_waits_and_no_other(writer, archive,
 
 
 async def test_endpoint_that_stops_answers_waiting_clients(writer, archive, store, tmp_path):
-    """Neither its clients nor the caller of its stop have to wait."""
+    """Clients and the caller of the stop do not have to wait."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     config = endpoint_config(tmp_path / "state")

@@ -80,7 +80,7 @@ async def test_time_finds_the_first_record_as_late(archived_log, archive, tmp_pa
 
 
 async def test_partition_of_which_nothing_is_archived_is_empty(archived_log, archive, tmp_path):
-    """It begins and ends at 0."""
+    """A partition without archived records begins and ends at 0."""
     key = archived_log.identified
     other = LogWriter(tmp_path, "orders", 1)
     assert other.identified.topic_id == key.topic_id

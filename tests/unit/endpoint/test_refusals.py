@@ -250,7 +250,7 @@ async def test_requests_wait_while_the_budget_is_spent(archive, tmp_path):
 
 @pytest.mark.parametrize(("api_key", "size"), [(3, 5 << 20), (2, 5 << 20), (32, 2 << 20), (1, 5 << 20)])
 async def test_request_has_a_limit_that_fits_its_kind(archive, tmp_path, api_key, size):
-    """It is refused by its announced size, before its bytes come."""
+    """A request is refused by its announced size, before its bytes come."""
     async with asking(archive, tmp_path / "state") as client:
         client.writer.write(struct.pack(">ihhi", size, api_key, 4, 1))
         assert await closed(client) == b""
@@ -264,7 +264,7 @@ async def test_request_of_too_many_partitions_is_refused(archive, tmp_path):
 
 
 async def test_large_request_does_not_stop_the_loop(archive, tmp_path):
-    """It is decoded in a thread, and other clients have their turn while it is answered."""
+    """A large request is decoded in a thread, and other clients have their turn while it is answered."""
     async with running_endpoint(archive, tmp_path / "state") as endpoint:
         port = endpoint.server.port
         async with connected(port) as large, connected(port) as small:
@@ -284,7 +284,7 @@ def offsets_of(count):
 
 
 async def test_connections_beyond_the_limit_are_closed(archive, tmp_path):
-    """Those that are open go on."""
+    """Open connections go on."""
     async with running_endpoint(archive, tmp_path / "state", max_connections=1) as endpoint:
         port = endpoint.server.port
         async with connected(port) as first:
@@ -295,7 +295,7 @@ async def test_connections_beyond_the_limit_are_closed(archive, tmp_path):
 
 
 async def test_requests_that_come_together_are_answered_in_order(writer, archive, tmp_path):
-    """Also when the first one waits at the end of the archive."""
+    """Requests are answered in order, even if the first waits at the end of the archive."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     requests = [

@@ -106,7 +106,7 @@ async def test_first_read_that_fails_is_not_repeated_at_once(partitions, one, st
 
 
 async def test_watchers_are_told_of_a_change(partitions, one, writer, archive):
-    """It does not matter which caller found it. A manifest that did not change is not told."""
+    """Watchers hear of a change, whichever caller found it. An equal manifest is no change."""
     await partitions.manifest(one)
     with partitions.watching([one]) as changed:
         await partitions.newest(one)
@@ -181,7 +181,7 @@ async def test_offset_past_the_end_is_searched_in_the_store(partitions, one, wri
 
 
 async def test_offset_past_the_end_is_unknown_while_the_store_is_away(partitions, one, store):
-    """It may be there: a client that is told so tries again."""
+    """An offset past the known end may exist by now, so the client has to try again."""
     await partitions.manifest(one)
     await asyncio.sleep(2)
     store.fail_next("head", away)

@@ -85,7 +85,7 @@ def test_batches_that_the_order_cannot_tell_apart_are_both_left_out():
 
 
 def test_damaged_batch_says_nothing_of_its_neighbours():
-    """Its header may be what is damaged."""
+    """The header of a damaged batch may be what is damaged."""
     damaged = [*DENSE[:4], BatchPlace(400, 42, 4_000), *DENSE[5:]]
     check = OffsetCheck(dense(DENSE, 0))
     assert check.faults_of(damaged, damaged={400}) == {}

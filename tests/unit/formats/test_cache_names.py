@@ -66,7 +66,7 @@ def test_without_buckets_a_name_is_the_objects_key():
 @pytest.mark.parametrize(("made", "asked"), [(0, 16), (16, 0), (16, 17)])
 @pytest.mark.parametrize("key", [f"{KEY}_chunks/0", f"{KEY}.index"])
 def test_name_under_another_number_of_buckets_is_ours_and_out_of_reach(key, made, asked):
-    """It is not looked for any more; whose it is is still known."""
+    """A name under another number of buckets is not looked for, but its segment is still known."""
     found = parse_cache_name(cached_name(key, buckets=made), buckets=asked)
     assert found is not None
     assert found.segment == KEY
@@ -78,7 +78,7 @@ def test_name_under_another_number_of_buckets_is_ours_and_out_of_reach(key, made
     [(MANIFEST, 16, False), (cached_name(MANIFEST, buckets=16), 0, False), (f"20{MANIFEST[8:]}", 16, False)],
 )
 def test_manifest_under_another_number_of_buckets_is_out_of_reach(name, buckets, is_reachable):
-    """Its directory is not among those in use."""
+    """The directory of such a manifest is not among those in use."""
     assert parse_cache_name(name, buckets=buckets).is_reachable is is_reachable
 
 

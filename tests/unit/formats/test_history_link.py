@@ -25,7 +25,7 @@ STARTS = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), m
 
 @given(KEYS, KEYS, STARTS)
 def test_link_comes_back_as_it_was(topic, history, starts):
-    """It knows where each partition begins."""
+    """A decoded link knows where each partition begins."""
     link = HistoryLink(topic, history, tuple(sorted(starts.items())))
     assert decode_history_link(encode_history_link(link)) == link
     assert {number: link.start_of(number) for number in starts} == starts
@@ -64,7 +64,7 @@ def test_document_that_makes_no_sense_is_refused(change):
 
 
 def test_key_lies_beside_the_topic_manifest():
-    """It is not the key of a topic manifest itself."""
+    """The key of a link is not the key of a topic manifest."""
     key = history_link_key(HISTORY_LINK.topic)
     manifest = topic_manifest_key(HISTORY_LINK.topic)
     assert key.rpartition("/")[0] == manifest.rpartition("/")[0]

@@ -120,7 +120,7 @@ def test_golden_manifest_holds_its_segments():
 
 @pytest.mark.parametrize("version", NEW_FIELDS)
 def test_golden_manifest_of_an_earlier_version_says_nothing_of_what_came_later(version):
-    """Its head lacks what later versions brought, and it reads as if there was nothing of that."""
+    """The head of an older manifest lacks later fields, and reads as if there was nothing of them."""
     old = (OWN / f"partition-manifest.v{version}").read_bytes()
     head, columns = parts_of(old)
     assert old[4:6] == bytes([0, version])

@@ -30,7 +30,7 @@ def test_mark_comes_back_as_it_was(mark):
 
 
 def test_mark_has_a_text_that_later_releases_read():
-    """This one is in clusters."""
+    """The text of this mark is in clusters."""
     text = (
         '{"version":1,"target_topic_id":"W1xNUlUlTfigw_K-dvdxsA","isolation":"read_committed","records":3,'
         '"first_source":5,"first_target":0,"last_source":9,"last_target":2}'
@@ -48,6 +48,6 @@ def test_offset_of_someone_else_is_no_mark(text):
 
 
 def test_mark_of_a_newer_release_is_told():
-    """It may say what this one does not know."""
+    """The mark of a newer release may say what this release does not know."""
     with pytest.raises(CorruptDataError, match="has version 2"):
         decode_mark(0, '{"version":2,"anything":1}')

@@ -98,7 +98,7 @@ def test_walk_of_an_active_segment_ends_before_a_damaged_header():
 
 
 def test_walk_of_an_active_segment_ends_at_a_marker_that_is_being_written():
-    """Half a marker ends no transaction, and is no damage either."""
+    """Half a marker ends no transaction, and is no damage."""
     log = RedpandaLog().roll().data([b"a"], producer_id=9, is_transactional=True).marker(9)
     tracker = TransactionTracker(0)
     torn = log.segments[0].damaged(-3)

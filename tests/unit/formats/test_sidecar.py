@@ -65,7 +65,7 @@ def test_golden_sidecar_decodes_to_its_values(name):
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_golden_sidecar_encodes_to_the_same_bytes(name):
-    """This release still writes version 1, to the byte."""
+    """This release still writes version 1, with the same bytes."""
     assert files()[name] == (OWN / name).read_bytes()
 
 

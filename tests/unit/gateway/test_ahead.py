@@ -86,7 +86,7 @@ async def following(broker, archive):
 
 
 async def test_reader_that_goes_on_is_answered_without_the_broker(broker, archive):
-    """It begins when the broker calls an offset out of range. Each answer is prepared before its request."""
+    """Answers are prepared before their requests, once the broker has called an offset out of range."""
     async with following(broker, archive) as (server, client, ahead, broker_side):
         broker_side.write(fetched(ahead, OUT_OF_RANGE))
         for number in range(2, 6):
@@ -152,7 +152,7 @@ async def test_archive_is_not_asked_for_a_client_that_has_gone(broker, archive):
 
 
 async def test_nothing_is_asked_ahead_behind_what_is_under_way(broker, archive):
-    """It would only come later than the client's own request."""
+    """A prepared answer would come later than the client's own request."""
     async with running(broker, archive, **LASTING) as server, connected(server.port) as client:
         await answered(broker, client, 0)
         client.send(fetch_at(STEP))
@@ -209,7 +209,7 @@ def authentication(api_key):
 
 
 async def test_held_back_request_does_not_keep_the_loop_busy(archive):
-    """It comes again when there is something to tell, and not before."""
+    """A held-back request comes again when there is something to tell, and not before."""
     ahead = FetchAhead(
         asyncio.get_running_loop(),
         archive,
@@ -258,7 +258,7 @@ async def test_held_back_request_does_not_keep_the_loop_busy(archive):
 
 
 async def test_request_that_comes_before_the_brokers_answer_waits_for_it(broker, archive):
-    """It goes nowhere itself, and what the client sends behind it waits with it."""
+    """The request goes nowhere itself, and what the client sends behind it waits with it."""
     async with following(broker, archive) as (_, client, ahead, broker_side):
         correlation_id = client.send(fetch_at(2 * STEP))
         client.writer.write(plain_request(9))
@@ -329,7 +329,7 @@ async def test_answers_keep_their_order_around_what_was_asked_ahead(broker, arch
 
 
 async def test_connection_that_ends_gives_back_what_was_ready(broker, archive):
-    """Also when its client has just asked for it, and other answers come first."""
+    """A prepared answer is released with its connection, even if the client has just asked for it."""
     async with following(broker, archive) as (server, client, ahead, broker_side):
         client.writer.write(plain_request(9))
         await broker.next()
@@ -382,7 +382,7 @@ async def test_broker_is_asked_again_when_its_word_is_half_a_second_old(archive,
 
 @virtually
 async def test_word_of_the_broker_that_is_too_old_prepares_nothing(archive):
-    """Its client has taken long over its last answer."""
+    """The broker's word is too old once a client has taken long over its last answer."""
     ahead = prepared_for(archive)
     await asyncio.sleep(PERMIT_SECONDS * 0.9)
     found = ahead.claim(AT_STEP, HEAD)
@@ -463,7 +463,7 @@ async def test_other_word_of_the_broker_ends_what_it_said_before(archive):
 
 @virtually
 async def test_answer_prepared_for_a_client_that_has_gone_is_released(archive):
-    """Its client has gone on elsewhere while the archive was read."""
+    """The client has gone on elsewhere while the archive was read."""
     archive.may_answer.clear()
     ahead = prepared_for(archive)
     await archive.is_asked.wait()
@@ -477,7 +477,7 @@ async def test_answer_prepared_for_a_client_that_has_gone_is_released(archive):
 
 @virtually
 async def test_word_of_the_broker_counts_from_when_it_was_asked(archive):
-    """It may lie in a socket that is not read while a slow client takes its answer."""
+    """The broker's answer may lie in a socket that is not read while a slow client takes its own answer."""
     ahead = FetchAhead(asyncio.get_running_loop(), archive, **WORKS)
     pending, sent = answered_at(0)
     ahead.expect(pending, sent)
@@ -572,7 +572,7 @@ async def test_answer_ahead_keeps_to_the_limit_of_every_answer(archive):
 
 @virtually
 async def test_archive_that_does_not_say_how_it_goes_on_is_asked_by_the_client(archive):
-    """Such as where the next records are in memory: they are given back."""
+    """The records are released if the archive does not say where the next ones are."""
     archive.step = None
     prepared_for(archive)
     await asyncio.sleep(0.01)

@@ -224,7 +224,7 @@ async def test_sizes_that_cannot_be_held_pass(broker, settings):
 
 
 async def test_fetch_answer_that_outgrows_the_budget_is_walked_over(broker):
-    """It was held from its beginning; then it passes, and what is archived becomes "nothing new"."""
+    """The answer is held at first, and then passes. Its archived partitions have nothing new then."""
     records = bytes(range(256)) * 2400
     topics = {"new": {0: {"records": records}}} | OUT_OF_RANGE
     async with (
@@ -292,7 +292,7 @@ async def test_beginning_of_a_field_counts_while_it_is_kept(broker):
 
 
 async def test_request_counts_while_the_broker_is_connected_to(broker, tmp_path):
-    """This broker takes connections, and never says a word of TLS."""
+    """The broker of this test takes connections, and never says a word of TLS."""
     certificate = write_certificate(tmp_path / "certificate.pem")
     async with (
         running(broker, broker_tls=trusting(certificate)) as server,
@@ -304,7 +304,7 @@ async def test_request_counts_while_the_broker_is_connected_to(broker, tmp_path)
 
 
 async def test_answer_counts_while_the_archive_is_asked(broker):
-    """It is kept until it is known what takes its place."""
+    """The answer is kept until it is known what takes its place."""
     archive = TopicArchive()
     archive.may_answer.clear()
     async with running(broker, archive) as server, connected(server.port) as client:

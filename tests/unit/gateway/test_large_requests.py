@@ -38,7 +38,7 @@ def offsets_response(count):
 
 
 async def test_large_answer_does_not_stop_the_loop(broker):
-    """Others have their turns while it is decoded, changed and encoded."""
+    """Other clients have their turns while the answer is decoded, changed and encoded."""
     count = 40_000
     async with running(broker, BeginningArchive()) as server, connected(server.port) as client:
         client.writer.write(offsets_request(count))

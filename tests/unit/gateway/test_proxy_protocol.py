@@ -90,7 +90,7 @@ async def test_limits_are_for_the_clients_address(broker):
 
 
 async def test_header_comes_before_tls(broker, tmp_path):
-    """It is in clear, and not one byte of the handshake is taken with it."""
+    """The header is in clear, and not one byte of the handshake is taken with it."""
     certificate = write_certificate(tmp_path / "certificate.pem")
     settings = {"proxy_protocol": True, "client_tls": presenting(certificate)}
     async with running(broker, **settings) as server, connected(server.port) as client:
@@ -127,7 +127,7 @@ async def test_header_has_a_deadline(broker, begun):
 
 
 async def test_connections_before_their_header_are_counted(broker):
-    """They cannot take more places than there are."""
+    """Connections before their header cannot take more places than there are."""
     async with (
         running(broker, proxy_protocol=True, max_connections=1) as server,
         connected(server.port) as silent,
@@ -142,7 +142,7 @@ async def test_connections_before_their_header_are_counted(broker):
 
 @pytest.mark.parametrize("settings", [{}, {"max_request_bytes": 1 << 30}], ids=["default", "large requests"])
 async def test_header_is_refused_where_none_is_expected(broker, settings):
-    """It looks like a request of 209 MiB. No byte of it reaches the broker, however large requests may be."""
+    """The header looks like a request of 209 MiB. No byte of it reaches the broker, whatever the limit."""
     with listening() as lines:
         async with running(broker, **settings) as server, connected(server.port) as client:
             client.writer.write(IPV4 + plain_request(1))

@@ -33,7 +33,7 @@ def test_without_a_limit_no_client_is_delayed():
     ],
 )
 def test_client_waits_until_its_bytes_are_earned(spent, waits):
-    """It may be a second ahead, and never waits for long."""
+    """A client may be a second ahead of its rate, and never waits for long."""
     rates = ReadRates(client_bytes_per_second=100)
     assert [rates.spend("a", size, now=now) for now, size in spent] == waits
 
@@ -114,7 +114,7 @@ def test_clients_that_have_earned_everything_are_forgotten():
 
 
 async def test_client_that_was_sent_too_much_is_not_read_from(broker):
-    """Its connection stays, and those of others go on; it is served when its time has come."""
+    """The client's connection stays and is served when its time has come. Those of others go on."""
     archive = TopicArchive()
     async with (
         running(broker, archive, archive_bytes_per_second=60) as server,

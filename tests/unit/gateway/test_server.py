@@ -154,7 +154,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 async def test_bad_client_costs_only_its_own_connection(broker, name):
-    """It is closed, the broker hears nothing of it, and others are served on."""
+    """The bad client's connection is closed, the broker hears nothing of it, and others are served on."""
     async with running(broker) as server, connected(server.port) as good, connected(server.port) as bad:
         bad.writer.write(BAD[name])
         assert await closed(bad) == b""
@@ -288,7 +288,7 @@ async def test_answers_wait_for_the_archive_and_keep_their_order(broker):
 
 
 async def test_client_that_goes_while_the_archive_reads_ends_the_reading(broker):
-    """Its answer would have no receiver."""
+    """The answer for such a client would have no receiver."""
     archive = TopicArchive()
     archive.may_answer.clear()
     async with running(broker, archive) as server:
@@ -329,7 +329,7 @@ async def test_archive_is_waited_for_some_seconds_at_most(broker):
 
 
 async def test_records_of_the_broker_do_not_wait_for_the_archive(broker):
-    """They go out at once, and so does what the client has sent behind its Fetch."""
+    """The broker's records go out at once, and so does what the client sent behind its Fetch."""
     archive = TopicArchive()
     archive.may_answer.clear()
     async with running(broker, archive) as server, connected(server.port) as client:
@@ -459,7 +459,7 @@ async def test_slow_broker_holds_back_the_client(broker):
 
 
 async def test_gateway_without_budget_still_serves(broker):
-    """It reads in small steps, and holds nothing that can pass."""
+    """A gateway without a budget reads in small steps, and holds nothing that can pass."""
     async with running(broker, TopicArchive(), buffered_bytes=0) as server, connected(server.port) as client:
         client.send(fetch(("new",)))
         head, _, answers = await broker.next()

@@ -114,7 +114,7 @@ async def test_client_that_goes_says_nothing_of_the_file(tmp_path):
 
 
 async def test_unreadable_file_ends_a_connection_of_the_archive_endpoint(path):
-    """It has no broker, and the same files."""
+    """The archive endpoint has no broker, and the same files."""
     told = []
 
     class FileApi:

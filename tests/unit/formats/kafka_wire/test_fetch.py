@@ -201,6 +201,6 @@ def test_array_of_2_billion_topics_is_a_violation(version):
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
 def test_session_of_a_request_is_found(version):
-    """It has a fixed place since there are sessions."""
+    """The session's place is the same in every version that has one."""
     frame = memoryview(request_frame(fetch_request(version, {}, session_id=77, session_epoch=3)))
     assert session_of(frame, RequestHead.read(frame)) == (77 if version >= 7 else 0)

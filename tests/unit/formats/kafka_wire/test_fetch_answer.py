@@ -101,7 +101,7 @@ def test_slice_of_a_file_stands_where_its_bytes_would(drawn, data):
 
 
 def test_response_above_2_gib_is_refused():
-    """Its size field has no room for more."""
+    """The size field of a response has no room for more than 2 GiB."""
     frame = bytearray(b"\x00\x00\x00\x08" + os.urandom(8))
     partition = FetchedPartition("t", 0, 1, -1, -1, -1, begin=6, records_begin=8, end=10)
     large = PartitionData(1, 1, 1, records=(FileRegion(3, 0, 2**31 - 20),))

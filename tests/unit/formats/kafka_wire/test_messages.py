@@ -66,7 +66,7 @@ def test_broker_of_today_is_not_changed(version):
 
 @pytest.mark.parametrize("version", [3, 4, 9])
 def test_broker_that_does_not_know_the_version_is_understood(version):
-    """It answers in version 0, whatever was asked."""
+    """Such a broker answers in version 0, whatever was asked."""
     frame = bytearray(unsupported(7))
     cap_versions(memoryview(frame), min(version, 4))
     response = read_response(frame, 18, 0)
@@ -123,7 +123,7 @@ def test_request_of_librdkafka_for_all_topics_is_read():
 
 @pytest.mark.parametrize("name", [b"\xff" * 30_000, b"\xff" + b"secret" * 5_000])
 def test_error_about_a_message_does_not_repeat_it(name):
-    """It goes to the log, and clients choose the bytes."""
+    """The error goes to the log, and clients choose the bytes of a message."""
     body = b"\x00\x03\x00\x00" + bytes(4) + b"\xff\xff" + b"\x00\x00\x00\x01" + len(name).to_bytes(2) + name
     frame = memoryview(len(body).to_bytes(4) + body)
     with pytest.raises(ProtocolViolation, match="of version 0 cannot be read") as error:

@@ -103,7 +103,7 @@ def test_acks_are_read_as_soon_as_they_are_there(drawn):
 
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_acks_of_old_versions_stand_before_transactions_were_invented(version):
-    """They decide whether there is an answer, so they are read even where nothing else is."""
+    """The acks decide whether there is an answer, so they are read even if nothing else is."""
     frame = b"\x00\x00" + version.to_bytes(2) + bytes(4) + b"\x00\x01c" + b"\x00\x00" + bytes(8)
     frame = len(frame).to_bytes(4) + frame
     assert acks_of(memoryview(frame), RequestHead.read(memoryview(frame))) == 0
@@ -147,7 +147,7 @@ def test_walk_lists_no_more_partitions_than_the_limit(partitions):
 
 
 def test_walk_lists_no_more_topics_than_the_limit():
-    """It does not begin: a topic without partitions costs memory too."""
+    """The walk does not begin: a topic without partitions costs memory too."""
     frame = listing(0, 0, topics=MAX_PARTITIONS + 1)
     walk = ProduceRequestWalk(RequestHead.read(frame))
     with pytest.raises(ProtocolViolation, match=f"{MAX_PARTITIONS + 1} topics"):

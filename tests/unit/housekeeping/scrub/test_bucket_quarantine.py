@@ -105,7 +105,7 @@ async def crash_everywhere(bucket, work, check) -> int:
 
 
 async def test_orphans_go_into_quarantine_with_a_report(bucket):
-    """They leave their place, their bytes lie in quarantine, and a report says what they are and why."""
+    """Orphans move with their bytes into quarantine, and a report says what they are and why."""
     orphans = await left_behind(bucket)
     named = await bucket.data_keys()
 
@@ -379,7 +379,7 @@ async def test_spill_of_a_part_that_is_being_moved_loses_nothing(writer, tmp_pat
 
 
 async def test_named_object_in_quarantine_is_put_back_and_never_deleted(bucket):
-    """Should a named object be there and nowhere else, the deletion puts it back, and so does a scrub."""
+    """A named object that is only in quarantine is put back by the deletion, and by a scrub."""
     await bucket.fill(3)
     key = (await bucket.data_keys())[1]
     data = bucket.store.bytes_of(key)

@@ -78,7 +78,7 @@ async def test_other_bytes_in_the_log_are_never_stored(bucket):
 
 @pytest.mark.parametrize("keeps", ["all", "half"])
 async def test_merged_segment_is_put_together_from_several_files(bucket, keeps):
-    """Its bytes are those of its parts' local segments, one after the other, if all are there."""
+    """The merged bytes are those of the parts' local segments, one after the other, if all are there."""
     await bucket.fill(4)
     manifest = bucket.manifest
     parts = list(manifest.segments)[1:]
@@ -254,7 +254,11 @@ async def test_damaged_copy_in_quarantine_mends_nothing(bucket):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_spillover_manifest_is_mended_from_quarantine(bucket, damage):
-    """Its name tells its checksum, so only its own bytes are taken; each part of the chain is found."""
+    """
+    The name of a part has its checksum, so only its own bytes are taken.
+
+    Each part of the chain is found.
+    """
     await bucket.fill(6, local=2)
     keys = [
         spillover_key(bucket.writer.identified, name) for name in spilled_names(bucket.store, bucket.writer)

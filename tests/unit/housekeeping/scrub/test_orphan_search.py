@@ -178,7 +178,7 @@ async def test_manifests_that_no_topic_manifest_leads_to_are_scrubbed(bucket):
 
 
 async def test_topic_that_is_being_deleted_is_left_to_its_purge(bucket):
-    """Its objects are on their way out already: a fix by hand is asked for."""
+    """The objects of the topic are on their way out, so only a fix by hand moves them."""
     await bucket.fill(2)
     await bucket.archive.manifests.change_topic(
         bucket.topic_key, lambda found: replace(found, lifecycle="purging")
@@ -191,7 +191,7 @@ async def test_topic_that_is_being_deleted_is_left_to_its_purge(bucket):
 
 @pytest.mark.parametrize("lifecycle", BEYOND_RETURN)
 async def test_topic_that_is_being_purged_has_no_faults_and_nothing_is_mended(bucket, lifecycle):
-    """Its manifests name what the sweep has taken: no fault, and nothing goes back behind it."""
+    """The manifests name objects that the sweep has taken. That is no fault, and nothing is put back."""
     await bucket.fill(3)
     await bucket.archive.manifests.change_topic(
         bucket.topic_key, lambda found: replace(found, lifecycle=lifecycle)
