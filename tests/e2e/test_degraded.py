@@ -231,7 +231,7 @@ async def test_quota_that_an_operator_sets_while_producers_are_held_back_stays(p
 
 
 async def test_ballast_goes_when_the_disk_is_degraded_and_comes_back_with_the_room(pair, disk, daemons):
-    """It gives its bytes back to the broker's disk, and is made again once that is all right with it."""
+    """The ballast gives its bytes back to the broker's disk, and is made again once the disk has room."""
     path = disk.root / "ballast"
     daemons.change(
         1,

@@ -201,7 +201,7 @@ def offsets_until_end(consumer) -> list[int]:
 
 
 async def test_librdkafka_finds_the_beginning_after_records_of_the_broker(behind, config_of, topic, tmp_path):
-    """It keeps the log start of the last answer, for seeks and for groups that have committed nothing."""
+    """The client librdkafka keeps the last answer's log start, for seeks and for groups without commits."""
     await behind.cluster.create_topic(topic, configs=SEGMENTS)
     await behind.cluster.produce(topic, _VALUES, max_batch_size=200_000)
     last, whole = len(_VALUES) - 1, list(range(len(_VALUES)))

@@ -69,7 +69,7 @@ def reload_silently(daemon) -> None:
 
 
 def test_reload_says_what_needs_a_restart(config):
-    """It changes nothing meanwhile."""
+    """The reload changes nothing meanwhile."""
     with running_daemon(config) as daemon:
         rewrite(config, cloud_storage_max_connections=7)
         reload(daemon)

@@ -86,7 +86,7 @@ def test_every_planted_fault_is_found_and_mended(config, objects):
 
 @pytest.mark.leaves_damage("the orphan is back in its place, and its grace ends within a second")
 def test_orphan_goes_into_quarantine_and_back(config, objects):
-    """It is copied by the server, leaves its place, and the undo gives the same bytes."""
+    """The server copies the orphan, which leaves its place. The undo gives the same bytes."""
     manifest = archived_manifest(objects, "orders")
     named = segment_keys(manifest)
     key = left_behind(objects, manifest)

@@ -476,7 +476,7 @@ def test_alert_fires_when_it_should_and_only_then(case, tmp_path):
 
 
 def test_every_counter_of_an_alert_is_also_tried_from_absent_series():
-    """Otherwise the first event, which is the one that matters, could be the one that no rule sees."""
+    """The first event of a counter is the one that matters, and a rule could miss it."""
     tried = {case.alert for case in CASES if from_absent(case.fires)}
     assert tried == {name for name, rule in rules().items() if "increase(" in rule["expr"]}
 
@@ -563,7 +563,7 @@ def sections() -> dict[str, str]:
 
 
 def test_runbook_has_a_section_for_each_alert_in_order():
-    """It has no section for an alert that is gone. The link of each rule leads to its own section."""
+    """The runbook has no section for an alert that is gone, and each rule links to its own section."""
     assert list(sections()) == list(rules())
     for name, rule in rules().items():
         assert rule["annotations"]["runbook_url"].endswith(f"/runbook.md#{name.lower()}")

@@ -159,7 +159,7 @@ def test_log_and_pins_are_on_one_mount(overlay):
 
 
 def test_sidecar_has_the_broker_s_volume_where_the_broker_has_it():
-    """It runs as the broker's user, because another user may be refused a link."""
+    """The sidecar runs as the broker's user, because another user may be refused a link."""
     (template,) = pod_templates("statefulset")
     (broker,) = template["spec"]["containers"]
     ours = container(template)
@@ -283,7 +283,7 @@ def pod(tmp_path):
 
 # Long: the container's process is started several times.
 def test_container_waits_for_the_broker_s_log_directory_and_archives_it(pod, tmp_path):
-    """It starts before the broker; what ends in it is started again, and a stop ends all of it well."""
+    """The container starts before the broker, restarts what ends in it, and stops all of it well."""
     assert pod.starts() == []
     write_partition(tmp_path / "data" / "data", "orders-0", segments=2)
     pod.wait_for.write_text("version=1\ncluster.id=4L6g3nShT-eMCtK--X86sw\nnode.id=0\n")

@@ -110,7 +110,7 @@ def test_commands_exist(page):
 
 
 def test_metrics_page_names_every_metric():
-    """It names none that is gone. Totals and Redpanda's names are named by their beginnings."""
+    """The page names no metric that is gone. Totals and Redpanda's names are named by their beginnings."""
     known = {name for name in labels_by_name() if not name.startswith("process_")}
     page = (ROOT / "docs/metrics.md").read_text()
     named = set(re.findall(r"`((?:tieringd|redpanda|vectorized)_[a-z_]+)(?:\{[a-z_,]+\})?`", page))

@@ -49,7 +49,7 @@ def run(item, body) -> None:
 
 @pytest.mark.parametrize("is_marked", [True, False])
 def test_end_to_end_test_that_leaves_damage_fails(archived, is_marked):
-    """It passes if it says why it leaves damage."""
+    """The test passes if it says why it leaves damage."""
     written_configs.clear()
     item = SimpleNamespace(
         nodeid="tests/e2e/test_some.py::test_some",

@@ -52,7 +52,7 @@ def test_reason_of_a_test_stands_above_it():
 
 
 def test_slow_ones_without_a_reason_are_named(tmp_path):
-    """Those under the limits need none, and what is no longer there is passed over."""
+    """Tests under the limits need no reason, and tests that are gone are skipped."""
     (tmp_path / "test_a.py").write_text(SOURCE)
     (tmp_path / "test_b.py").write_text("def test_b():\n    pass\n")
     found = without_reason(

@@ -103,7 +103,7 @@ def figures(value: int) -> PartitionFigures:
 
 
 def test_text_of_the_partitions_is_what_the_library_would_write():
-    """It is made by hand because there is much of it; every name, label and number is the same."""
+    """The text is made by hand because there is much of it, and has the same names, labels and numbers."""
     metrics = Metrics()
     metrics.partitions.show(GONE, PartitionFigures(lag_seconds=1.5, pending_bytes=10**15, held_seconds=0.1))
     metrics.partitions.show(TopicPartition("a.topic_with-all", 0), PartitionFigures(seconds_to_loss=0))
@@ -170,7 +170,7 @@ def test_sizes_of_a_topic_are_the_sums_of_its_partitions_under_both_names():
 
 
 def test_number_of_topics_with_series_can_be_chosen():
-    """None at all is a choice as well."""
+    """The number of topics may be zero."""
     metrics = Metrics()
     for name in ("a", "b", "c"):
         metrics.partitions.show(TopicPartition(name, 0), PartitionFigures(archived_bytes=1))
@@ -318,7 +318,7 @@ def test_totals_of_the_daemon_are_what_its_series_come_to():
 
 
 def test_no_series_tells_when_a_counter_began():
-    """They would double the counters, and no rule reads them."""
+    """Such series would double the counters, and no rule reads them."""
     metrics = Metrics()
     metrics.uploads.labels("orders").inc()
     metrics.record_store_request("put", "ok", 0.1, 1)
@@ -403,7 +403,7 @@ class Gateway:
 
 
 def test_gateway_is_read_when_a_scrape_comes():
-    """Its counts are counters and its state gauges; before it is watched there is nothing of it."""
+    """The gateway's counts are counters and its state gauges. An unwatched gateway has no series."""
     metrics = Metrics()
     before = samples(metrics).keys()
     gateway = Gateway()

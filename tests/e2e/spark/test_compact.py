@@ -85,7 +85,11 @@ async def test_archive_is_what_a_consumer_would_keep(keyed, write_kafka_config, 
 
 
 async def test_daemon_goes_on_beside_the_job(keyed, write_kafka_config, spark, tmp_path):
-    """It uploads what comes, trims what was compacted, and puts nothing back; both tiers read as one log."""
+    """
+    The daemon uploads what comes, trims compacted segments, and puts nothing back.
+
+    Both tiers are one log.
+    """
     await keyed.create()
     await keyed.write(seed=1)
     config = {

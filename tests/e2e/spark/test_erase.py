@@ -79,7 +79,7 @@ async def test_every_record_of_a_key_goes_and_is_noted(keyed, write_kafka_config
 
 
 async def test_daemon_does_not_bring_it_back(keyed, write_kafka_config, spark, tmp_path):
-    """It deletes the old objects, trims its log, merges, and scrubs: the key stays gone from the bucket."""
+    """The daemon deletes the old objects, trims its log, merges and scrubs, and the key stays gone."""
     await keyed.create()
     await keyed.write(seed=6)
     path = write_kafka_config(

@@ -215,7 +215,11 @@ async def test_second_run_adds_only_what_is_new(  # noqa: PLR0917 - fixtures
 async def test_killed_process_leaves_nothing_twice_and_the_next_run_nothing_out(  # noqa: PLR0917 - fixtures
     spark, kafka, growing, topic, objects, tmp_path
 ):
-    """It is killed with SIGKILL at the first, the fourth, the seventh file, and so on; then one is not."""
+    """
+    The process is killed with SIGKILL at its first, fourth and seventh file, and so on.
+
+    The last run ends.
+    """
     lake = tmp_path / "lake"
     command = [sys.executable, "-m", "tests.support.export_process"]
     for round_ in range(2):
@@ -270,7 +274,7 @@ async def test_damaged_object_stops_the_export_and_what_it_wrote_does_not_count(
 
 
 def test_task_that_fails_whenever_it_is_tried_is_an_error_to_try_again_later(spark):
-    """It says why in one line, and not in two stack traces."""
+    """The error says why in one line, without two stack traces."""
 
     def work(_portion):
         raise StorageUnavailable("the store does not answer")

@@ -140,7 +140,7 @@ def test_columns_follow_a_schema_or_an_option(spark, options):
 
 
 def test_secrets_are_in_no_plan(spark, options):
-    """Neither what a query explains nor what went wrong shows them."""
+    """A query's plan and its errors show no secret."""
     given = options | {"subscribe": "no such topic", "secretKey": "hUsH-hUsH"}
     table = spark.read.format("tieringd").options(**given).load()
     explained = table._jdf.queryExecution().toString()

@@ -115,6 +115,6 @@ def test_command_counts_and_exits_by_faults(spark, archive, tmp_path):
 
 
 def test_topic_that_is_not_there_is_an_error(spark, archive):
-    """It names what was asked for."""
+    """The error names the missing topic."""
     with pytest.raises(ObjectNotFound, match="no topic that matches paymnets"):
         usage(spark, loaded(archive), topics=["orders", "paymnets"])

@@ -324,7 +324,7 @@ async def test_fenced_archiver_changes_nothing(writer, archiver, store, broker):
 
 
 async def test_deposed_leader_that_does_not_know_it_trims_nothing(writer, archiver, store, broker):
-    """Its successor may have cut off the archive what it would trim by."""
+    """The successor may have cut the archive back, so a deposed leader trims nothing."""
     writer.closed_segment()
     await archiver.step(observed(writer))
     before = observed(writer, target_bytes=0)

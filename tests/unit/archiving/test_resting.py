@@ -232,7 +232,7 @@ def leaderships():
 
 
 def test_leadership_that_is_due_is_woken_and_stays_awake(leaderships):
-    """It stays awake until it rests again. The time of an earlier rest does not count any more."""
+    """A leadership that is due stays awake until it rests again. The time of an earlier rest is forgotten."""
     resting, (one, other, third) = Resting(), leaderships
     resting.rest(one, until_ms=10)
     resting.rest(other, until_ms=20)
@@ -312,7 +312,11 @@ async def test_wake_up_that_comes_with_the_cancellation_is_kept():
 
 
 def test_wake_up_takes_little_of_each_idle_partition():
-    """It is the one object of each archiver that waits: an `asyncio.Event` takes a kilobyte."""
+    """
+    A wake-up takes little memory.
+
+    Each archiver waits with one, and an `asyncio.Event` takes a kilobyte.
+    """
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]

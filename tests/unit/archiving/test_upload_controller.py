@@ -86,7 +86,7 @@ async def heard(controller: UploadController) -> None:
 
 
 async def test_controller_without_a_backlog_is_polite(make_controller, metrics):
-    """Others want the machine and nothing waits: the fewest shares, two uploads at a modest rate."""
+    """The controller allows the fewest shares if there is no backlog: two uploads at a modest rate."""
     controller, gate = make_controller()
     await heard(controller)
     controller.step()

@@ -85,7 +85,7 @@ async def test_cancelling_one_that_is_chosen_next_lets_another_begin():
 
 
 async def test_cancelling_an_upload_under_way_frees_the_slot_and_keeps_the_bytes():
-    """Its bytes may have been sent, so the next one still waits for them to be paid."""
+    """The bytes of a cancelled upload may have been sent, so the next one waits until they are paid for."""
     uploader = Uploader(gate_at(1, 10 * KIB))
     running = uploader.start(1, 40 * KIB)
     uploader.start(2, seconds=0)

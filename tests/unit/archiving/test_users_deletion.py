@@ -394,7 +394,7 @@ async def test_everything_deleted_leaves_an_archive_that_goes_on(writer, archive
 
 
 async def test_log_that_an_earlier_leader_cut_is_no_users(writer, archiver, store, broker, clock):
-    """Its segments ended elsewhere, so that its own retention may have cut inside of one of ours."""
+    """The earlier leader's segments ended elsewhere, so its retention may have cut inside one of ours."""
     await filled_singly(writer, archiver)
     writer.begin_epoch(1)
     writer.closed_segment()

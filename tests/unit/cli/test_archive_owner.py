@@ -72,7 +72,7 @@ def test_second_host_with_the_default_cluster_id_writes_nothing(tmp_path, archiv
 
 @pytest.mark.parametrize("has_record", [True, False])
 def test_second_cluster_writes_nothing_until_it_is_let_in(tmp_path, archive, has_record):
-    """It writes nothing to a bucket that was copied, or is from a release that recorded no owner, either."""
+    """The second cluster writes nothing to a copied bucket either, or to one without recorded owners."""
     first = Host(tmp_path / "a", archive, cluster_id="east")
     assert first.run().exit_code == 0
     if not has_record:

@@ -173,7 +173,11 @@ def test_broker_retention_is_what_the_broker_deletes_by(broker, retention):
     ],
 )
 def test_retention_is_managed_where_the_file_says_so(file, expected):
-    """It changes the broker's own settings, so only the file can ask for it, and only with tiering on."""
+    """
+    Managed retention changes the broker's settings.
+
+    Only the file can ask for it, and only with tiering.
+    """
     assert topic(file=file).managed_retention is expected
     assert topic(file=file, base=SMALLEST).managed_retention is False
     assert topic({"tieringd.managed.retention": "true"}, file=file).managed_retention is expected

@@ -67,7 +67,11 @@ def test_dense_segment_loses_just_the_batch_with_the_wrong_offset(row, base_offs
 @pytest.mark.parametrize("row", range(7))
 @pytest.mark.parametrize("base_offset", [0, 2**40, 2**63 - 1, 3_000])
 def test_offsets_outside_of_the_section_are_faults(row, base_offset):
-    """Also where compaction has left holes: an index entry on each side has the bounds."""
+    """
+    Offsets outside are faults, even if compaction left holes.
+
+    An index entry on each side has the bounds.
+    """
     check = OffsetCheck(sparse(SPARSE, 0, 4, next_offset=170))
     assert list(check.faults_of(moved(SPARSE, row, base_offset))) == [SPARSE[row].position]
 

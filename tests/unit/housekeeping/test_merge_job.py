@@ -167,7 +167,7 @@ async def test_topics_that_are_not_merged_are_left_alone(daemon, config):
 
 @virtually
 async def test_archiver_that_cannot_commit_does_not_hold_up_the_others(daemon, store, writers):
-    """Its partition is left alone for some passes, and merged when its steps succeed again."""
+    """The partition is left alone for some passes, and merged when its archiver's steps succeed again."""
     async with daemon.running():
         await settled(daemon)
         (first, archiver, _), *_ = daemon.reconciler.archived()

@@ -166,7 +166,7 @@ async def test_readers_of_the_old_manifest_have_its_objects_for_a_while(store, w
     ],
 )
 async def test_run_that_cannot_be_merged_is_counted_and_never_tried_again(store, writer, tmp_path, damage):
-    """It stays as it is; the runs beside it are merged, and no request is made for it any more."""
+    """The run stays as it is, without any further request. The runs beside it are merged."""
     manifest, limits = await filled(writer, store)
     damage(store, lambda name: name(writer.identified, manifest.segments[1]))
     merging = Merging(store, writer, tmp_path)

@@ -76,7 +76,7 @@ async def test_tombstone_stays_while_the_archive_has_what_it_hides(store, writer
 
 
 async def test_segment_with_a_kept_tombstone_is_trimmed(store, writer):
-    """Its file lacks the tombstone, and has nothing that the archive does not have."""
+    """The file lacks the tombstone, and has nothing that the archive does not have."""
     await trimmed(writer, store)
     writer.compact(1, without=[2])
     await Reuploading(store, writer).step()

@@ -247,7 +247,7 @@ async def test_file_that_joins_what_was_rewritten_with_others_is_trimmed(  # noq
 async def test_nothing_takes_the_place_of_a_segment_of_which_the_file_has_nothing(
     writer, store, archive, tmp_path, without
 ):
-    """Its own file may be lost; the archive keeps what may be all there is, and so does the disk."""
+    """The segment's own file may be lost, so the archive keeps what may be all there is. So does the disk."""
     await filled(writer, archive)
     await rewrite(store, writer, 2, without={2}, tmp_path=tmp_path)
     writer.compact(0, 2, 4, without=without)
@@ -376,7 +376,7 @@ async def test_file_that_stays_is_read_once_though_the_log_goes_on(writer, store
 
 
 async def test_index_of_a_part_is_built_again_from_the_log(writer, store, archive, tmp_path):
-    """Also where the part has a hole at its end."""
+    """The index is built from the log, even if the part has a hole at its end."""
     await filled(writer, archive)
     await rewrite(store, writer, 2, without={2}, tmp_path=tmp_path)
     writer.compact(0, 2, 4, without={1, 5})

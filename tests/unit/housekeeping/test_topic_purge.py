@@ -143,7 +143,11 @@ async def test_lease_that_ends_years_ahead_is_no_lease(world, purging):
 
 
 async def test_topic_without_an_id_is_archived_again_after_its_purge(world, purging, tmp_path):
-    """It has the key of the old one. It waits for the search for late objects, which would delete its own."""
+    """
+    Such a topic has the key of the old one, so it waits for the search for late objects.
+
+    The search would delete its objects.
+    """
     (tmp_path / "plain").mkdir()
     archive = archive_in(world.store, now_ms=world.clock)
     old = LogWriter(tmp_path / "plain", "plain", 0, topic_id=NO_TOPIC_ID)
@@ -175,7 +179,7 @@ async def test_topic_without_an_id_is_archived_again_after_its_purge(world, purg
 
 
 async def test_topic_that_was_created_again_is_read_as_before(world, purging):
-    """It shares nothing with its old self but the name."""
+    """The new topic shares nothing with the old one but the name."""
     archive, writer = archive_in(world.store), world.writers[2]
     manifest = (await archive.manifests.load(writer.identified)).existing
     before = await values_in(archive, manifest)
@@ -218,7 +222,7 @@ async def test_topic_that_is_not_told_of_is_not_gone(world, purging):
 
 @pytest.mark.parametrize("remote_delete", [False, None])
 async def test_archive_stays_without_remote_delete(tmp_path, remote_delete):
-    """It is marked as kept, and whole; a later order of an operator deletes it."""
+    """The archive is marked as kept, and whole. A later order of an operator deletes it."""
     world = DeletedTopics(tmp_path)
     await world.fill(remote_delete=remote_delete)
     before, purging = world.keys_of(OLD), Purging(world, "d1")
@@ -346,7 +350,7 @@ async def test_nothing_goes_on_from_an_archive_that_is_being_purged(world, purgi
 
 
 async def test_archiver_of_a_deleted_topic_is_fenced_before_anything_goes(world, purging):
-    """Its next commit fails, and so does every one that comes later."""
+    """The next commit of the archiver fails, and so does every later one."""
     writer = world.writers[0]
     archiver = archiver_of(writer, archive_in(world.store, writer_id="late"), FakeBroker(writer))
     await archiver.step(observed(writer))

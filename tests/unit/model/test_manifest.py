@@ -310,7 +310,7 @@ def crossing(first_offset: int, marker_offset: int) -> CrossingTransaction:
 
 
 def test_crossing_transaction_is_one_however_many_segments_tell_of_it():
-    """It began where the first of them says, in whatever order they come."""
+    """A crossing transaction begins at its first reported offset, in whatever order segments report it."""
     another = CrossingTransaction(8, 20, 60, 6)
     told = [crossing(35, 60), another, crossing(31, 60), crossing(33, 60), crossing(36, 45)]
     begun = TWO.appended([remote(30, 39)], crossing=told)
@@ -330,7 +330,7 @@ def test_crossing_transaction_is_forgotten_when_its_marker_is_far_from_the_end()
 
 
 def test_gap_takes_the_transactions_whose_markers_are_lost_in_it():
-    """They are not whole any more, whatever another log says."""
+    """Transactions whose markers are in a gap are not whole any more, whatever another log says."""
     told = [crossing(15, 29), crossing(15, 30), crossing(15, 39), crossing(15, 40)]
     begun = TWO.appended((), crossing=told).with_gap(Gap(30, 39, "gone", 7))
     assert begun.crossing == (told[0], told[3])
@@ -345,7 +345,7 @@ def test_cut_at_the_archives_start_leaves_no_transaction_that_began_before_it():
 
 
 def test_cut_back_manifest_keeps_the_transactions_that_began_before_the_cut():
-    """Their markers may be cut off, and are past the archive's end then."""
+    """The markers of these transactions may be cut off, and are past the archive's end then."""
     told = [crossing(12, 18), crossing(12, 28), crossing(25, 45), crossing(15, 50)]
     cut = cut_back(TWO.appended((), crossing=told), 20, leader_epoch=9, now_ms=1)
     assert cut.crossing == (told[0], told[1], told[3])
@@ -361,7 +361,7 @@ def test_cut_back_manifest_keeps_the_transactions_that_began_before_the_cut():
     ],
 )
 def test_transaction_that_crosses_nothing_breaks_a_rule(one):
-    """It has no records in the archive, or nothing between them and its marker."""
+    """Such a transaction has no records in the archive, or nothing between them and its marker."""
     assert dataclasses.replace(TWO, crossing=(one,)).faults() == (
         f"the transaction from {one.first_offset} to {one.marker_offset} crosses no segment's end",
     )
@@ -435,7 +435,7 @@ def test_archive_begun_anew_forgets_no_trim():
 
 
 def test_archive_that_begins_inside_its_first_segment_goes_on():
-    """It expires, is merged and is cut as any other, and an offset of another segment is refused."""
+    """The archive expires, is merged and is cut as any other. An offset of another segment is refused."""
     inside = TWO.starting_inside(TWO.segments[0], 15, now_ms=7)
     assert (inside.start_offset, inside.live_base, inside.expired_at_ms) == (15, 10, 7)
     assert inside.faults() == inside.expired(1, now_ms=8).faults() == ()
@@ -475,7 +475,7 @@ def test_compacted_segments_take_the_place_of_their_originals():
 
 
 def test_compacted_segment_that_was_retired_before_is_refused():
-    """Its objects are about to be deleted, under the name that it would have."""
+    """The retired segment's objects are about to be deleted, under the name that the new one would have."""
     first = remote(0, 9)
     second = remote(0, 9, size_bytes=7)
     manifest = stored([first]).compacted([second], now_ms=1)

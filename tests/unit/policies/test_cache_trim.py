@@ -122,7 +122,7 @@ def test_room_is_counted_with_every_promise_and_the_disk(use, limits, expected):
 
 
 def test_what_is_larger_than_the_cache_evicts_nothing():
-    """It would not fit afterwards either."""
+    """Such an object would not fit afterwards either."""
     use = CacheUse(90, 1, 0, 0, None, 101, 1)
     assert not fits_at_all(use, TrimLimits(100, 9))
     assert fits_at_all(use, TrimLimits(101, 9))

@@ -135,7 +135,7 @@ def use(path, *, filesystem=1, used=0, total=1000) -> DirectoryUse:
 
 
 def test_log_directories_on_one_filesystem_are_one_space():
-    """They share one log area, and their use is added up."""
+    """The directories share one log area, and their use is added up."""
     found = plan_spaces([use("/a", used=300), use("/b", used=250)], use("/c", used=40), DEFAULTS)
     expected = DiskSpace(
         filesystem=1,

@@ -480,7 +480,7 @@ def test_explanation_agrees_with_the_policies(times, target_ms, target_bytes, to
 
 
 def test_segment_that_retention_took_is_told_until_its_objects_are_gone():
-    """It is out of the archive, and its objects wait for readers that began before."""
+    """The segment is out of the archive, and its objects wait for readers that began before."""
     manifest = archive(*BASES).expired(2, now_ms=NOW_MS - 1000)
     found = explained(
         facts(delete_delay_ms=61_000), manifest=manifest, log=local_log(BASES[2:]), start=20, bases=BASES[2:]
@@ -516,7 +516,7 @@ def test_parts_of_a_merged_segment_are_told_of_once():
     ],
 )
 def test_local_segment_that_retention_took_from_the_archive_is_expired(changes, next_step):
-    """It is not called unproved, because no tier has to keep it."""
+    """An expired segment is not called unproved, because no tier has to keep it."""
     found = explained(facts(**changes), manifest=archive(*BASES).expired(2, now_ms=NOW_MS))
     assert [found[base].state for base in BASES[:3]] == [State.EXPIRED, State.EXPIRED, State.KEPT]
     assert found[0].reason == "total retention keeps only offset 20 and later"

@@ -127,7 +127,7 @@ def test_round_does_not_begin_before_its_time():
 
 
 def test_job_that_failed_is_left_alone_even_when_overdue():
-    """It comes again when its pause is over; others go on meanwhile."""
+    """A failed job comes again when its pause is over, and others go on meanwhile."""
     failed = job("a", covered_at=NOW - 900, not_before=NOW + 40)
     assert planned(failed).wait_seconds == 40.0
     assert planned(failed, job("b")).job == "b"
@@ -142,7 +142,7 @@ def test_without_jobs_nothing_is_planned():
 
 
 def test_pause_doubles_with_each_failure_up_to_the_interval():
-    """It begins with a window."""
+    """The pause begins with the seconds of a window."""
     assert [pause_after_failures(count, LIMITS) for count in range(1, 8)] == [10, 20, 40, 80, 160, 300, 300]
     assert pause_after_failures(10**6, LIMITS) == 300
 
@@ -162,7 +162,11 @@ traffics = st.builds(
 
 @given(st.lists(standings, max_size=6), traffics, st.floats(0, 2 * NOW))
 def test_turn_is_planned_or_a_time_to_plan_again(jobs, traffic, round_at):
-    """Never both, and never is a job served that was to be left alone, or unforced beside traffic."""
+    """
+    A plan has a turn or a time, never both.
+
+    No job is served that has to be left alone, or unforced beside traffic.
+    """
     plan = planned(*jobs, traffic=traffic, round_at=round_at)
     by_name = {one.name: one for one in jobs}
     assert (plan.job is None) == (plan.wait_seconds > 0)
@@ -185,7 +189,7 @@ def test_turn_is_planned_or_a_time_to_plan_again(jobs, traffic, round_at):
     st.floats(0, 20),
 )
 def test_sliding_count_counts_the_window_and_at_most_a_hundredth_more(pauses, window_seconds, rest):
-    """It never misses an event of the window, and forgets each within a hundredth of it."""
+    """A count includes every event of the window, and forgets each within a hundredth of the window."""
     count, now, events = SlidingCount(window_seconds), 0.0, []
     for pause in pauses:
         now += pause

@@ -653,7 +653,7 @@ def test_archive_that_retention_emptied_is_still_compared(epochs, log_end_offset
 
 
 def test_emptied_archive_has_no_transaction_that_reopens():
-    """None of its records is left, so there is nothing to cut off and archive again."""
+    """No record of the transaction is left, so there is nothing to cut off and archive again."""
     manifest = replace(EMPTIED, crossing=(CrossingTransaction(7, 250, 320, OLD),))
     found = plan(manifest, epochs=(*ARCHIVED, (NEW, 300)))
     assert (found.lineage, found.replacement) == (Lineage.HOLDS, None)

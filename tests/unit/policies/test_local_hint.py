@@ -141,14 +141,14 @@ def test_hint_that_is_new_is_published():
 
 
 def test_hint_without_anything_to_trim_records_no_trim():
-    """It is where the log begins, which a user may have cut."""
+    """The hint is where the log begins, which a user may have cut."""
     shape = replace(SHAPE, target=LocalRetentionTarget(None, None))
     found = plan(shape, None, stored=30, log_start_offset=7)
     assert (found.offset, found.trims_to) == (7, 0)
 
 
 def test_first_hint_waits_until_something_may_go():
-    """It is not worth a commit before that: a hint that is awaited lets nothing go either."""
+    """A first hint is not worth a commit before that: an awaited hint lets nothing go either."""
     shape = replace(SHAPE, target=LocalRetentionTarget(None, None))
     found = plan(shape, None, stored=None)
     assert (found.step, found.offset, found.is_change) == (HintStep.EVALUATE, None, False)

@@ -42,7 +42,7 @@ def local_start(bases, target, *, rows=None, sizes=None, log_start_offset=0, now
     ],
 )
 def test_local_start_is_the_first_offset_that_stays(bases, log_start_offset, rows, start):
-    """It lies on a segment's base, or at the log's start where that is higher."""
+    """The start lies on a segment's base, or at the log's start where that is higher."""
     found = local_start(bases, NOTHING_STAYS, rows=rows, log_start_offset=log_start_offset)
     assert found == start
 
@@ -115,7 +115,7 @@ def test_local_start_is_where_rounds_of_housekeeping_end(segments, active_bytes,
 def test_local_start_never_moves_back_with_time_or_a_smaller_target(
     segments, target_ms, target_bytes, log_start
 ):
-    """Later, or with less to keep, the start is the same or higher; and the log start bounds it below."""
+    """The start is the same or higher with more time or a smaller target, and never below the log's start."""
     bases = [10 * number for number in range(len(segments) + 1)]
     rows = [
         remote(base, base + 9, size_bytes=size, max_timestamp_ms=TIME_MS - age)

@@ -134,7 +134,7 @@ def test_loss_by_size_never_takes_the_active_segment():
 
 
 def test_rescue_is_due_halfway_from_the_last_record_to_its_deletion():
-    """Half of the retention is left then for a store that is away."""
+    """Half of the retention is left at that time for a store that is away."""
     log = log_of([0, 20], age_ms=400)
     assert rescue_due_ms(log, retention_ms=1000) == TIME_MS - 400 + 500
 

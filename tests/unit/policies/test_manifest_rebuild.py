@@ -47,7 +47,7 @@ def test_neighbours_are_all_chosen():
 
 
 def test_merged_segment_is_chosen_rather_than_its_parts():
-    """It is one segment in the place of several, with the same offsets."""
+    """A merged segment takes the place of several with the same offsets."""
     parts, merged = [stored(0, 9), stored(10, 19)], stored(0, 19, at=5)
     plan = plan_rebuild([*parts, merged, stored(20, 29)])
     assert spans(plan) == [(0, 19, 3), (20, 29, 3)]
@@ -74,7 +74,7 @@ def test_one_of_a_newer_leader_is_chosen_before_a_later_one():
 
 
 def test_what_a_deposed_leader_stored_is_off_the_lineage():
-    """Its offsets go on past the first one of a newer epoch, which it did not know."""
+    """A deposed leader's offsets go on past the first offset of a newer epoch, which it did not know."""
     new = stored(0, 70, epoch=4, epochs=((3, 0), (4, 60)))
     old, longer = stored(0, 59), stored(0, 99)
     plan = plan_rebuild([old, longer, new, stored(100, 199)])
@@ -85,7 +85,7 @@ def test_what_a_deposed_leader_stored_is_off_the_lineage():
 
 
 def test_tail_of_a_deposed_leader_is_not_taken_for_what_follows():
-    """It begins just where the newer leader's last object ends, and is off the lineage all the same."""
+    """The tail begins where the newer leader's last object ends, and is off the lineage all the same."""
     new = stored(0, 99, epoch=4, epochs=((3, 0), (4, 50)))
     assert plan_rebuild([new, stored(100, 199)]).chosen == (new,)
 
@@ -278,7 +278,7 @@ def test_every_archived_offset_comes_back_with_its_own_record(history):
 
 @given(histories())
 def test_rebuilt_manifest_is_sound(history):
-    """It keeps every rule of manifests, and begins and ends as its segments do."""
+    """A rebuilt manifest keeps every rule, and begins and ends as its segments do."""
     plan = plan_rebuild(history.left or history.archived)
     if not plan.chosen:
         return

@@ -35,7 +35,7 @@ def explained(manifest, local=(100,), *, terms=TERMS, log_start=100):
 
 
 def test_each_segment_has_its_reason():
-    """Those of a run are told of it, and those beside it why they are in none."""
+    """A segment of a run names the run, and one beside runs has the reason why it is in none."""
     manifest = archive(0, 10, 20, 30, 40, 50, 100, sizes={20: 5000, 30: 2000, 40: 3000})
     found = explained(manifest)
     run = (

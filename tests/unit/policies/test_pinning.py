@@ -297,7 +297,7 @@ def test_file_of_that_time_says_nothing_of_what_lies_past_its_base():
 
 
 def test_pin_of_a_segment_that_the_log_still_has_shows_what_came_before_it():
-    """It is a link of ours as well, and made when what came before was known to be of the log."""
+    """A pin of such a segment was made when everything before it was known to be of the log."""
     log = log_with([(9, 20)])
     assert strays(log, PinnedLog((*HEAD, pin(20, 30)), ((3, 0),))) == []
     aside = pin(20, 30)
@@ -362,7 +362,7 @@ STRAY = replace(pin(10, 20, is_held=True), is_stray=True)
     ],
 )
 def test_stray_pin_stays_where_it_may_be_the_only_copy(next_offset, gaps, is_kept):
-    """It goes when the archive holds these offsets, and not when that has them as lost."""
+    """A stray pin goes when the archive holds its offsets, and stays if the archive has them as lost."""
     gaps = [Gap(first, last, "deleted", 0) for first, last in gaps]
     plan = plan_pins(local_log([30, 40]), [STRAY], next_offset=next_offset, gaps=gaps)
     assert (plan.stray, plan.release) == (((STRAY,), ()) if is_kept else ((), (STRAY,)))
@@ -376,6 +376,6 @@ def test_stray_pin_is_in_no_other_pin_s_way():
 
 
 def test_stray_pin_is_not_uploaded():
-    """It might be another log's; what is known to be of this one goes as ever."""
+    """A stray pin might be another log's. Pins that are known to be of this log are uploaded."""
     found = with_pins(local_log([20, 30]), [pin(0, 10), STRAY])
     assert bases(found) == [0, 20, 30]

@@ -132,7 +132,7 @@ def test_winners_below_the_log_start_are_settled(log_starts, settled):
 
 
 def test_a_later_compaction_is_held_with_an_earlier_one():
-    """It could not be undone alone."""
+    """A later compaction cannot be undone alone."""
     manifest = compacted(compacted(archive(), 0, winners_end=50), 2, writer="e2", winners_end=30)
     assert not plan_release(manifest, [LogObservation(40, keeps_all=False)] * 2)
     assert len(plan_release(manifest, [LogObservation(50, keeps_all=False)] * 2).settled) == 2
@@ -161,7 +161,7 @@ def test_unreadable_offsets_are_settled():
 
 
 def test_unsettled_offsets_settle_like_the_others():
-    """They are settled when all winners lie below the log's start."""
+    """Unsettled offsets settle when all winners lie below the log's start."""
     manifest = compacted(archive(), 1, is_held=False)
     assert not plan_release(manifest, [LogObservation(49, keeps_all=False)] * 2)
     assert plan_release(manifest, [LogObservation(50, keeps_all=False)] * 2).is_all_settled
@@ -221,7 +221,7 @@ def test_compaction_is_not_refused_for_what_it_has_not_read():
 
 
 def test_manifest_that_was_made_again_does_not_tell_of_cuts():
-    """It has lost the replacements that were known: the compaction is refused."""
+    """A rebuilt manifest has lost its replacements, so the compaction is refused."""
     cut = cut_back(archive(), 40, leader_epoch=1, now_ms=9)
     read = basis(cut, 4)
     assert why_winners_may_be_gone(read, replace(cut, replacements=()), base_offset=0)
@@ -243,7 +243,7 @@ def test_tombstones_go_only_where_all_before_them_was_read(read_from, readable_f
 
 
 def test_what_is_held_is_not_merged_with_others():
-    """It may have to take its place again."""
+    """A held segment may have to take its place again."""
     manifest = compacted(archive(6), 2)
     limits = MergeLimits(target_bytes=1000, min_bytes=150)
     assert [(one.base_offset, one.next_offset) for one in plan_merges(manifest, limits).runs] == [

@@ -111,7 +111,11 @@ def test_segments_whose_age_rests_on_the_upload_need_proof(record_ms, uploaded_m
     ],
 )
 def test_the_stores_date_of_an_object_corrects_its_upload_time(stored_at_ms, expected_ms):
-    """It confirms the noted time, or replaces it; where it cannot be either, the segment counts from now."""
+    """
+    The store's date confirms the noted time or replaces it.
+
+    If neither can be, the segment counts from now.
+    """
     segment = remote(0, 9, uploaded_at_ms=TIME_MS)
     found = proven_upload_ms(segment, stored_at_ms=stored_at_ms, now_ms=TIME_MS + 2 * DAY_MS)
     assert found == expected_ms

@@ -102,7 +102,7 @@ def test_long_runs_are_added_up_once():
 
 
 def test_run_has_no_more_segments_than_one_task_can_hold():
-    """It has no more offsets than a broker's index can express from its base."""
+    """A run has no more offsets than a broker's index can express from its base."""
     kept = [0] * (RUN_SEGMENTS_MAX + 1)
     assert [len(run) for run in planned(kept)] == [RUN_SEGMENTS_MAX, 1]
     wide = [remote(0, FILE_BYTES_MAX - 1), remote(FILE_BYTES_MAX, FILE_BYTES_MAX + 9)]
@@ -121,7 +121,7 @@ def test_joined_segments_fit_into_a_file_whatever_is_left():
 
 
 def test_segment_without_records_is_expected_to_be_empty():
-    """It has markers, or nothing at all, and is none that loses a record."""
+    """A segment without records has markers or nothing at all, and loses no record."""
     one = Remainder(remote(0, 9, size_bytes=78), 0, 0)
     assert (one.is_changed, one.expected_bytes) == (False, 0)
 

@@ -133,7 +133,7 @@ def test_object_that_may_be_of_this_manifest_s_time_is_an_orphan(began_at_ms, to
     ],
 )
 def test_orphans_of_a_topic_that_is_not_live_need_an_operator(topic, manifest):
-    """They are found, and nothing is done to them without being asked."""
+    """The orphans are found, and nothing is done to them without being asked."""
     found = judged(LEFT, owner(topic=topic, manifest=manifest))
     assert isinstance(found, Orphan)
     assert found.needs_operator

@@ -277,7 +277,7 @@ def check_largest_first(plan: SpacePlan, partitions: Sequence[SpacePartition]) -
 
 @given(situation=situations())
 def test_space_plan_keeps_every_rule(situation):
-    """Never past durable, never the active segment, not a segment too many, in order, and fair."""
+    """A plan never goes past durable segments, the active one, or its need. It is in order, and fair."""
     check_rules(situation.plan(), situation.partitions)
 
 

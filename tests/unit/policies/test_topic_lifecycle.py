@@ -104,7 +104,7 @@ def test_topic_is_absent_only_beside_one_that_is_no_younger():
 
 
 def test_topic_without_an_id_vouches_for_none():
-    """It may have been created again, under the same name."""
+    """The topic may have been created again under the same name."""
     found = [topic("a", NO_TOPIC_ID), topic("b", "2", created_at_ms=6)]
     plan = plan_presence(found, {"a": frozenset({NO_TOPIC_ID}), "b": frozenset()})
     assert plan.absent == frozenset()
@@ -146,7 +146,7 @@ def test_deleted_topic_is_gone_only_where_all_brokers_say_so(topic_id, told, is_
     ],
 )
 def test_topic_without_an_id_begins_anew_after_its_purge(changes, told, begins):
-    """Its key is that of the purged one, and nothing else is."""
+    """The new topic has the key of the purged one, and nothing else of it."""
     changes = {
         "topic_id": NO_TOPIC_ID,
         "lifecycle": Lifecycle.PURGED,
@@ -303,6 +303,6 @@ def test_interrupted_purge_is_resumed_with_a_lease_of_its_own(manifest, is_taken
 
 
 def test_purge_of_a_daemon_is_not_resumed():
-    """Its lease holds until it is over."""
+    """The lease of a daemon holds until it is over."""
     with pytest.raises(ConfigError, match=f"is being purged by {OTHER}"):
         purge_resumed(leased(OTHER, left_ms=1), now_ms=NOW_MS, by=OURS, also_from="copy-")

@@ -37,7 +37,7 @@ def test_topic_gets_the_name_that_was_asked_for(renaming, name):
     ],
 )
 def test_name_that_no_topic_may_have_is_refused(renaming, message):
-    """It is said before anything is created."""
+    """The name is refused before anything is created."""
     with pytest.raises(ValueError, match=r"orders|replace") as error:
         renaming.name_of("orders")
     assert message in str(error.value)

@@ -229,7 +229,7 @@ def test_total_retention_of_a_write_only_topic_waits_for_the_broker(log_start_of
 
 
 def test_total_retention_of_a_write_only_topic_keeps_what_its_limits_keep():
-    """That the broker dropped a segment is no reason to delete it from the archive."""
+    """A segment that the broker dropped is not deleted from the archive for that."""
     limits = TotalRetention(1000, None, is_read_remotely=False)
     for log_start_offset in (0, 9999):
         found = plan(fifty(), limits, log_start_offset=log_start_offset)

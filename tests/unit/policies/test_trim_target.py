@@ -99,7 +99,7 @@ def test_trim_target_awaits_the_first_hint(hint, cloud_gc, offset, because):
 
 @pytest.mark.parametrize(("hint", "cloud_gc"), [(None, None), (20, None), (None, 30), (20, 30)])
 def test_trim_target_of_a_log_that_is_never_trimmed_is_its_start(hint, cloud_gc):
-    """Neither a missing hint nor the space manager moves it; what was asked is spent all the same."""
+    """A missing hint and the space manager do not move it. A request for space is spent all the same."""
     found = choose(30, hint=hint, cloud_gc_offset=cloud_gc, log_start_offset=5, never_because="it is so")
     assert found == TrimTarget(5, cloud_gc is not None, "it is so")
 
@@ -263,7 +263,7 @@ def test_trim_takes_all_durable_closed_segments_below_the_target(hint, cloud_gc,
 def test_share_group_keeps_its_records_unless_they_are_old_or_space_is_needed(
     offset, hint, cloud_gc, kept_from_ms
 ):
-    """It takes nothing else out of the plan, and adds nothing to it."""
+    """A share group takes nothing else out of the plan, and adds nothing to it."""
     hold = ShareGroupHold(offset, "it is so", kept_from_ms)
     _, free, _ = plan(hint=hint, cloud_gc_offset=cloud_gc)
     _, left, found = plan(hint=hint, cloud_gc_offset=cloud_gc, share_group_hold=hold)

@@ -57,7 +57,7 @@ def test_a_busy_machine_is_listened_to():
 
 
 def test_what_is_heard_without_uploads_decides():
-    """Others that leave room for uploads are no contention, however busy uploads themselves keep it."""
+    """Other load that leaves room for uploads is no contention, however busy uploads themselves are."""
     listening = ContentionState(listening_since=99.5)
     assert after(listening, BUSY, ROOM).contended_by == ""
     assert after(listening, BUSY, BUSY).contended_by == CPU

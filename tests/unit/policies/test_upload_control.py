@@ -320,7 +320,7 @@ def test_the_least_recently_served_goes_first():
 
 
 def test_a_large_backlog_buys_no_second_turn():
-    """It decides between partitions that were served equally long ago, and no others."""
+    """The backlog decides only between partitions that were served equally long ago."""
     huge = waiting(1, served=9, backlog_bytes=2**50)
     found = upload_order(
         [huge, waiting(2, served=8), waiting(3, served=8, backlog_bytes=10)], ORDER, turn=10, now=0

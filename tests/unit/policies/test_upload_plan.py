@@ -369,7 +369,7 @@ def test_upload_is_overdue_when_the_last_one_is_dated_in_the_future(manifest):
 
 @pytest.mark.parametrize("manifest", [BEGUN, LATELY])
 def test_upload_is_never_overdue_without_an_interval(manifest):
-    """None lets every record wait for its segment to close, however long."""
+    """Every record waits for its segment to close if the interval is None, however long that takes."""
     assert upload_due_ms(manifest, interval_ms=None, now_ms=0) == math.inf
 
 

@@ -116,7 +116,7 @@ def test_erasure_counts_segment_by_segment():
 
 @pytest.mark.parametrize("are_parts_gone", [False, True])
 def test_erasure_on_top_of_a_compaction(are_parts_gone):
-    """It replaces one of its segments, and the compaction is whole all the same."""
+    """An erasure replaces one segment of a compaction, which is whole all the same."""
     twice = stored(10, 19, writer="E2", at=4)
     records = [
         record(COMPACTED, [A, B, C], [NEW_A, NEW_B, NEW_C], at=3),
@@ -218,7 +218,7 @@ def test_archive_that_went_on_without_a_rewriting_keeps_all():
 
 
 def test_merge_that_came_too_late_does_not_bring_back_what_expired():
-    """It holds offsets that nothing else does, as they have left the archive since."""
+    """The merged segment holds offsets that nothing else does, because they have left the archive."""
     records = [record(COMPACTED, [B, C], [NEW_B, NEW_C], at=3)]
     for at in (4, 3 + UNDER_WAY_MS, 4 + UNDER_WAY_MS):
         merged = stored(0, 19, at=at, writer="0b")
@@ -266,7 +266,7 @@ def test_nothing_is_told_where_nothing_is_back():
 
 
 def test_rewritten_segment_may_hold_batches_of_a_newer_epoch_than_its_name_has():
-    """Its leader was elected again meanwhile, so its records were not cut off."""
+    """The leader was elected again meanwhile, so its records were not cut off."""
     old, new = (
         stored(0, 9, writer=writer, at=at, epochs=((3, 0), (4, 5))) for writer, at in (("0a", 1), ("E1", 2))
     )

@@ -66,7 +66,7 @@ async def test_put_without_room_evicts_the_least_recently_used(tmp_path, store, 
 
 @virtually
 async def test_evicted_chunk_is_not_kept_open(tmp_path, store, stored):
-    """Its room would not be free before it is closed."""
+    """The space of an evicted chunk is free only once it is closed."""
     host = host_with(tmp_path, store, room_for(3))
     async with running(host):
         await host.read(stored)
@@ -87,7 +87,7 @@ async def test_objects_are_limited_as_bytes_are(tmp_path, store, stored):
 
 @virtually
 async def test_chunk_that_is_read_stays_however_old_it_is(tmp_path, store, stored):
-    """Others go; and when all are read the next chunk is streamed."""
+    """Other chunks go. The next chunk is streamed if all are being read."""
     host = host_with(tmp_path, store, room_for(2))
     async with running(host) as hydrator:
         chunks = hydrator.layout(stored.index).chunks
@@ -240,7 +240,7 @@ async def test_carried_over_candidates_save_a_plan_over_all_files(tmp_path, stor
 
 @virtually
 async def test_access_times_outlive_a_restart_in_the_order_of_eviction(tmp_path, store, stored):
-    """They are saved when the keeper ends."""
+    """The access times are saved when the keeper ends."""
     host = host_with(tmp_path, store, LARGE)
     async with running(host):
         keeping = asyncio.create_task(host.keeper.run())

@@ -76,7 +76,7 @@ async def test_link_is_written_once(store, history):
 
 
 async def test_circle_is_refused(history):
-    """Also one over several topics, and of a topic with itself."""
+    """A circle of several topics is refused, and so is a topic that is its own history."""
     await history.link(linked(1, 6))
     await history.link(linked(2, 6))
     for link in (linked(0, 6, history=2), linked(3, 6, history=3)):
@@ -179,7 +179,7 @@ async def test_reading_begins_in_the_history(tmp_path, store, archive, history, 
 
 
 async def test_outage_leaves_what_is_known_of_links(writer, store, history, clock):
-    """That there was none is told on; before the first read nothing is known."""
+    """A known absence of links is still given during an outage. Nothing is known before the first read."""
     failed = []
 
     def away() -> StorageUnavailable:

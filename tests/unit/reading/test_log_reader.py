@@ -72,7 +72,7 @@ async def test_retention_under_a_reader_is_a_gap_and_not_a_failure(writer, archi
 
 
 async def test_reader_with_an_old_manifest_reads_on_while_the_objects_are_there(writer, archive, gaps):
-    """That is what the delay between the manifest and the objects is for."""
+    """The delay between the manifest and the deletion of objects is for such readers."""
     for _ in range(3):
         writer.closed_segment()
     await archived(writer, archive)
@@ -110,7 +110,7 @@ async def test_object_that_the_newest_manifest_names_is_missing(writer, archive,
 
 
 async def test_gap_that_is_read_across_is_told_once(writer, archive, gaps):
-    """Also when the reader had to read the manifest again behind it."""
+    """A gap is reported once, even if the reader reads the manifest again behind it."""
     for _ in range(3):
         writer.closed_segment()
     archiver = archiver_of(writer, archive, FakeBroker(writer))

@@ -179,7 +179,7 @@ async def test_aborted_transactions_come_with_their_records(writer, archive, hos
 
 
 async def test_object_that_has_gone_is_for_the_caller(writer, archive, store, host):
-    """It has to read the manifest again."""
+    """The caller has to read the manifest again."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     await store.delete_many([data_key(writer.identified, manifest.segments[0])])
@@ -219,7 +219,7 @@ async def test_gap_at_the_end_is_of_no_leader(writer, archive, host):
 
 
 async def test_rest_of_a_chunk_that_was_cut_is_read(tmp_path, store):
-    """Neither cache nor memory takes a whole segment; behind a hole at the end of a part the next one is."""
+    """A whole segment fits neither cache nor memory. The next part is read behind a hole at a part's end."""
     data = b"".join(batch(base, [b"v" * 300] * 3) for base in (0, 10, 20, 30))
     stored = Stored(store, data=data, next_offset=40)
     manifest = PartitionManifest.begin(PARTITION, start_offset=0).appended([stored.segment])
@@ -246,7 +246,7 @@ async def test_small_part_keeps_no_chunk_in_memory(tmp_path, writer, archive, st
 
 
 async def test_cached_file_that_cannot_be_read_is_mistrusted(host, writer, archive, monkeypatch):
-    """Its reader is told so, and nothing stays open; for the next one it is read anew."""
+    """The reader gets an error and nothing stays open. The file is fetched anew for the next reader."""
     writer.append(), writer.roll()
     manifest = await archived(writer, archive)
 

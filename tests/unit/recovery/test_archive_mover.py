@@ -323,7 +323,7 @@ async def test_target_that_lacks_what_the_source_holds_is_not_taken_over(
 
 
 async def test_gap_that_the_source_has_as_well_is_no_fault(world, target, moving, tmp_path):
-    """It was copied, and the daemon in the target went on after it."""
+    """The gap was copied, and the daemon in the target went on after it."""
     writer = world.writers[2]
     writer.closed_segment(b"lost")
     writer.closed_segment(b"six")
@@ -343,7 +343,7 @@ async def test_gap_that_the_source_has_as_well_is_no_fault(world, target, moving
 
 
 async def test_topics_that_are_half_purged_are_told_apart(world, moving):
-    """They were moved to this target before; their names are no unknown ones."""
+    """Half-purged topics were moved to this target before, and their names are not unknown."""
     await moving.move("third")
     now_ms = world.clock.now_ms
     await moving.source.manifests.change_topic(
@@ -409,7 +409,7 @@ async def test_topic_that_is_not_there_is_said(moving):
 
 
 async def test_topic_is_not_moved_to_two_places(world, moving, tmp_path):
-    """It goes on from where it is."""
+    """A moved topic goes on from where it is."""
     await moving.move("third")
     other = Moving(world.store, MemoryStore(), tmp_path)
     other.mover._target = _site(other.target, "memory://elsewhere")

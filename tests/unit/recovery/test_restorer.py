@@ -144,7 +144,7 @@ async def test_shallow_restore_is_an_empty_log_where_the_archive_ends(writer, ar
 
 @pytest.mark.parametrize("ended_as", ["commit", "abort"])
 async def test_transaction_over_the_end_gets_its_end(writer, archive, site, ended_as):
-    """Its marker was not archived, and without one no client could read past it."""
+    """The marker was not archived, and no client could read past a transaction without one."""
     writer.append(b"in", producer_id=7)
     writer.roll()
     writer.append(b"in as well", producer_id=7)
@@ -405,7 +405,7 @@ async def test_new_records_go_on_behind_a_gap(writer, archive, site, gap_before)
 
 
 async def test_partition_that_never_had_a_record_is_left_alone(writer, archive, site):
-    """Its log begins at 0, as the broker made it."""
+    """The log begins at 0, as the broker made it."""
     writer.closed_segment()
     manifest = (await archived(writer, archive)).begin(writer.identified, start_offset=0)
     done = await site.restore(manifest)

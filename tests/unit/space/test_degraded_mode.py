@@ -94,7 +94,11 @@ def nodes(store, quotas):
 
 @pytest.mark.looptime
 async def test_one_full_disk_holds_producers_of_the_whole_cluster_back(nodes, quotas):
-    """It is done within a moment of the disk's change, seen by all in a round, and undone as soon."""
+    """
+    Quotas are lowered within a moment of the disk's change, and put back as fast.
+
+    All see it in a round.
+    """
     async with running(*nodes):
         await asyncio.sleep(1)
         assert [node.shown("degraded_brokers") for node in nodes] == [0, 0, 0]

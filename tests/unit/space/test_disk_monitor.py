@@ -196,7 +196,7 @@ async def test_each_filesystem_has_lines_of_its_own(make_monitor, data, other, c
 
 
 async def test_listeners_hear_of_the_first_measurement_and_of_each_change(make_monitor, data, cache):
-    """They are told when the new state can be read, and of nothing else."""
+    """Listeners hear when the new state can be read, and of nothing else."""
     monitor = make_monitor()
     heard = []
     monitor.listen(lambda: heard.append(monitor.state))

@@ -139,7 +139,7 @@ async def test_old_state_is_unknown_to_a_daemon_that_starts(make_board):
 
 @pytest.mark.parametrize("ahead_seconds", [3600, -3600])
 async def test_peer_with_a_wrong_clock_counts_once_it_is_seen_to_live(make_board, ahead_seconds):
-    """Its timestamp says nothing, so it counts while it changes before our eyes, and no longer."""
+    """The timestamp of such a peer means nothing, so the peer counts only while its file changes."""
     mine, peer = make_board(1), make_board(2, ahead_seconds=ahead_seconds)
     await peer.publish(DEGRADED)
     assert (await mine.read_board(OK)).states == {1: OK}

@@ -288,7 +288,7 @@ async def test_cache_is_told_its_area_and_gives_way_before_the_log(daemon, manag
 
 @virtually
 async def test_cache_on_a_disk_of_its_own_takes_nothing_from_the_log(daemon, manager, disk, told):
-    """It is sized there; the logs' disk has no cache on it."""
+    """The cache has its size from its own disk, and the logs' disk has no cache."""
 
     def two_disks(paths):
         found = disk.measured(paths)
@@ -322,7 +322,7 @@ async def test_cache_that_cannot_be_measured_is_said_and_left_out(daemon, manage
 
 @virtually
 async def test_cache_that_is_not_there_yet_takes_nothing_where_it_will_be(daemon, manager, disk, told):
-    """Its filesystem is that of the nearest directory above it."""
+    """The cache's filesystem is that of the nearest directory above it."""
 
     def not_there(paths):
         if paths == [CACHE]:

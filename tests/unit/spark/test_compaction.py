@@ -94,7 +94,7 @@ async def test_compacted_segments_are_joined_up_to_the_target(writer, store):
 
 
 async def test_ends_of_transactions_go_with_their_records(writer, store):
-    """Those that may have begun in an earlier segment stay; nothing tells of aborted ones any more."""
+    """Markers whose transactions may have begun earlier stay. The index names no aborted transactions."""
     for number in range(20):
         writer.append(b"x", keys=[b"a"], producer_id=7)
         (writer.abort if number % 4 == 1 else writer.commit)(7)
@@ -119,7 +119,7 @@ async def test_ends_of_transactions_go_with_their_records(writer, store):
 
 
 async def test_tombstone_without_a_time_stays(writer, store):
-    """Its age cannot be known."""
+    """The age of such a tombstone is unknown."""
     writer.append(None, keys=[b"a"], timestamp_ms=-1)
     writer.append(None, b"x", keys=[b"b", b"c"], timestamp_ms=DEFAULT_TIME_MS)
     writer.roll()
@@ -132,7 +132,7 @@ async def test_tombstone_without_a_time_stays(writer, store):
 
 
 async def test_segment_of_which_nothing_is_left_is_empty(writer, store):
-    """It holds its offsets, so the archive has no hole, and reading goes over it."""
+    """An empty segment holds its offsets, so the archive has no hole, and reading goes over it."""
     for _ in range(2):
         writer.append(b"x", keys=[b"a"])
         writer.begin_epoch(writer.epochs[-1][0] + 1)

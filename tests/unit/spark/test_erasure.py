@@ -92,7 +92,7 @@ async def _erased(directory, random, segments, keys) -> None:
 
 
 async def test_unreadable_records_are_erased_as_well(writer, store):
-    """Those of an aborted transaction, and those before the archive's start, are in objects all the same."""
+    """Records of an aborted transaction, or before the archive's start, are in objects all the same."""
     writer.append(b"before the start", keys=[b"secret"])
     writer.append(b"kept", keys=[b"other"])
     writer.roll()

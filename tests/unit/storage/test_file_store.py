@@ -298,7 +298,7 @@ async def test_put_flushes_names_that_a_killed_writer_made(store, root, flushed)
 
 
 async def test_directory_is_flushed_once_until_it_is_made_anew(store, flushed):
-    """Later puts flush the file's own name alone. A directory that went and came back has a new name."""
+    """Later PUTs flush the file's own name alone. A directory that went and came back is flushed again."""
     await put(store, "a/b/1", b"x")
     flushed.clear()
     await put(store, "a/b/2", b"x")
@@ -365,7 +365,7 @@ async def test_directory_that_appears_while_it_is_made_is_flushed(store, root, f
 
 
 async def test_directory_that_is_made_again_is_flushed_again(store, flushed):
-    """It may have the inode that it had before."""
+    """The new directory may have the inode of the old one."""
     for _ in range(20):
         await put(store, "a/b/1", b"x")
         assert set(flushed) == {".", "a", "a/b"}
@@ -374,7 +374,7 @@ async def test_directory_that_is_made_again_is_flushed_again(store, flushed):
 
 
 async def test_directory_that_another_process_made_again_is_flushed_again(store, root, flushed):
-    """That process may have been killed before it flushed the name."""
+    """The other process may have been killed before it flushed the name."""
     await put(store, "a/b/1", b"x")
     (root / "a/b/1").unlink()
     (root / "a/b").rename(root / "gone")

@@ -354,7 +354,7 @@ async def test_refused_assertion_is_told_without_it(key_file, private_key, caplo
 
 
 async def test_token_and_key_are_never_shown(key_file, private_key, caplog):
-    """Neither errors of any kind, with all they are chained to, nor logs or reprs hold a secret."""
+    """A secret is in no error with its causes, in no log and in no repr."""
     caplog.set_level(logging.DEBUG)
     bucket, endpoint, shown = Bucket(), GcsTokenEndpoint(private_key.public_key()), []
 

@@ -202,7 +202,7 @@ class UnusualClient:
 
 
 async def test_sdk_sends_everything_where_its_form_is_unusual():
-    """Its first request decides, for as long as the store lives."""
+    """The SDK's first request decides, for as long as the store lives."""
     client = UnusualClient()
     requests = DirectRequests(client, session=None, credentials=None, user_agent="", note_headers=dict)
     for _ in range(3):

@@ -110,7 +110,7 @@ async def test_error_without_a_caller(flights, work, reported, error, is_reporte
 
 
 async def test_new_flight_takes_the_place_of_a_running_one(flights, work):
-    """Later callers share the newer one; the older one ends for its own callers."""
+    """Later callers share the newer flight. The older one ends for its own callers."""
     older = asking(flights, work)
     await asyncio.sleep(0)
     newer = asyncio.create_task(flights.arrived(flights.begin("key", work)))

@@ -151,7 +151,7 @@ async def test_what_cannot_be_deleted_is_refused_before_anything_is(writers, sto
 
 
 async def test_partition_without_an_archive_or_with_a_closed_one_is_refused(writers, store, delete, cluster):
-    """Its records would come back, or nothing follows."""
+    """The deleted records would come back, or nothing would follow the deletion."""
     manifests = archive_in(store, writer_id="job").manifests
     stored = await manifests.load(writers[1].identified)
     await manifests.commit(stored, stored.existing, leader_epoch=CLOSED_EPOCH)
@@ -196,7 +196,7 @@ async def test_manifest_that_cannot_be_stored_is_told_and_a_repeat_ends_it(write
 
 
 async def test_check_tells_what_would_be_deleted_and_changes_nothing(writers, store, cluster, clock):
-    """It refuses what a deletion refuses."""
+    """The check refuses what a deletion refuses."""
     manifests = archive_in(store, writer_id="job", now_ms=clock).manifests
     deleter = RecordDeleter(cluster, store, manifests, now_ms=clock)
     before = dict(store.objects)

@@ -60,7 +60,7 @@ async def known_cluster(defaults_recorder):
 async def test_topics_that_were_there_before_us_begin_with_the_cluster_values(
     defaults_recorder, registry, broker
 ):
-    """Their retention says nothing of a local target: they keep the local properties they have."""
+    """The retention of such topics says nothing of a local target, so they keep their local properties."""
     broker.configs = {"old": {"retention.ms": "5000"}}
     await defaults_recorder.step({key("old"): ON, key("older"): ON}, DEFAULTS)
     assert target_of(registry, "old") == target_of(registry, "older") == (None, None)

@@ -54,7 +54,7 @@ def names(chosen):
 
 
 def test_every_archive_of_a_name_is_meant(bucket, archive):
-    """Those of deleted and re-created topics too: what was asked for is about the name."""
+    """A name stands for its deleted and re-created topics too."""
     chosen = bucket.run(chosen_partitions(bucket, ["orders"]))
     assert names(chosen) == [("orders-0", "W"), ("orders-1", "W"), ("orders-0", "Y")]
     assert (len(chosen.topics), chosen.faults) == (2, ())
@@ -107,7 +107,7 @@ async def test_history_is_there_and_what_is_beyond_return_is_not(bucket, archive
 
 
 async def test_damaged_manifest_is_told_and_the_rest_is_done(bucket, archive, config):
-    """It is unknown what to do with its partition."""
+    """The partition of a damaged manifest is left as it is, and named."""
     topic = await archive.manifests.load_topic(TopicKey("cluster", "orders", IDS["orders"]))
     path = config.cloud_storage_file_root / manifest_key(topic.partitions()[0])
     path.write_bytes(b"damaged")

@@ -111,7 +111,7 @@ def rewritten(config, manifest, offsets, rules=RULES, *, removed_records):
 
 
 def test_run_becomes_what_the_winners_say(config, manifest):
-    """None of them is a run of which nothing is left but what has no key."""
+    """A run without winners keeps only what has no key."""
     number, successor = rewritten(config, manifest, [2, 3], removed_records=3)
     assert (number, type(successor)) == (1, Successor)
     assert (successor.removed_records, successor.segment.last_offset) == (3, 5)
@@ -124,7 +124,7 @@ def test_run_becomes_what_the_winners_say(config, manifest):
 
 
 def test_run_that_cannot_be_read_is_told(config, manifest):
-    """Its partition stays as it is."""
+    """The partition of an unreadable run stays as it is."""
     path = config.cloud_storage_file_root / data_key(manifest.partition, manifest.segments[0])
     path.unlink()
     number, fault = rewritten(config, manifest, [2, 3], removed_records=3)

@@ -93,7 +93,7 @@ def test_every_change_is_told_once(session):
 
 
 def test_tasks_count_from_when_their_stage_begins(session):
-    """Those of a shuffle are many and short, and Spark leaves out stages whose results it has."""
+    """The tasks of a shuffle are many and short, and Spark skips stages whose results it has."""
     told = []
     context = session.sparkContext
     context.stage.numCompletedTasks = 10

@@ -136,7 +136,7 @@ def test_archive_reads_back_as_before(shelf, life):
 
 
 def test_daemon_goes_on_from_a_rebuilt_manifest(shelf, life):
-    """Its leader claims it, and appends what is new."""
+    """The leader claims the rebuilt manifest, and appends what is new."""
     lose_manifests(shelf)
     rebuild(shelf, write=True)
     life.append(b"later")
@@ -217,7 +217,7 @@ def test_what_is_committed_while_the_bucket_is_listed_is_not_left_out(shelf, lif
 
 
 def test_damaged_manifests_are_kept_and_replaced(shelf, life):
-    """Their bytes lie under another key afterwards."""
+    """The damaged bytes lie under another key afterwards."""
     keys = (manifest_key(life.identified), shelf.topic_manifest_key(life))
     values = shelf.values(life)
     damaged = {key: shelf.read(key)[:-3] for key in keys}
@@ -390,7 +390,7 @@ def with_epoch(data: bytes, epoch: int) -> bytes:
     ],
 )
 def test_damaged_data_is_left_out_and_is_a_fault(shelf, damage, deep, words):
-    """Its offsets become a gap, and the report names the object."""
+    """The offsets of damaged data become a gap, and the report names the object."""
     writer = shelf.fill(segments=3)
     for number in range(300):  # A last index entry that is not the first batch's.
         writer.append(b"%d" % number * 100)
@@ -466,7 +466,7 @@ def test_manifest_that_changes_meanwhile_stays(shelf, life, is_damaged):
 
 
 def test_topic_that_is_being_purged_is_left_alone(shelf, life):
-    """Its objects are going, and so is what little is left of its manifests."""
+    """The objects of the topic are going, and so are the rest of its manifests."""
     key = shelf.topic_manifest_key(life)
     shelf.write(key, shelf.read(key).replace(b'"live"', b'"purging"'))
     shelf.remove(manifest_key(life.identified))
@@ -487,7 +487,7 @@ def test_closed_manifest_is_left_alone(shelf, life):
 
 
 def test_topic_manifest_that_leads_to_too_few_partitions_is_mended(shelf):
-    """Its other settings stay."""
+    """The other settings of the topic stay."""
     writer = shelf.fill("orders", 3)
     key = shelf.topic_manifest_key(writer)
     before = json.loads(shelf.read(key))

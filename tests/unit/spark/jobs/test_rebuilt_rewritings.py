@@ -111,7 +111,7 @@ def test_erased_key_does_not_come_back(shelf):
 @pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", ["compact", "erase"])
 def test_job_that_died_at_any_request_and_a_manifest_lost_after_it(tmp_path, kind, after_effect):
-    """It is as before the job or as after it, and never back before what the manifest had come to."""
+    """The rebuilt archive is as before the job or after it, and never older than its last manifest."""
     kinds, number = set(), 0
     while True:
         number += 1

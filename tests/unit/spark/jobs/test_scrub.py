@@ -181,7 +181,7 @@ def test_orphans_need_not_be_searched(shelf):
 
 
 def test_topics_are_chosen_by_pattern(spilled):
-    """Others are neither read nor judged; a name or pattern that matches no topic is a mistake."""
+    """Other topics are neither read nor judged. A name or pattern that matches no topic is a mistake."""
     gone = spilled.data_keys(spilled.writers["other-1"])[0]
     spilled.remove(gone)
     assert scrub(spilled, "ord*")[0].faults == ()
@@ -206,7 +206,7 @@ def test_tasks_are_small_and_find_the_same(spilled):
 
 
 def test_partition_that_leaves_during_the_scrub_has_no_fault(spilled):
-    """Its topic says that it is being purged before any object goes."""
+    """The topic is marked as being purged before any object goes."""
     writer = spilled.writers["other-1"]
 
     def purge_first(what, tasks, work):

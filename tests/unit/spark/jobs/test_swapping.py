@@ -118,7 +118,11 @@ MINUTE_MS = 60_000
 
 
 async def test_delay_counts_from_when_the_store_took_the_commit(store, writer, tmp_path):
-    """It was dated before it was sent, and readers began meanwhile. What a job saw at its start counts."""
+    """
+    The delay counts from the store's time: the commit was dated before it was sent, and readers began then.
+
+    The first sight of the commit at a job's start counts as well.
+    """
     now_ms = Clock()
     store.now_ms = now_ms
     clock = archive_clock(now_ms, store)

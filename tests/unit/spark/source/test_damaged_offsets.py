@@ -43,7 +43,7 @@ MOVES = {
 @pytest.mark.parametrize(("number", "tasks"), [(0, 1), (1, 1), (3, 1), (0, 6), (1, 6), (3, 6)])
 @pytest.mark.parametrize("move", MOVES.values(), ids=MOVES.keys())
 def test_damaged_base_offset(archive, writer, bucket, move, number, tasks):  # noqa: PLR0917
-    """It is an error that names the object; or just the records of that batch are missing."""
+    """The error names the object. Only the records of that batch are missing if damage may be skipped."""
     path = archive.object_of(writer, 1)
     batch = renumber(path, number, move)
     with pytest.raises(CorruptDataError, match=path.name) as caught:

@@ -100,7 +100,7 @@ def test_time_costs_little_of_a_segment(archive, bucket, monkeypatch, value_byte
 
 
 def test_time_after_all_records_is_an_error_to_begin_at(finder):
-    """It is none if such partitions are to begin at their end. As an end it means all records."""
+    """Such a time is no error if partitions are to begin at their end. As an end it means all records."""
     position = AtTime(DEFAULT_TIME_MS + 20, "startingTimestamp")
     with pytest.raises(ConfigError, match=r"startingTimestamp: no archived record of orders-1 has a time of"):
         finder.starts(position, on_no_match="error")

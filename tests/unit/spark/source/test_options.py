@@ -106,7 +106,7 @@ def test_durations_are_those_of_spark(value, delay_ms):
 
 
 def test_duration_under_a_millisecond_is_refused():
-    """It would be none."""
+    """Such a duration would be none."""
     with pytest.raises(ConfigError, match="maxTriggerDelay: must be a duration of a millisecond or more"):
         parsed(is_streaming=True, maxTriggerDelay="5us")
 

@@ -95,7 +95,7 @@ def test_tasks_together_are_the_spans(spans, task_bytes, tasks_min, records_max)
     tasks_min=st.none() | st.integers(1, 40),
 )
 def test_tasks_are_of_one_size(sizes, tasks_min):
-    """None takes much longer than its share, where segments have offsets enough to be cut."""
+    """A task takes little longer than its share, if segments have offsets enough to be cut."""
     spans = [span(number * 10**6, 10**6, size) for number, size in enumerate(sizes)]
     tasks = plan_tasks(spans, task_bytes=64 * MIB, tasks_min=tasks_min)
 

@@ -43,7 +43,7 @@ def test_partitions_of_which_nothing_is_archived_begin_at_their_earliest_offset(
 
 
 def test_batch_that_has_not_ended_is_an_error(checkpoint):
-    """Its records may be in the sink or not: only the query itself can tell."""
+    """The batch's records may be in the sink or not, and only the query itself can tell."""
     write(checkpoint, 11, OFFSET, has_ended=False)
     with pytest.raises(TieringError, match=r"batch 11 .* has not ended.*availableNow"):
         ended_at(checkpoint)
@@ -57,7 +57,7 @@ def test_batch_that_has_not_ended_is_an_error(checkpoint):
     ],
 )
 def test_other_queries_are_refused(checkpoint, offsets, told):
-    """It says what the query has."""
+    """The error names the sources of the query."""
     write(checkpoint, 11, *offsets)
     with pytest.raises(TieringError, match=told):
         ended_at(checkpoint)

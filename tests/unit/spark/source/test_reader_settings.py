@@ -100,7 +100,7 @@ def test_path_is_a_directory(tmp_path):
     ],
 )
 def test_endpoint_is_a_url(endpoint, url):
-    """It says the host, the port and whether TLS is spoken."""
+    """An endpoint's URL gives the host, the port, and whether TLS is spoken."""
     assert config_of(path="s3://my-bucket", endpoint=endpoint, **KEYS).endpoint_url == url
 
 
@@ -245,7 +245,7 @@ def test_text_that_is_no_configuration(tmp_path):
 
 
 def test_secrets_are_not_shown():
-    """Neither what was read nor what is wrong with it repeats a value."""
+    """The settings and their errors repeat no secret value."""
     settings = read_settings({"path": "s3://my-bucket", **KEYS})
     assert "sEcReT" not in repr(settings)
     assert "AKIA" not in repr(settings)

@@ -214,7 +214,7 @@ def test_first_batch_is_the_same_after_a_crash(archive, start):
 
 
 def test_new_partition_is_read_from_its_beginning(archive):
-    """Also by a batch that is done again."""
+    """A new partition is read from its beginning, even by a batch that is done again."""
     first = archive.filled(partition=0)
     query = Query(archive)
     query.steps()
@@ -237,7 +237,7 @@ def test_new_topic_of_a_pattern_is_read_from_its_beginning(archive):
 
 
 def test_slow_stream_that_retention_overtakes(archive, warnings):
-    """It is an error that names the offsets; or it goes on with the first there is."""
+    """The stream ends with an error that names the offsets, or goes on with the first that there are."""
     writer = archive.filled()
     strict = Query(archive, maxOffsetsPerTrigger="6")
     lenient = Query(archive, maxOffsetsPerTrigger="6", failOnDataLoss="false")
@@ -267,7 +267,7 @@ def test_gap_is_an_error_or_is_read_across(archive, warnings):
 
 
 def test_topic_that_was_created_again(archive, warnings):
-    """It is another topic: nothing of it is taken for what came after the old one's records."""
+    """A topic created again is another topic: none of its records continues the old one's."""
     archive.filled()
     strict, lenient = Query(archive), Query(archive, failOnDataLoss="false")
     for query in (strict, lenient):
@@ -352,7 +352,7 @@ AHEAD = '{"orders": {"0": 40, "1": -2}}'
 
 @pytest.mark.parametrize("fails", ["true", "false"])
 def test_stream_may_begin_ahead_of_the_archive(archive, fails):
-    """It reads nothing before its start and all from there on, whatever restarts meanwhile."""
+    """Such a stream reads nothing before its start, and all from there on, whatever restarts meanwhile."""
     writer, other = archive.filled(), archive.filled(partition=1, segments=1)
     query = Query(archive, startingOffsets=AHEAD, failOnDataLoss=fails)
     assert query.steps() == [12]

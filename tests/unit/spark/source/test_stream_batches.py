@@ -54,7 +54,7 @@ def test_batch_goes_on_to_the_end_of_the_archive():
 
 
 def test_first_batch_says_where_it_began():
-    """It may be done again by a reader that would begin elsewhere by then."""
+    """The batch may be repeated by a reader that would begin elsewhere by then."""
     start = StreamOffsets({A0: 10}, IDS, is_initial=True)
     assert step(start, archived((A0, 0, 30))) == StreamOffsets({A0: 30}, IDS, begins={A0: 10})
 
@@ -69,13 +69,13 @@ def test_new_partition_begins_at_its_earliest_offset():
 
 
 def test_new_partition_without_records_waits():
-    """It would be a batch of nothing."""
+    """A batch of such a partition would be empty."""
     start = StreamOffsets({A0: 10}, IDS)
     assert step(start, archived((A0, 0, 12), (A1, 0, 0), (B0, 3, 3))) == StreamOffsets({A0: 12}, IDS)
 
 
 def test_partition_that_is_not_archived_yet_is_waited_for():
-    """It may have been given an offset to begin at."""
+    """The user may have given such a partition an offset to begin at."""
     start = StreamOffsets({A0: 10, A1: 5}, IDS)
     assert step(start, archived((A0, 0, 12), unarchived=[A1])) == StreamOffsets({A0: 12, A1: 5}, IDS)
 
@@ -112,7 +112,7 @@ def test_nothing_is_read_past_what_was_there_at_the_start():
     ],
 )
 def test_archive_that_is_not_what_it_was(warnings, found, reason, end):
-    """It is an error; when records may be missing, the stream goes on with what there is."""
+    """A changed archive is an error. The stream goes on with what there is if records may be missing."""
     start = StreamOffsets({A0: 10}, IDS)
     with pytest.raises(DataLossError, match=reason):
         step(start, found)

@@ -67,7 +67,7 @@ def test_what_is_named_has_to_be_there(bucket, three_topics, subscription, match
 
 
 def test_pattern_of_nothing_is_told(bucket, three_topics, warnings):
-    """It may be meant for topics to come."""
+    """The pattern may be meant for topics to come, so it is only a warning."""
     SubscriptionTopics(bucket, Subscription(pattern="nothing")).existing()
     assert warnings.of("no archived topic has such a name") == [{"subscribePattern": "nothing"}]
 

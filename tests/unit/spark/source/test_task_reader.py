@@ -78,13 +78,13 @@ def test_tasks_read_every_record_once(bucket, archive, writer, tasks, read_commi
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 1), (5, 9), (26, 29), (40, 104), (104, 104)])
 def test_range_is_read_exactly(bucket, archive, writer, begin, end):
-    """Also where it begins and ends inside a batch."""
+    """A range is read exactly, even if it begins and ends inside a batch."""
     reading = Reading(bucket, archive, writer, from_offset=begin, next_offset=end)
     assert reading.records() == written(writer, from_offset=begin, next_offset=end)
 
 
 def test_spilled_segments_are_read(bucket, archive, writer):
-    """Their manifests are loaded when a range needs them."""
+    """The spillover manifests are loaded when a range needs them."""
     archive.spill(writer, 2)
     reading = Reading(bucket, archive, writer, from_offset=20)
     assert reading.records() == written(writer, from_offset=20)
@@ -164,7 +164,7 @@ def test_segment_that_goes_while_it_is_read(bucket, archive, writer, after_runs)
 
 
 def test_offsets_that_expire_meanwhile_are_an_error(bucket, archive, writer):
-    """They are named: they were asked for when there were still there."""
+    """The error names the offsets, which were there when they were asked for."""
     reading = Reading(bucket, archive, writer, from_offset=10)
     archive.expire(writer, 2)
     first = archive.manifest(writer).start_offset
@@ -236,7 +236,7 @@ def test_object_that_is_missing_for_no_reason(bucket, archive, writer, suffix):
 
 
 def test_recorded_gap_is_an_error(bucket, archive, writer):
-    """It is named with its reason, when the plan is made."""
+    """The error names the gap with its reason, when the plan is made."""
     archive.lose(writer, b"x", b"y")
     gone = writer.next_offset
     with pytest.raises(
@@ -274,7 +274,7 @@ def test_corrupt_batch_is_an_error(bucket, archive, writer):
 
 
 def test_corrupt_batch_may_be_passed_over(bucket, archive, writer, warnings):
-    """Its records are missing, those of all other batches are there, and a warning says where it was."""
+    """The batch's records are missing, those of other batches are there, and a warning names the place."""
     damage(archive.object_of(writer, 0), 62)
     assert Reading(bucket, archive, writer, skip_corrupt=True).records() == written(writer, from_offset=1)
     (told,) = warnings.of("corrupt batch passed over")

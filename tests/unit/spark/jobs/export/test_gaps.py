@@ -65,7 +65,7 @@ async def test_first_export_begins_where_the_archive_does(logs, directory):
 
 @pytest.mark.parametrize("expired", [2, 4])
 async def test_what_expired_before_it_was_exported_is_missed(logs, directory, expired):
-    """Also where nothing is left at all."""
+    """Expired offsets are missed, even if nothing is left at all."""
     await logs.fill(1)
     exported(logs, directory.topic())
     await logs.fill(3)
@@ -255,7 +255,7 @@ async def test_what_expires_while_it_is_exported_is_told(logs, directory):
 
 
 async def test_gap_that_expires_while_it_is_exported_is_told_once(logs, directory):
-    """It was seen when the round was planned."""
+    """The gap was seen when the round was planned."""
     await logs.fill(1)
     await logs.edit(lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
 

@@ -58,7 +58,7 @@ def state_of(properties):
 
 
 async def test_table_has_the_layout_of_a_redpanda_topic(logs, catalog, make_topic):
-    """Its columns, their order and types, and hours under the name that Redpanda gives them."""
+    """A table has Redpanda's columns, their order and types, and hours under the name that Redpanda gives."""
     await logs.fill()
 
     outcome = exported(logs, make_topic())
@@ -115,7 +115,7 @@ async def test_second_run_appends_only_what_is_new(logs, catalog, make_topic):
 
 
 async def test_killed_run_leaves_the_table_as_it_was(logs, catalog, make_topic):
-    """Its files are named by nothing, and the next run writes its own."""
+    """The killed run's files are named by nothing, and the next run writes its own."""
     await logs.fill()
     exported(logs, make_topic())
     before = seen(catalog)
@@ -400,7 +400,7 @@ async def test_commit_that_others_never_let_through_is_an_error_that_appends_not
     ids=["unknown", "transport", "repeated by the transport"],
 )
 async def test_commit_whose_answer_is_lost_is_known_again(logs, catalog, make_topic, error):
-    """It took effect, so nothing is appended another time, and the table can be read."""
+    """The commit took effect, so nothing is appended another time, and the table can be read."""
     await logs.fill()
 
     outcome = exported(logs, make_topic(within=Between(catalog, lambda: None, after=error)))

@@ -57,7 +57,7 @@ def hour_of(micros: int | None) -> int | None:
 
 @given(st.lists(INT64, min_size=1))
 def test_every_hour_has_a_date(times):
-    """Also times long before and after the present."""
+    """An hour long before or after the present has a date too."""
     for hour, micros in zip(hours_of(pa.array(times, pa.timestamp("us"))), times, strict=True):
         assert int(hour) == hour_of(micros)
         assert 1 <= utc(int(hour)).year <= 9999
@@ -100,7 +100,7 @@ class Kept:
     ),
 )
 def test_files_hold_each_row_once_in_order_whatever_the_limits(tmp_path_factory, batches, limits):
-    """Also where there are more places than files may be open."""
+    """Files hold each row once, even if there are more places than files may be open."""
     sink, directory = Kept(), tmp_path_factory.mktemp("files")
     files = RowFiles(sink, directory, limits)
     first = 0

@@ -24,7 +24,7 @@ def ends_with(errors, *, commits=0):
 
 
 def test_topic_that_cannot_be_exported_does_not_keep_the_others_from_it():
-    """It is a fault of the report."""
+    """The topic is a fault of the report."""
     outcomes = export_each(TOPICS, ends_with({"a": ConfigError("it holds something else")}))
 
     assert [one.topic for one in outcomes] == list(TOPICS)

@@ -25,7 +25,7 @@ def test_state_is_read_as_it_was_written(offsets, isolation, now_ms):
 
 @given(st.text() | st.sampled_from(['{"offsets": 1}', "[]", "1", '{"isolation": []}', "[" * 100_000]))
 def test_any_other_text_is_corrupt(text):
-    """It names where it was found, and raises nothing else."""
+    """The error names the text's origin, and nothing else is raised."""
     with pytest.raises(CorruptDataError, match="found here"):
         parse_state(text, source="found here")
 

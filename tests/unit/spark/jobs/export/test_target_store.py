@@ -47,7 +47,7 @@ def test_bucket_of_the_same_store_is_reached_as_the_archive_is():
 
 
 def test_url_with_credentials_is_refused_and_not_told():
-    """It would be in every message that names the target."""
+    """The URL would be in every message that names the target."""
     with pytest.raises(ConfigError, match="a URL must not have credentials") as raised:
         target_config("s3://key:hunter2@lake/orders", config_of(S3))
     assert "hunter2" not in str(raised.value)
@@ -57,14 +57,14 @@ def test_url_with_credentials_is_refused_and_not_told():
     "url", ["azure://lake/orders?sig=hunter2", "https://lake/orders?sig=hunter2", "s3://lake/a#hunter2"]
 )
 def test_url_with_more_than_a_path_is_refused_and_not_told(url):
-    """It may be a token of access; and a prefix that ends early is another place."""
+    """The rest of a URL may be an access token, and a prefix that ends early is another place."""
     with pytest.raises(ConfigError, match="cannot name a place for files") as raised:
         target_config(url, config_of(S3))
     assert "hunter2" not in str(raised.value)
 
 
 def test_directory_can_be_a_target_of_any_archive():
-    """It needs no credentials."""
+    """A directory needs no credentials."""
     config = target_config("file:///data/lake", config_of(S3))
 
     assert (config.store_kind, config.cloud_storage_file_root) == ("file", Path("/data/lake"))
@@ -84,7 +84,7 @@ def test_directory_can_be_a_target_of_any_archive():
     ],
 )
 def test_url_that_cannot_be_a_target_is_refused(url, text):
-    """It is named."""
+    """The error names the URL."""
     with pytest.raises(ConfigError, match=f"target: {url} {text}"):
         target_config(url, config_of(S3))
 

@@ -49,7 +49,7 @@ async def test_portion_holds_just_its_offsets(logs):
 
 
 async def test_isolation_holds_in_every_portion(logs):
-    """Also where a transaction began before it, and where its marker is after it."""
+    """Isolation holds, even if a transaction began before the portion or its marker is after it."""
     (writer,) = logs.writers
     for _ in range(3):
         writer.append(b"gone", b"gone too", producer_id=7)
@@ -84,7 +84,7 @@ async def test_segments_that_are_merged_meanwhile_are_found_again(logs):
 
 
 async def test_segment_that_is_merged_while_it_is_read_is_gone_on_with_where_it_was(logs):
-    """It is larger than what is fetched ahead, and nothing of it is read twice."""
+    """The segment is larger than what is fetched ahead, and nothing of it is read twice."""
     (writer,) = logs.writers
     for _ in range(6):
         writer.append(*[b"v" * 500] * 20_000)
