@@ -503,7 +503,7 @@ class JoinContract:
         assert keys == ["dir/joined"]
 
     async def test_large_sources_do_not_come_here(self, store):
-        """What the server copies is not counted as ours, and it is proven where the server says enough."""
+        """Bytes that the server copies do not count as ours. A join is proven if the server says enough."""
         parts = [content(6 * MIB, seed=number) for number in range(3)]
         whole = b"".join(parts)
         joined = await store.join("joined", await self._sources(store, parts), crc32c=crc32c(whole))
@@ -519,7 +519,7 @@ class JoinContract:
         assert await asyncio.to_thread(bucket.read, "joined") == whole
 
     async def test_joined_object_can_be_a_source(self, store, bucket: Bucket):
-        """What was merged may be merged again."""
+        """A merged object may be merged again."""
         parts = [content(6 * MIB, seed=number) for number in range(3)]
         sources, whole = await self._sources(store, parts), b"".join(parts)
         two = b"".join(parts[:2])

@@ -283,7 +283,11 @@ class RetryTable:
     @pytest.mark.parametrize("fault", LOST_ANSWERS)
     @pytest.mark.parametrize("is_reused", [False, True], ids=["new-connection", "reused-connection"])
     async def test_commit_whose_answer_is_lost_is_sent_once(self, here, fault, is_reused):
-        """It is raised with its outcome unknown, and no layer repeats it: it has won, and would then lose."""
+        """
+        The commit is raised with its outcome unknown.
+
+        No layer repeats it: it has won, and would then lose.
+        """
         here.bucket.write("key", b"warms a connection")
         store = await here.store(fault)
         if is_reused:

@@ -122,7 +122,7 @@ class TestAzureStoreWithAzurite(ObjectStoreContract, MissingBucketContract, Nest
         assert bucket.read("key") is None
 
     async def test_blocks_of_an_unfinished_upload_are_in_no_listing(self, block_store, slice_of):
-        """What a cancelled upload leaves behind has no name."""
+        """The blocks that a cancelled upload leaves have no name."""
         data = content(10 * MIB)
         with pytest.raises(ChecksumRejected):
             await block_store.put("key", slice_of(data), crc32c=crc32c(data) ^ 1)

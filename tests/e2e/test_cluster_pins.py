@@ -41,7 +41,11 @@ def names_of_others(log_dir: Path, topic: str) -> set[str]:
 async def test_retention_during_an_outage_loses_nothing_with_pins(
     brokers, seaweedfs, daemons_of, objects, topic
 ):
-    """What the broker deletes while the store is away is archived later, from pins, across a restart."""
+    """
+    Segments that the broker deletes while the store is away are archived later from pins.
+
+    A daemon's restart changes nothing.
+    """
     log_dir = brokers.log_dir(1)
     others = names_of_others(log_dir, topic)
     limits = {"retention.ms": "5000"}

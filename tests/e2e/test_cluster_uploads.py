@@ -33,7 +33,7 @@ def values(count: int) -> list[bytes]:
 
 
 async def test_idle_timeout_uploads_the_stable_part_of_an_active_segment(brokers, daemons_of, objects, topic):
-    """What waits in an active segment is archived within the interval, and later uploads go on from there."""
+    """The active segment is archived within the interval, and later uploads go on from there."""
     await brokers.create_topic(topic, replicas=[[1, 2, 3], [2, 3, 1]], configs=SEGMENTS)
     daemons = daemons_of(topic, **_INTERVAL)
     daemons.launch()

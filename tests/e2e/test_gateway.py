@@ -94,7 +94,7 @@ async def consumer_of(bootstrap, topic, **settings) -> AsyncIterator[AIOKafkaCon
 async def test_every_client_reads_the_same_before_and_after_a_trim(
     behind, through, config_of, topic, isolation
 ):
-    """What the broker has let go of comes from the archive, what it has from the broker; three libraries."""
+    """Trimmed records come from the archive and the others from the broker, for three client libraries."""
     cluster = behind.cluster
     await cluster.create_topic(topic, configs=SEGMENTS)
     await cluster.produce(topic, _VALUES, max_batch_size=200_000)
@@ -385,7 +385,7 @@ async def test_store_that_is_away_costs_a_client_no_record(behind, config_of, to
 
 
 async def test_topic_without_remote_read_is_the_brokers_alone(behind, config_of, topic, objects):
-    """What is archived of it stays in the bucket; the gateway changes no answer."""
+    """The topic's archive stays in the bucket, and the gateway changes no answer."""
     await behind.cluster.create_topic(topic, configs=SEGMENTS)
     await behind.cluster.produce(topic, _VALUES, max_batch_size=200_000)
     properties = {"redpanda.remote.write": True, "redpanda.remote.read": False}

@@ -51,7 +51,7 @@ async def test_read_gives_the_whole_log_after_a_trim(kafka, config, topic, isola
 
 
 async def test_offsets_between_archive_and_broker_are_told(kafka, config, topic):
-    """What the broker deleted before it was copied is no silent hole."""
+    """Records that the broker deleted before they were copied are a reported gap."""
     await kafka.create_topic(topic, configs=SEGMENTS)
     await kafka.produce(topic, _VALUES, max_batch_size=200_000)
     assert run_command("run", "--once", "--config", str(config)).returncode == 0

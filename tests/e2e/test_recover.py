@@ -134,7 +134,7 @@ def aged(tmp_path, topic):
 
 
 async def test_librdkafka_consumer_goes_on_after_the_next_leader(fresh, aged):
-    """What it read and committed before the broker restarts is no truncated log to it, nor is it stale."""
+    """The consumer's position from before the restart is neither a truncated log to it, nor stale."""
     await recovered(fresh, aged.config, aged.topic)
 
     def opened(offset):

@@ -208,7 +208,7 @@ async def test_topic_that_is_not_ours_is_left_alone(target, large, topic):
 
 
 async def test_topic_that_was_deleted_since_is_written_anew(target, large, topic):
-    """What an earlier topic of that name had is not taken for what this one has."""
+    """The marks of an earlier topic of that name do not count for the new one."""
     config, values = large
     pattern = topic.replace(".", r"\.")
     recover(config, pattern)

@@ -156,7 +156,7 @@ def test_files_are_what_the_definition_says():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_dashboard_keeps_to_grafanas_schema(path):
-    """What the models that are made from Grafana's schema read from it is all that is in it."""
+    """The models made from Grafana's schema read all that the dashboard has."""
     document = json.loads(path.read_text())
     again = JSONEncoder(sort_keys=True, indent=2).encode(Dashboard.from_json(document))
     assert json.loads(again) == document

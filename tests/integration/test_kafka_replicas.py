@@ -112,7 +112,7 @@ async def test_partition_count_is_that_of_the_cluster_and_not_of_the_disk(cluste
 
 
 async def test_directory_that_is_no_replica_any_more_is_left_out(cluster, clients, topic):
-    """What another broker holds is not this one's, though its directory may still lie here."""
+    """A partition on another broker is not this one's, though its directory may still lie here."""
     await cluster.create_topic(topic, replicas=[[2], [1]])
     (elsewhere,) = await directories(cluster, 2, topic, 1)
     (here,) = await directories(cluster, 1, topic, 1)

@@ -41,7 +41,7 @@ def test_history_of_a_seed_is_the_same_each_time(tmp_path, seed):
 
 
 def test_worlds_logs_are_what_the_directory_says(tmp_path):
-    """What the simulated broker answers is what a walk over the same files finds."""
+    """The simulated broker's answers are those of a walk over the same files."""
     writer = LogWriter(tmp_path)
     directory = DirectoryBroker([str(tmp_path)])
 

@@ -59,7 +59,7 @@ def test_tree_is_the_one_that_is_drawn():
 
 
 def test_retrying_is_decided_by_class():
-    """What may be tried again is exactly what is under RetryableError."""
+    """Errors that may be tried again are exactly those under RetryableError."""
     retryable = {one.__name__ for one in CLASSES if issubclass(one, RetryableError)}
     assert retryable == {
         "RetryableError",

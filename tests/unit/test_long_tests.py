@@ -69,6 +69,10 @@ def test_slow_ones_without_a_reason_are_named(tmp_path):
 
 
 def test_slow_tests_of_this_repository_have_their_reasons():
-    """What takes so long is worth it, and says why. Without a recorded run there is nothing to hold."""
+    """
+    Each slow test has a comment that says why it is worth its time.
+
+    Without a recorded run none is checked.
+    """
     recorded = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {"files": {}, "long_tests": {}}
     assert without_reason(recorded["files"], recorded["long_tests"], ROOT) == []

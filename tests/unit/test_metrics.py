@@ -277,7 +277,7 @@ def test_disk_has_the_same_values_under_both_names_until_it_is_forgotten(kind):
 
 
 def test_metrics_without_labels_begin_at_zero():
-    """What has not happened is 0 and not absent, so a rule that compares with it works from the start."""
+    """A counter of nothing is 0 and not absent, so that a rule that compares with it works from the start."""
     found = samples(Metrics())
     for name in ("pin_failures_total", "pins_given_up_total", "pinned_bytes", "upload_backlog_bytes"):
         assert found[f"tieringd_{name}", ()] == 0
@@ -355,7 +355,7 @@ def test_end_of_a_certificate_is_read_again_when_its_file_changes(tmp_path):
 
 
 def test_forgetting_a_partition_keeps_the_counters_of_its_topic():
-    """What was counted stays counted when a partition moves to another broker."""
+    """The counts stay when a partition moves to another broker."""
     metrics = Metrics()
     metrics.uploads.labels("orders").inc(5)
     metrics.forget_partition(GONE)

@@ -157,7 +157,7 @@ async def test_cancelled_task_waits_for_its_thread():
 
 
 async def test_first_signal_cancels_and_the_next_ones_do_not():
-    """What is cleaned up is not interrupted."""
+    """The clean-up is not interrupted."""
     cleaned = asyncio.Event()
 
     async def run() -> list[signal.Signals]:

@@ -135,7 +135,7 @@ async def test_erasure_that_says_too_little_changes_nothing(keyed, write_kafka_c
 
 
 async def test_quarantine_is_told_of(keyed, write_kafka_config, spark):
-    """What no manifest named is there under its old key, and may hold the record."""
+    """Objects that no manifest names are there under their old keys, and may hold the record."""
     await keyed.create()
     await keyed.write(seed=9, records=80)
     path = write_kafka_config(topics={keyed.name: {"redpanda.remote.write": True}})

@@ -131,7 +131,7 @@ def test_daemon_s_configuration_is_enough(spark, samples, sample_objects):
 
 
 def test_columns_follow_a_schema_or_an_option(spark, options):
-    """What is not wanted is not decoded, and a schema of one's own does the same."""
+    """Columns that are not wanted are not decoded, and a schema of the user's does the same."""
     given = options | {"subscribe": TRANSACTIONS}
     by_option = spark.read.format("tieringd").options(**given, columns="offset,key").load()
     by_schema = spark.read.format("tieringd").schema("offset LONG, key BINARY").options(**given).load()

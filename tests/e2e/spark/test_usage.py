@@ -67,7 +67,7 @@ def test_archive_of_a_broker_is_counted(spark, samples, sample_objects):
 
 
 def test_days_may_be_those_of_records(spark, samples):
-    """What was written with a time of its own counts on that day."""
+    """Records with a time of their own count on the day of that time."""
     document = json.loads(usage(spark, loaded(samples.config), topics=["codec*"], day_of="record").as_json())
     assert {row["day"] for row in document["tables"]["days"]} == {day_of(FIRST_TIME_MS)}
 

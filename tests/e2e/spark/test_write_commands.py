@@ -195,7 +195,7 @@ async def test_spark_that_dies_is_told_in_a_line(seaweedfs, prefix, tmp_path):
 
 @pytest.mark.leaves_damage("the damaged object stays")
 def test_damage_is_a_fault_and_exit_1(archive, ran):
-    """What it belongs to stays as it is; an erasure says that the key may be there."""
+    """The damaged partition stays as it is. An erasure says that the key may be in it."""
     objects = FileObjects(archive.parent / "archive")
     before = archived_manifest(objects, "orders")
     path = archive.parent / "archive" / segment_keys(before)[0]

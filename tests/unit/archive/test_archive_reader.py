@@ -63,7 +63,7 @@ async def test_batches_begin_with_the_one_that_holds_the_offset(archive, stored,
 
 
 async def test_reading_starts_at_the_index_entry(store, archive, stored):
-    """What lies before the index entry of the offset is not fetched."""
+    """Bytes before the index entry of the offset are not fetched."""
     key, index = stored
     asked: list[int] = []
     get_range = store.get_range

@@ -66,7 +66,7 @@ async def test_listing_takes_all_pages(archive, store, tmp_path):
 
 
 async def test_other_objects_are_passed_over(archive, store, writer):
-    """What lies among the topic manifests and is none is left alone."""
+    """Objects among the topic manifests that are none are left alone."""
     await archive_of(writer, archive)
     store.add("meta/cluster/topics/notes.txt", b"")
 

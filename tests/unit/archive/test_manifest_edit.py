@@ -159,7 +159,7 @@ async def test_edit_of_what_is_not_there(job, partition):
 
 
 async def test_closed_manifest_is_not_edited(archiver, job, partition):
-    """What was moved elsewhere, or is being purged, stays as it is."""
+    """A manifest that was moved elsewhere, or is being purged, stays as it is."""
     await begun(archiver, partition, leader_epoch=CLOSED_EPOCH)
 
     with pytest.raises(FencedError, match="is closed"):

@@ -70,7 +70,7 @@ async def test_what_is_not_asked_for_is_not_loaded(store):
 
 
 async def test_memory_is_bounded(store):
-    """What was not used for the longest time goes, and is loaded again."""
+    """The least recently used part goes, and is loaded again."""
     manifest, names = await spilling(store)
     size_bytes = PART_BYTES + 2 * ROW_BYTES
     spillovers = SpilloverManifests(store, held_bytes_max=2 * size_bytes)

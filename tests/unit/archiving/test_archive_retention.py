@@ -93,7 +93,7 @@ async def test_what_the_second_check_does_not_find_stays(writer, archiver, store
 
 
 async def test_second_check_takes_no_more_than_the_first_found(writer, archiver, store, clock):
-    """What only the second check finds past retention waits for another check."""
+    """Segments that only the second check finds past retention wait for another check."""
     old = writer.closed_segment()
     young = writer.bases[-1]
     writer.append(timestamp_ms=clock() + 30_000)
@@ -189,7 +189,7 @@ async def test_topic_that_is_never_trimmed_keeps_its_local_log(writer, archiver,
 
 
 async def test_topic_that_is_not_read_remotely_waits_for_the_broker(writer, archiver, store, clock):
-    """What the broker still has is all that its clients have."""
+    """Clients have only what the broker still has, so its segments stay in the archive."""
     first, second = writer.closed_segment(), writer.closed_segment()
     limits = replace(ALL, is_read_remotely=False)
     await settled(archiver, writer, clock, total=limits)
@@ -299,7 +299,7 @@ async def test_deletion_that_failed_is_done_again(writer, broker, clock, deletes
 
 
 async def test_deposed_leader_deletes_nothing(writer, archive, store, broker, clock):
-    """What is due when another leader took over is that one's to delete."""
+    """Segments that were due when another leader took over are the new leader's to delete."""
     # It would read the manifest by itself a little later.
     pace = RetentionPace(interval_ms=MINUTE_MS, delete_delay_ms=MINUTE_MS - 10_000)
     seen = replace(observe(writer).topic, retention_pace=pace)

@@ -103,7 +103,7 @@ async def test_one_observation_aborts_no_transaction_however_often_it_is_used(
 
 
 def test_hole_is_confirmed_by_another_observation_and_as_it_is(observe):
-    """What the first observation has and the second lacks is missing in one observation only."""
+    """A hole that the second observation lacks is missing in one observation only."""
     watch = HoleWatch()
     seen = observe(0)
     hole, wider = (2, 3), (2, 5)

@@ -64,7 +64,7 @@ async def test_offers_are_committed_in_their_order(writer, archiver, store):
 
 
 async def test_archiver_at_rest_wakes_for_an_offer(writer, archiver):
-    """What it saw has not changed, and there is something to do."""
+    """An archiver at rest wakes for an offer, though its observation has not changed."""
     writer.closed_segment(b"a")
     seen = observed(writer)
     await archiver.step(seen)

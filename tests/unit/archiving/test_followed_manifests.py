@@ -63,7 +63,7 @@ async def commit(manifests: ManifestStore, manifest: PartitionManifest) -> Store
 
 
 async def test_follower_knows_nothing_before_its_first_refresh(followed_manifests):
-    """What is not known is None, and neither zero nor everything."""
+    """An unknown manifest is None, and neither empty nor full."""
     assert followed_manifests.manifest(PARTITION) is None
     assert followed_manifests.take(PARTITION) is None
 
@@ -128,7 +128,7 @@ async def test_follower_spreads_many_partitions_over_steps_oldest_first(followed
 
 
 async def test_follower_refreshes_first_what_it_knows_least_of(followed_manifests, manifests, clock):
-    """What was never read goes before what was read long ago, and that before what was read lately."""
+    """A manifest that was never read is refreshed first, and then those that were read the longest ago."""
     three, four = replace(PARTITION, partition=5), replace(PARTITION, partition=6)
     for one in ([PARTITION], [PARTITION, TWO], [PARTITION, TWO, three]):
         await followed_manifests.step(one)

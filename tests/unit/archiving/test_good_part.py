@@ -164,7 +164,7 @@ async def test_one_scan_does_not_count_as_two(writer, archive, broker):
 
 @pytest.mark.parametrize("log_start", ["below the divergence", "past it"])
 async def test_head_reaches_the_divergence_wherever_the_log_begins(tmp_path, writer, archive, log_start):
-    """What the log has as well is in the head; what it has lost past the divergence is a gap."""
+    """The head has the records that the log has as well. Records lost past the divergence are a gap."""
     for value in (b"a", b"b", b"c"):
         writer.append(value)
     writer.append(b"lost")

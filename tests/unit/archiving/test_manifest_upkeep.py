@@ -121,7 +121,7 @@ async def test_chore_that_fails_does_not_keep_the_next_from_being_done(
 
 @virtually
 async def test_topic_first_seen_is_recorded_once_and_for_all(upkeep, registry, writer):
-    """What the cluster's values are later changes nothing of it."""
+    """Later values of the cluster do not change the record."""
     key = topic_key(writer.identified)
     topic = topic_config(remote_read=False)
     defaults = TieringDefaults(remote_write=True, remote_read=False)
@@ -247,7 +247,7 @@ async def test_abandoned_uploads_are_removed_now_and_then(registry, followed_man
 
 @virtually
 async def test_remote_delete_is_recorded_when_it_changes(upkeep, registry, store, writer):
-    """What a living topic says of its deletion is in the bucket after the same step, and written once."""
+    """A living topic's `remote_delete` is in the bucket after the same step, and is written once."""
     key = topic_key(writer.identified)
     for is_set in (True, False):
         snapshot = replace(snapshot_of(writer), remote_delete={key: is_set})

@@ -176,7 +176,7 @@ async def test_scan_leaves_out_topics_that_are_not_archived(make_watch, broker, 
 
 
 async def test_scan_takes_topic_settings_from_the_broker(watch, writers):
-    """What is set on the broker counts, and a value that cannot be read is said once."""
+    """The broker's settings count, and a value that cannot be read is reported once."""
     watch.broker.configs["orders"] = {"local.retention.bytes": "77", "local.retention.ms": "soon"}
     with capture_logs() as lines:
         snapshots = [await watch.scan() for _ in range(3)]
@@ -259,7 +259,7 @@ async def test_scan_that_finds_nothing_new_shows_the_same_under_another_number(w
 
 
 async def test_scan_has_the_pins_of_led_and_followed_partitions(make_watch, broker, writers, tmp_path):
-    """What only a pin holds can be uploaded, and what a follower holds is known to the pinner."""
+    """Segments that only a pin holds can be uploaded, and the pinner knows those that a follower holds."""
     (tmp_path / "pins").mkdir()
     name = writers[1].name
     broker.followed[name] = broker.epochs.pop(name)
@@ -316,7 +316,7 @@ async def test_pause_of_a_former_incarnation_is_not_this_topic_s(watch, writers)
 
 
 async def test_nothing_is_archived_before_the_bucket_has_told_what_is_paused(watch, writers):
-    """What this broker leads is held back then, with its pins kept."""
+    """The partitions that this broker leads are held back until then, with their pins kept."""
     snapshot = await watch.observer.scan()
     assert (wanted(snapshot), followed(snapshot), snapshot.problems) == ({}, [], {})
     assert sorted(str(one.partition) for one in snapshot.held_back) == ["orders-0", "orders-1", "orders-2"]

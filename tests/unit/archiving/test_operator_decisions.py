@@ -194,7 +194,7 @@ async def test_operator_gives_up_an_unreadable_segment(writer, archive, broker, 
 
 
 async def test_operator_gives_up_an_unreadable_segment_between_others(writer, archive, broker, store):
-    """What is good after it stays, and all that stays tells the new outcome."""
+    """Good segments after the unreadable one stay, and all that stays has the new outcome."""
     writer.append(b"early", producer_id=PRODUCER)
     writer.roll()
     writer.append(b"damaged", producer_id=PRODUCER)
@@ -246,7 +246,7 @@ async def unknown_divergence(tmp_path, writer, archive):
     ],
 )
 async def test_operator_tells_where_the_logs_part(tmp_path, writer, archive, *, what, kept, gaps):
-    """What is before that is kept, and what is after it and in no log becomes a gap."""
+    """Records before that place are kept. Records after it that are in no log become a gap."""
     other = await unknown_divergence(tmp_path, writer, archive)
     archiver = await waiting(other, archive, FakeBroker(other), OperatorReason.DIVERGENCE_UNKNOWN)
     await decide(archive, archiver.manifest, **what)

@@ -150,7 +150,7 @@ def test_held_seconds_pass_by_no_clock_that_can_be_set(publish, value, set_by_ms
 
 
 def test_held_seconds_end_with_the_transaction(publish, value):
-    """What holds nothing back is nothing, and the next hold begins to count anew."""
+    """A transaction that holds nothing back counts for nothing, and the next hold counts anew."""
     publish(stable=15, at_ms=TIME_MS)
     publish(stable=35, at_ms=TIME_MS + 5000)
     assert value("upload_held_by_transaction_seconds") == 0

@@ -259,7 +259,7 @@ async def test_pins_of_a_partition_that_is_on_disk_stay_although_the_broker_does
 
 
 async def test_log_directories_have_pins_and_budgets_of_their_own(tmp_path, metrics):
-    """What one disk holds says nothing of another, and a directory without a pin root is not pinned."""
+    """The pins of one disk do not count for another, and a directory without a pin root is not pinned."""
     writers = [LogWriter(tmp_path / name) for name in ("a", "b", "c")]
     for each in writers:
         each.closed_segment()
@@ -375,7 +375,7 @@ async def test_pins_of_a_log_that_was_given_up_do_not_stand_before_the_one_in_it
 
 
 async def test_pins_set_aside_go_when_the_archive_holds_their_offsets(pinner, writer, root, metrics):
-    """What it has as lost may be in them alone: that stays for an operator."""
+    """Offsets that the archive has as lost may be in pins alone, so those pins stay for an operator."""
     await step(pinner, writer)
     begin_anew(writer, leader_epoch=5)
     await step(pinner, writer)
@@ -454,7 +454,7 @@ async def test_pins_are_made_although_nothing_can_be_noted(pinner, writer, root,
 
 
 async def test_pins_that_cannot_be_set_aside_keep_others_from_being_made(pinner, writer, root, metrics):
-    """What is pinned of a new log must not lie beside what might be taken for its head."""
+    """New pins must not lie beside old ones that might be taken for the head of their log."""
     await step(pinner, writer)
     begin_anew(writer, leader_epoch=5)
     writer.closed_segment()

@@ -130,7 +130,7 @@ def test_quarantine_ends_when_the_segment_is_gone(held):
     ],
 )
 def test_quarantine_stays_while_the_same_bytes_are_there(held, log):
-    """What is damaged stays damaged, whatever else happens, and under whatever name it lies."""
+    """A damaged segment stays damaged, whatever else happens, and under any name."""
     with capture_logs() as lines:
         held.lift(log)
     assert held.fault == str(FAULT)

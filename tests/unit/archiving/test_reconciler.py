@@ -51,7 +51,7 @@ async def test_partitions_of_other_leaders_are_left_alone(daemon):
 
 @virtually
 async def test_topics_without_remote_write_are_left_alone(daemon):
-    """What a topic's configuration says, counts."""
+    """The topic's configuration counts."""
     daemon.broker.configs["orders"] = {"remote.storage.enable": "false"}
 
     async with daemon.running():
@@ -387,7 +387,7 @@ async def test_scan_that_takes_long_does_not_stop_the_uploads_meanwhile(daemon, 
 
 @virtually
 async def test_topic_that_left_the_disks_leaves_no_series(daemon):
-    """What was counted for a topic goes with its last partition: topics come and go for years."""
+    """A topic's counters go with its last partition, because topics come and go for years."""
     async with daemon.running():
         assert daemon.value("tieringd_uploads_total", topic="orders") == 3
         for writer in daemon.writers:

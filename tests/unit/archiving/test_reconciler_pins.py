@@ -63,7 +63,11 @@ async def test_start_with_a_store_that_answers_pins_nothing_that_is_durable(make
 
 @virtually
 async def test_store_that_hangs_in_a_commit_does_not_keep_segments_from_being_pinned(make_daemon):
-    """What was durable before the commit is known; what is closed since is held on to in the next round."""
+    """
+    Segments that were durable before the commit are known.
+
+    Those closed since are pinned in the next round.
+    """
     daemon = make_daemon()
     writer = daemon.writers[0]
     async with daemon.running():

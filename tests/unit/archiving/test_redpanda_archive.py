@@ -81,7 +81,7 @@ def archiver_of(archive, layout, broker, partition):
 
 
 async def test_redpanda_segments_are_archived_as_kafka_batches_and_trimmed(log, data_dir, layout):
-    """What is stored is what clients see, trimming compares it, and it reads back with Kafka's offsets."""
+    """Clients see what is stored, trimming compares it, and it reads back with Kafka's offsets."""
     store, broker = MemoryStore(), TrimmingBroker()
     archive = archive_in(store)
     seen = observed_in(layout, data_dir, target_bytes=1)

@@ -419,7 +419,7 @@ async def test_damaged_index_is_named(writer, remote_log, archive, partition, st
 
 
 async def test_copy_with_another_index_has_another_name(writer, remote_log, leadership, store):
-    """What one upload stored stays as it was when a later one tells other things of the segment."""
+    """The objects of the first upload stay as they were when a later one has other indexes."""
     base = writer.closed_segment()
     first = await copied(remote_log, leadership, writer, base)
     before = dict(store.objects)

@@ -146,7 +146,7 @@ async def test_segment_of_a_gap_is_none(remote_log, archive, writer, partition):
 
 @pytest.mark.parametrize("parts", [(), (2,), (1, 1, 2)])
 async def test_lists_ascend_from_a_base_offset(remote_log, archive, writer, partition, parts):
-    """What is spilled is in the list as well, and nothing before the base offset is."""
+    """The list has spilled segments as well, and nothing before the base offset."""
     bases = await filled(writer, archive)
     await spill(archive, writer, *parts)
     for number, base in enumerate(bases):

@@ -96,7 +96,7 @@ async def test_closed_segment_that_the_watch_told_wakes_its_archiver_at_once(dae
 
 @virtually
 async def test_setting_of_a_topic_wakes_its_archivers(daemon):
-    """What is configured is part of an observation."""
+    """The configuration is part of an observation."""
     async with daemon.running():
         await settled(daemon)
         daemon.broker.configs["orders"] = {"local.retention.ms": "1"}
@@ -129,7 +129,7 @@ async def test_time_that_has_come_wakes_the_archivers(daemon, store):
 
 @virtually
 async def test_changed_limits_wake_every_archiver(daemon):
-    """What is stable in an open segment may be due under the new ones."""
+    """The stable part of an open segment may be due under the new limits."""
     async with daemon.running():
         await settled(daemon)
         daemon.reconciler.set_config(daemon.config, UploadLimits(segments_per_step=1))

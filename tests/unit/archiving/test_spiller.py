@@ -97,7 +97,7 @@ async def _records(reader, manifest):
 
 
 async def test_small_manifest_or_a_local_one_spills_nothing(writer, archive, archiver, store):
-    """What the local log holds stays, however large the manifest; and so does all of a small one."""
+    """Segments that the local log holds stay in the manifest, and so do all of a small manifest."""
     await filled(writer, archiver, local=6)
     assert spilled_names(store, writer) == []
     writer.drop_head()
@@ -299,7 +299,7 @@ async def test_deletion_takes_its_time_and_goes_on_where_it_was(writer, archiver
 
 
 async def test_archiver_rests_until_spilled_objects_are_due(writer, archiver, store, clock):
-    """What expired is deleted when its delay is over, though nothing else happens."""
+    """Expired segments are deleted when their delay is over, though nothing else happens."""
     await filled(writer, archiver)
     limits = TotalRetention(limit_ms=None, limit_bytes=stored_manifest(store, writer).size_bytes - 1)
     while stored_manifest(store, writer).start_offset == 0:
@@ -469,7 +469,7 @@ async def test_deletion_that_a_successor_overtakes_leaves_its_spilled_parts(writ
 
 
 async def test_deposed_leader_deletes_no_spilled_segment(writer, archiver, store, clock):
-    """What has expired is its successor's to delete, from the successor's claim on."""
+    """Expired segments are the successor's to delete, from its claim on."""
     await filled(writer, archiver)
     expired = TotalRetention(limit_ms=None, limit_bytes=1)
     while stored_manifest(store, writer).start_offset == 0:
@@ -493,7 +493,7 @@ async def test_deposed_leader_deletes_no_spilled_segment(writer, archiver, store
 async def test_job_s_deletion_that_a_daemon_overtakes_leaves_its_spilled_parts(
     writer, archiver, store, clock
 ):
-    """What is stored there after the job's edit took effect is not what the job saw to."""
+    """Parts that are stored after the job's edit took effect are not the job's to delete."""
     await filled(writer, archiver)
     (first, *_) = spilled_names(store, writer)
     content, _ = store.objects[spillover_key(writer.identified, first)]

@@ -87,7 +87,7 @@ async def test_files_that_an_observation_lacks_are_not_trimmed(writer, archive, 
 
 
 async def test_durable_segments_past_the_target_are_trimmed(writer, archive, trimmer, broker, metrics):
-    """What the target does not keep goes from the disk, in one request, and is counted."""
+    """Segments past the target go from the disk in one request, and are counted."""
     bases = [writer.closed_segment() for _ in range(3)]
     size_bytes = sum(len(writer.data_of(base)) for base in bases)
     manifest = await archived(writer, archive)
@@ -208,7 +208,7 @@ async def test_request_for_space_of_long_ago_does_not_count(writer, archive, tri
 
 
 async def test_segments_that_are_not_durable_stay(writer, archive, trimmer, broker):
-    """What the manifest does not hold is never asked for, whatever the target."""
+    """Segments that the manifest lacks are never trimmed, whatever the target is."""
     durable = writer.closed_segment()
     manifest = await archived(writer, archive)
     kept = writer.closed_segment()
@@ -425,7 +425,7 @@ async def test_trim_is_refused_once_leadership_has_moved(writer, archive, trimme
 
 
 async def test_leader_that_does_not_know_its_successor_trims_nothing(writer, archive, broker, trimmer_with):
-    """Also where the trim is on record already, so that no commit stands between."""
+    """The leader asks before a trim whether the manifest is current, also for a trim that is on record."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     answers = [False, True]

@@ -298,7 +298,7 @@ async def test_the_brake_lets_new_segments_pass():
 
 
 async def test_the_hard_limit_binds_new_segments_and_the_last_moment():
-    """What a link costs is paid by each upload, whatever its hurry."""
+    """Each upload pays the cost of a link, whatever its hurry is."""
     uploader = Uploader(gate_at(UploadPace(9, None, limit_bytes_per_second=10 * KIB)))
     uploader.start(1, 50 * KIB, seconds=0)
     uploader.start(2, 50 * KIB, seconds=0, is_new=True)

@@ -159,7 +159,7 @@ async def test_start_inside_a_batch_is_a_users_for_every_leader(writer, archiver
 
 
 async def test_file_that_cannot_be_read_is_no_evidence(writer, archiver, store, steps, next_leader):
-    """What is not certain is not deleted; the next observation reads it again."""
+    """An uncertain deletion is not carried out, and the next observation reads the file again."""
     await filled(writer, archiver)
     successor = next_leader()
     seen = observe(writer, 6)
@@ -173,7 +173,7 @@ async def test_file_that_cannot_be_read_is_no_evidence(writer, archiver, store, 
 
 
 async def test_deletion_that_two_observations_found_is_recorded(writer, archiver, store, steps, next_leader):
-    """What it deletes past the archive's end is known to the next leader."""
+    """The next leader knows the part of a deletion that lies past the archive's end."""
     await filled(writer, archiver)
     writer.append(b"x", b"y", b"z")
     await steps(archiver, 14, times=2)
@@ -361,7 +361,7 @@ class Vanishes(MemoryStore):
 
 
 async def test_nothing_is_trimmed_when_the_bucket_has_vanished(writer, broker, clock):
-    """What is called durable may be gone with it: a full disk waits for an operator."""
+    """Segments that count as durable may be gone with the bucket, so a full disk waits for an operator."""
     store = Vanishes()
     archiver = archiver_of(writer, archive_in(store, now_ms=clock), broker, now_ms=clock)
     await filled(writer, archiver)

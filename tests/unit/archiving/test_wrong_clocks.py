@@ -386,7 +386,7 @@ async def test_a_commit_in_the_future_is_reported_and_does_not_block_for_ever(tm
 
 
 async def test_a_clock_that_is_set_back_prolongs_no_rest(tmp_path):
-    """What was put off while the clock was years ahead is not put off by years when that is set right."""
+    """A rest that began while the clock was years ahead does not last for years once it is set right."""
     host = Host(tmp_path, store_tells=False)
     host.write()
     await host.steps(3)

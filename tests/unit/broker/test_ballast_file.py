@@ -107,7 +107,7 @@ def test_links_and_directories_are_no_ballast(tmp_path):
 
 
 def test_pipe_is_no_ballast_and_its_other_end_is_not_waited_for(tmp_path):
-    """What is not a plain file is refused at once."""
+    """A pipe is refused at once, because it is no plain file."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="is not a ballast file"):
         BallastFile(str(tmp_path / "pipe"), MIB).held_bytes()

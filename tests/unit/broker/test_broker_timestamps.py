@@ -199,7 +199,7 @@ def test_kafka_keeps_no_such_time(segments):
 
 
 def test_partitions_that_are_gone_are_forgotten(log, layout, segments, tmp_path):
-    """What was remembered of a directory goes with it: faults of indexes, and counted offsets."""
+    """The memory of a directory goes with it: faults of indexes, and counted offsets."""
     index_path(segments[0]).unlink()
     assert asked(layout, segments[0])[1]
     layout._untranslated.add("/gone")

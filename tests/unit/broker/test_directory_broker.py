@@ -158,7 +158,7 @@ async def test_replicas_takes_the_epoch_from_the_checkpoint(broker, orders):
 
 
 async def test_replicas_without_a_broker_are_the_whole_cluster(broker, orders):
-    """What is on disk is all there is: each topic has as many partitions as were found of it."""
+    """Each topic has as many partitions as there are on disk."""
     more = [replace(orders, topic_partition=TopicPartition(*name)) for name in (("orders", 4), ("clicks", 0))]
     view = await broker.replicas([orders, *more])
     led = Replica(0, is_leader=True)
@@ -232,7 +232,7 @@ async def test_log_bounds_of_an_empty_active_segment_end_at_its_base(broker, ord
     ],
 )
 async def test_log_bounds_end_before_a_torn_tail(broker, orders, tail):
-    """What is not a whole batch at the end of the active segment is not in the log yet."""
+    """An incomplete batch at the end of the active segment is not in the log yet."""
     path = write_segment(orders, 0, batch(0))
     append(path, tail)
 
@@ -418,7 +418,7 @@ async def test_trim_ends_what_a_crash_left_half_done(broker, orders):
 
 
 async def test_trim_refuses_segments_that_changed(broker, orders):
-    """What is on disk must be what was observed; otherwise nothing is unlinked."""
+    """Nothing is unlinked unless the files are those that were observed."""
     for base_offset in (0, 100):
         write_segment(orders, base_offset, batch(base_offset))
     local = read_local_log(orders)

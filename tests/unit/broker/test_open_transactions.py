@@ -38,7 +38,7 @@ def writer(tmp_path):
     ],
 )
 def test_transactions_without_a_marker_before_an_offset_are_open_there(writer, offset, expected):
-    """What lies at or past the offset has no say, be it in the same segment or a later one."""
+    """Batches at or past the offset do not count, in the same segment or a later one."""
     assert open_transactions_at(KafkaLayout(), writer.local_log(), offset) == expected
 
 

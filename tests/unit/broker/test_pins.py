@@ -181,7 +181,7 @@ def test_pin_without_a_side_file_is_a_pin_and_without_its_log_is_nothing(pins, w
 
 
 def test_lost_race_for_one_segment_leaves_the_pins_of_others(pinned, writer):
-    """What is cleared after a lost race is that segment's, and its neighbours keep theirs."""
+    """Only the segment of the lost race is cleared, and its neighbours keep their pins."""
     writer.closed_segment()
     gone = writer.local_log().closed_segments[2]
     writer.log_path(gone.base_offset).unlink()

@@ -88,7 +88,7 @@ def test_scan_finds_the_partitions_of_clients_topics(tmp_path):
 
 @pytest.mark.parametrize("revisions", [(9, 16, 120), (120, 16, 9)])
 def test_scan_takes_the_highest_revision_of_a_partition(tmp_path, revisions):
-    """What a partition left behind when it was deleted or moved is not the partition."""
+    """Directories that a deleted or moved partition left behind are not the partition."""
     made = {revision: make_partition(tmp_path, revision=revision) for revision in revisions}
 
     scan = scan_redpanda_dirs([str(tmp_path)])
@@ -296,7 +296,7 @@ def test_known_bases_are_taken_without_reading_the_files(tmp_path):
 
 
 def test_files_are_counted_once_and_again_when_they_change(tmp_path):
-    """What was counted holds as long as the file is the same one, in size and time."""
+    """A count holds as long as the file is the same one, in size and time."""
     partition = make_partition(tmp_path)
     log = ordinary_log().write_to(Path(partition.path))
     logs = RedpandaLogs()

@@ -202,7 +202,7 @@ def test_walk_goes_on_where_it_ended(tmp_path):
 
 
 def test_walk_of_a_closed_segment_accepts_no_torn_end(tmp_path):
-    """What is an end in an active segment is corruption in a closed one."""
+    """A torn end is accepted in an active segment, and is corruption in a closed one."""
     segment = written(tmp_path, segment_bytes(0, batches=4)[:-3])
     with pytest.raises(CorruptDataError, match="closed segment has a torn tail") as caught:
         scan_transactions(segment, TransactionTracker())

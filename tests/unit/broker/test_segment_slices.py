@@ -184,7 +184,7 @@ def test_open_file_that_changed_after_it_was_listed_is_noticed(
 
 @pytest.mark.parametrize("next_offset", [12, None], ids=["closed", "active"])
 def test_open_file_whose_name_was_given_to_another_is_noticed(tmp_path, opened, next_offset):
-    """What was opened after a compaction is not the file that was listed."""
+    """A file that was opened after a compaction is not the file that was listed."""
     segment = written(tmp_path, segment_bytes(0, batches=4), 0, next_offset)
     other = tmp_path / "other"
     shutil.copy2(segment.path, other)

@@ -94,7 +94,7 @@ async def test_watch_cancelled_wait_loses_nothing(watch, log_dir):
 
 
 async def test_watch_forgets_partitions_that_are_no_longer_followed(watch, log_dir):
-    """What is not followed any more gives no hint; what is followed newly does."""
+    """A partition that is not followed any more gives no hint, and a newly followed one does."""
     (log_dir / "orders-2").mkdir()
     await watch.changes()
     watch.follow([str(log_dir / "orders-2")])

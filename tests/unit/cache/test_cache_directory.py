@@ -345,9 +345,9 @@ OPERATIONS = st.lists(
 @given(operations=OPERATIONS)
 def test_any_history_ends_in_accounts_that_are_the_disk(tmp_path_factory, operations):
     """
-    What is open for readers is what was put last, whole.
+    Readers have the bytes that were put last, whole.
 
-    Behind the cache's back files may be deleted and cut: a comparison finds all of it.
+    Files may be deleted and cut behind the cache's back. A comparison finds all of it.
     """
     root = tmp_path_factory.mktemp("cache")
     directory, model = started(root), {}

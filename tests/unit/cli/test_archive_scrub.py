@@ -131,7 +131,7 @@ def test_quarantine_is_emptied_for_good(archived):
 
 
 def test_old_quarantine_goes_with_a_fix(archived):
-    """What was there for longer than `archive_quarantine_ms` is deleted."""
+    """Objects older than `archive_quarantine_ms` in quarantine are deleted."""
     orphan = left_behind(archived)
     scrubbed(archived, "--fix")
     (there,) = archived.objects("*-dead-*")

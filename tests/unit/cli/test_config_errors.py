@@ -73,7 +73,7 @@ def test_configuration_without_a_fault_is_ok(site):
 
 
 def test_configuration_with_a_doubt_is_ok_and_warned_of(tmp_path):
-    """What is allowed and hardly meant is a warning on standard error, with its line; the exit code is 0."""
+    """A doubtful setting is a warning on standard error with its line, and the exit code is 0."""
     path = tmp_path / "doubtful.yaml"
     path.write_text(
         "broker:\n  kind: none\n  log_dirs: [/srv/logs]\nstate_directory: /srv/state\n"

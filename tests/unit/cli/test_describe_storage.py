@@ -109,7 +109,7 @@ def test_sections_have_the_columns_of_rpk(site):
 
 
 def test_bytes_in_both_tiers_count_once():
-    """What is trimmed from disk and what is not archived yet make the total, with the overlap once."""
+    """The total has the bytes of both tiers, with their overlap counted once."""
     manifest = stored([remote(0, 9), remote(10, 19), remote(20, 29, uploaded_at_ms=NOW_MS - 5)])
     row = storage_row(
         snapshot(manifest=manifest, log=local_log((10, 20, 30)), bounds=LogBounds(20, 33, 33)), now_ms=NOW_MS

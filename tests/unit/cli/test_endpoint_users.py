@@ -130,7 +130,7 @@ def test_user_that_is_not_there_cannot_be_removed(path):
 
 @pytest.mark.parametrize("call", [add, remove, listed])
 def test_bad_file_is_refused_with_its_line_and_stays(path, call):
-    """What a person wrote is never replaced by what could be read of it."""
+    """A command never replaces a person's file by the part of it that could be read."""
     path.touch(0o600)
     path.write_text("users: {}\nrules:\n  - {principal: alice}\n")
     before = path.read_bytes()

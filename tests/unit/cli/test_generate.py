@@ -21,7 +21,7 @@ def printed(*arguments: str) -> str:
 
 
 def test_rules_are_those_of_the_repository():
-    """What the command prints is the file that its tests try."""
+    """The command prints the file that its tests try."""
     assert printed("prometheus-rules") == (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
 
 

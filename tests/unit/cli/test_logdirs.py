@@ -81,7 +81,7 @@ def test_logdirs_table_has_the_columns_of_rpk(site):
 
 
 def test_topic_that_no_broker_has_is_listed_without_one(own_site):
-    """What the bucket keeps of a topic that is gone from every disk is still to be seen."""
+    """A topic that is gone from every disk is still listed with its bytes in the bucket."""
     tieringd("run", "--once", "-c", own_site.config)
     for path in own_site.partition_directory.iterdir():
         path.unlink()

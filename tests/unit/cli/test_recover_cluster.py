@@ -113,7 +113,7 @@ def test_marks_of_all_partitions_age_together(place, cluster):
 
 
 def test_attempt_that_began_at_the_same_time_keeps_its_marks(place, cluster):
-    """What it has set, or written, since the other one looked is not set back."""
+    """Marks and records of the other attempt since the first look are not set back."""
     cluster.add("orders", 2, KEEPING)
     values = list(place.writers[0].values().values())
 

@@ -300,7 +300,7 @@ def test_report_that_cannot_be_written_exits_2(tmp_path, config, place):
 
 
 def test_report_is_written_where_standard_output_has_no_reader(tmp_path, monkeypatch):
-    """What took hours is in the file all the same."""
+    """The result of hours is in the file all the same."""
     path = tmp_path / "report.json"
     reading, writing = os.pipe()
     os.close(reading)
@@ -314,7 +314,7 @@ def test_report_is_written_where_standard_output_has_no_reader(tmp_path, monkeyp
 
 
 def test_submit_file_is_the_commands_of_this_group():
-    """What spark-submit runs takes the arguments that would follow `tieringd spark`."""
+    """The file takes the arguments that would follow `tieringd spark`."""
     path = Path(invoked("spark", "submit-file").output.strip())
     assert path.is_file()
     command = [sys.executable, path, "usage", "--help"]

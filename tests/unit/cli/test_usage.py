@@ -172,7 +172,7 @@ def test_wrong_command_line_exits_2_and_names_what_is_wrong(arguments, words):
 
 
 def test_wrong_command_line_exits_2_as_a_process():
-    """What a shell sees is the same."""
+    """A shell sees the same."""
     done = from_the_start("run", "--onec")
     assert (done.exit_code, done.output) == (2, "")
     assert "--onec" in done.errors

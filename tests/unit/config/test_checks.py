@@ -43,7 +43,7 @@ def test_smallest_configurations_are_valid_and_without_warnings():
     ],
 )
 def test_security_is_complete_and_of_one_mind(security, problem):
-    """What the protocol needs is there, and what it cannot use is not."""
+    """The settings that the protocol needs are required, and those that it cannot use are refused."""
     text = KAFKA.replace("kind: kafka", f"kind: kafka\n  security: {security}")
     assert problems_of(text) == [f"t.yaml:3: broker.security.{problem}"]
 
@@ -261,7 +261,7 @@ def test_tiering_needs_a_backend():
 
 
 def test_plugin_backend_needs_a_name():
-    """What the package reads besides is its own affair."""
+    """The other settings of a plugin are its own affair."""
     text = TIERED.replace("cloud_storage_backend: file", "cloud_storage_backend: plugin")
     (problem,) = problems_of(text)
     assert "cloud_storage_plugin: is required for the plugin backend" in problem

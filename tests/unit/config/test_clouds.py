@@ -333,7 +333,7 @@ def test_hierarchical_namespace_is_at_port_443_unless_it_says_otherwise():
     ],
 )
 def test_encryption_class_and_parts_are_what_the_store_takes(name, lines, problem):
-    """What a store would refuse with the first upload is refused before it starts."""
+    """Settings that a store would refuse with the first upload are refused before the start."""
     if problem is None:
         assert example(name, lines).warnings == ()
         return

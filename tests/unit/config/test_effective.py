@@ -16,7 +16,7 @@ def settings(text, **environ):
 
 
 def test_every_property_is_shown_once():
-    """What is not written down is in effect as well."""
+    """Properties that the file does not set are in effect as well."""
     found = settings(SMALLEST)
     expected = [
         dotted((*place, one.name))

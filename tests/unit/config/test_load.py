@@ -322,7 +322,7 @@ def test_empty_section_holds_its_defaults():
 
 
 def test_config_cannot_be_changed():
-    """What a service was given stays what it was."""
+    """The configuration of a service stays as it was."""
     config = parsed(SMALLEST)
     with pytest.raises(ValueError, match="frozen"):
         config.cloud_storage_enabled = True

@@ -108,7 +108,7 @@ def test_changed_secret_is_named_and_not_shown():
 
 
 def test_configuration_after_a_reload_has_the_new_remarks():
-    """What the new file warns of is warned of."""
+    """Warnings of the new file are those of the configuration."""
     topics = "topics: {a: {redpanda.remote.delete: true, redpanda.remote.read: false}}"
     found = reloaded("", f"{topics}\nlog.roll.ms: 5\n")
     assert len(found.config.warnings) == len(found.config.notes) == 1

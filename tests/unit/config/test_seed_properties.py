@@ -195,7 +195,7 @@ def test_property_that_is_not_applicable_is_accepted_and_reported(name, one, lin
 
 
 def test_notes_come_in_the_order_of_the_lines_and_beside_faults():
-    """What is not applicable never hides a fault, and a fault never makes a note of one."""
+    """A property that is not applicable never hides a fault, and a fault never becomes a note."""
     text = (
         SMALLEST + "topics: {a: {segment.ms: 1, local.retention.ms: x}}\nlog.roll.ms: 5\nlog_segment_ms: 6\n"
     )

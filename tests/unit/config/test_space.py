@@ -32,7 +32,7 @@ def test_alerts_are_made_of_their_three_properties():
     ("reserved", "log", "is_refused"), [(20, 80, False), (20, 80.5, True), (100, 0, False), (0, 100, False)]
 )
 def test_areas_of_more_than_the_disk_are_refused(reserved, log, is_refused):
-    """What the log and the reservation take together is at most the disk."""
+    """The log and the reservation together take the disk at most."""
     text = f"disk_reservation_percent: {reserved}\nretention_local_target_capacity_percent: {log}\n"
     if not is_refused:
         parsed(SMALLEST + text)

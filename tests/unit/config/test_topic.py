@@ -226,7 +226,7 @@ def test_file_without_a_broker_section_deletes_nothing_by_age():
     ],
 )
 def test_recorded_local_target_stands_for_the_cluster_value(recorded, broker, expected):
-    """What a topic was created with holds where it sets nothing itself."""
+    """The recorded values of a topic's creation hold if the topic sets nothing itself."""
     target_ms, target_bytes = recorded
     begins_with = TieringDefaults(
         remote_write=True, remote_read=True, local_target_ms=target_ms, local_target_bytes=target_bytes

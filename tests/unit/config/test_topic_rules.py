@@ -174,5 +174,5 @@ def test_one_family_of_local_limits_is_no_doubt(name):
     ],
 )
 def test_archive_follows_compaction_of_compacted_topics(broker, file, is_followed):
-    """What compaction leaves is uploaded of topics that are compacted and written, unless that is off."""
+    """Compacted segments are uploaded for topics that are compacted and written, unless that is off."""
     assert topic(broker, file=file).reuploads_compacted is is_followed

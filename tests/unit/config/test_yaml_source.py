@@ -99,7 +99,7 @@ def test_environment_fills_values_of_every_type():
 
 
 def test_environment_cannot_change_the_structure():
-    """What a variable holds stays one value, whatever YAML would make of it."""
+    """A variable's content stays one value, whatever YAML would make of it."""
     config = parsed(
         SMALLEST + "cloud_storage_secret_key: ${KEY}\n", KEY="a: b\ncloud_storage_enabled: true # ${HOME} *x"
     )

@@ -249,7 +249,7 @@ async def test_partitions_are_counted_by_fault(metrics, reconciler, one_round, w
 
 
 async def test_status_and_metrics_agree_while_the_store_is_full(tmp_path, metrics, writer, broker, log):
-    """What waits is the same on both, and the fault is counted as the store's."""
+    """The waiting segments are the same on both, and the fault counts as the store's."""
     archive = archive_in(FullStore())
     reconciler = reconciler_of(tiered_config(tmp_path, interval_ms=1), archive, broker, metrics=metrics)
     run = asyncio.create_task(reconciler.run())
@@ -314,7 +314,7 @@ async def test_status_tells_what_holds_an_upload_back(metrics, archive, reconcil
 
 
 async def test_status_tells_a_partitions_fault(client, one_round, writer):
-    """What holds a partition back is told with it."""
+    """The status has the reason that holds a partition back."""
     writer.flip_byte(0)
     await one_round("segment is corrupt: the partition is neither uploaded nor trimmed from here on")
 
@@ -343,7 +343,7 @@ async def test_status_names_the_command_that_decides(client, one_round, archive,
 
 
 async def test_status_tells_the_problems(client, reconciler, writer):
-    """What could not be scanned is told by its path."""
+    """The status names a partition that could not be scanned by its path."""
     (writer.path / "leader-epoch-checkpoint").write_text("nonsense")
     await reconciler.run_once()
 

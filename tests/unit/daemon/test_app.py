@@ -278,7 +278,7 @@ async def test_part_that_needs_an_operator_ends_the_daemon(config, bucket, log):
 
 async def test_missing_bucket_ends_the_daemon_at_its_start(config, bucket, log):
     """
-    What an operator must mend is said at once, and nothing keeps running.
+    A missing bucket is reported at once, and nothing keeps running.
 
     It is a fault of the configuration: the unit does not start such a daemon again.
     """

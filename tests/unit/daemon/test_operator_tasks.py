@@ -122,7 +122,7 @@ def test_daemon_that_is_well_asks_for_nothing(found, metrics):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_is_one_task_with_its_command(found, metrics, name):
-    """What is wrong is named with its place, and the first command is there."""
+    """The task names the fault with its place, and has the first command."""
     make, what, command = FAULTS[name]
     make(metrics)
     ((said, typed),) = found()

@@ -248,7 +248,7 @@ async def test_object_that_is_missing_is_an_error_to_try_again(writer, archive, 
 
 
 async def test_store_that_is_away_leaves_cached_records_readable(writer, archive, store, tmp_path):
-    """What is known of the archive stays true, and what was read once is on this host."""
+    """The known manifests stay true, and chunks that were read once are on this host."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     interval = {"cloud_storage_readreplica_manifest_sync_timeout_ms": 1}

@@ -73,7 +73,7 @@ def test_quota_record_survives_encoding(record):
 
 @each_format
 def test_golden_file_is_read_and_written(name):
-    """What version 1 wrote is read as what it meant, and written the same, to the byte."""
+    """The golden file of version 1 decodes to its values, and encodes to the same bytes."""
     decode, value, _ = FORMATS[name]
     data = (OWN / name).read_bytes()
     assert decode(data) == value

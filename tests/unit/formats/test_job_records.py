@@ -20,7 +20,7 @@ identities = st.builds(SegmentIdentity, numbers, numbers, numbers, numbers, st.j
 
 
 def test_golden_record_is_written_and_read():
-    """What an older release has stored is understood."""
+    """The record of an older release is understood."""
     assert encode_rewriting(PARTITION, REWRITING) == GOLDEN.read_bytes()
     assert decode_rewriting(GOLDEN.read_bytes(), source="golden") == (PARTITION, REWRITING)
 

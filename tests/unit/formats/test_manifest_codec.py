@@ -105,7 +105,7 @@ def test_manifest_survives_encoding(manifest):
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_golden_manifest_decodes_to_its_values(name):
-    """What each version wrote is read as what it meant, field by field."""
+    """The golden manifest of each version decodes to its values, field by field."""
     found = decode_manifest((OWN / name).read_bytes())
     for field in dataclasses.fields(found):
         assert getattr(found, field.name) == getattr(EXPECTED[name], field.name), field.name
@@ -402,7 +402,7 @@ def test_manifest_that_breaks_a_rule_is_not_read(changes, words):
     ],
 )
 def test_manifest_with_a_wrong_new_field_is_corrupt(changes):
-    """What later versions brought is read as strictly as the rest."""
+    """The fields of later versions are read as strictly as the rest."""
     with pytest.raises(CorruptDataError, match="partition manifest cannot be read: "):
         decode_manifest(sealed(HEAD | changes, COLUMN_BYTES))
 

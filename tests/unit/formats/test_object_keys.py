@@ -287,7 +287,7 @@ def test_disk_state_key_is_parsed(cluster, node_id):
     ],
 )
 def test_other_keys_are_no_disk_states(key):
-    """What is no broker's state is not taken for one."""
+    """A key that is no broker's state is not parsed as one."""
     assert parse_disk_state_key(key) is None
 
 

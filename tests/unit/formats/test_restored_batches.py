@@ -98,7 +98,7 @@ def test_restored_batches_are_turned_back(batches, rest):
 
 @pytest.mark.parametrize("fault", ["old epoch", "id of a cluster", "damage", "no batch"])
 def test_batch_that_was_not_restored_ends_it(fault):
-    """What an older version has left is not taken for a restored batch, and damage is not hidden."""
+    """A batch of an older version is not taken for a restored one, and damage is not hidden."""
     first, second = (batch(offset, producer_id=5, producer_epoch=0, base_sequence=0) for offset in (0, 3))
     sound, other = restored(first), bytearray(restored(second))
     if fault == "old epoch":

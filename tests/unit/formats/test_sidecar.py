@@ -57,7 +57,7 @@ def test_sidecar_survives_encoding(index):
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_golden_sidecar_decodes_to_its_values(name):
-    """What version 1 wrote is read as what it meant, field by field."""
+    """The golden sidecar of version 1 decodes to its values, field by field."""
     found = decode_sidecar((OWN / name).read_bytes())
     for field in dataclasses.fields(found):
         assert getattr(found, field.name) == getattr(EXPECTED[name], field.name), field.name
@@ -133,7 +133,7 @@ def test_sidecar_without_a_field_is_corrupt(name):
 
 @pytest.mark.parametrize("rest", [REST + b"x", REST[:-1], b""], ids=["longer", "shorter", "missing"])
 def test_sidecar_sections_fill_the_document_exactly(rest):
-    """What follows the head is as long as the head says."""
+    """The sections after the head have the length that the head gives."""
     with pytest.raises(CorruptDataError, match=f"sections end at {len(REST)} of {len(rest)} bytes"):
         decode_sidecar(sealed_head(MAGIC, 1, HEAD, rest))
 

@@ -48,7 +48,7 @@ def decode(data: bytes):
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_spillover_manifest_decodes_to_its_values(name):
-    """What version 1 wrote is read as what it meant, field by field, under its name."""
+    """The golden part of version 1 decodes to its values, field by field, under its name."""
     data, part = (OWN / name).read_bytes(), GOLDEN[name]
     found = decode_spillover(data, partition=PARTITION, name=part.name(crc32c(data)))
     for field in dataclasses.fields(part):

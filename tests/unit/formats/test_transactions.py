@@ -81,7 +81,7 @@ def test_search_goes_its_own_way():
 
 
 def test_search_finds_the_first_marker_of_each_open_transaction():
-    """What a producer does after that, and other producers, have no part in it."""
+    """Later markers of a producer, and other producers, make no difference."""
     tracker = TransactionTracker(0)
     for header in (data(0, 7), data(1, 8), data(2, 9)):
         tracker.note_data(header)

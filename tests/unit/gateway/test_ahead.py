@@ -127,7 +127,7 @@ async def test_first_answer_of_a_client_is_not_gone_on_from(broker, archive):
     ids=["offset", "limit", "isolation", "version", "partition"],
 )
 async def test_request_that_asks_anything_else_goes_to_the_broker(broker, archive, other):
-    """What was made ready for another one is released, and nothing is asked ahead again at once."""
+    """The prepared answer for another request is released, and nothing is asked ahead at once."""
     async with following(broker, archive) as (_, client, ahead, broker_side):
         broker_side.write(fetched(ahead, OUT_OF_RANGE))
         await until(lambda: len(archive.questions) == 3)
@@ -276,7 +276,7 @@ async def test_request_that_comes_before_the_brokers_answer_waits_for_it(broker,
 
 @pytest.mark.parametrize("size", [10, 3 * MIB])
 async def test_records_that_the_broker_has_itself_are_asked_for_by_the_client(broker, archive, size):
-    """What it sends to the request ahead is dropped, however large, also when the client waits for it."""
+    """The broker's answer to the request ahead is dropped, however large, even if the client waits for it."""
     async with following(broker, archive) as (_, client, ahead, broker_side):
         client.send(fetch_at(2 * STEP))
         broker_side.write(fetched(ahead, {"old": {0: {"records": bytes(size)}}}))
@@ -356,7 +356,7 @@ async def test_gateway_that_ends_does_not_wait_for_what_is_asked_ahead(broker, a
 @virtually
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_unused_answer_is_released_after_a_second(archive, is_late):
-    """What the broker said of a client's rights is not used when it is older."""
+    """The broker's word on a client's rights is not used when it is older."""
     ahead = prepared_for(archive)
     await asyncio.sleep(PERMIT_SECONDS * (1.1 if is_late else 0.9))
     assert archive.released == is_late
@@ -442,7 +442,7 @@ async def test_word_of_the_broker_is_for_every_partition_or_none(archive):
 
 @virtually
 async def test_other_word_of_the_broker_ends_what_it_said_before(archive):
-    """What was prepared by that goes, and nothing more is."""
+    """The answers prepared by the earlier word go, and nothing more is prepared."""
     ahead = prepared_for(archive)
     await asyncio.sleep(PERMIT_SECONDS * 0.6)
     found = ahead.claim(AT_STEP, HEAD)

@@ -523,7 +523,7 @@ async def test_before_the_first_round_no_client_is_told_that_there_is_no_archive
     "properties", [{"redpanda.remote.write": "false", "redpanda.remote.read": "true"}, "paused"]
 )
 async def test_topic_that_is_not_archived_any_more_is_still_read(tmp_path, store, writers, properties):
-    """What the archive has of it is a part of its log, whether it is paused or its writing is off."""
+    """The archived part of a paused or no longer written topic is still a part of its log."""
     for writer in writers:
         await archived(writer, archive_in(store))
     daemon = Daemon(tmp_path, store, writers)
@@ -633,7 +633,7 @@ async def test_partitions_of_one_fetch_share_its_limit(tmp_path, store, daemon):
 
 @virtually
 async def test_where_an_answer_goes_on_is_told_only_below_the_local_log(tmp_path, store, writers):
-    """What the broker has itself, or may have, is not asked for ahead."""
+    """Records that the broker has itself, or may have, are not asked for ahead."""
     daemon = Daemon(tmp_path, store, writers)
     writer = writers[0]
     for _ in range(3):

@@ -268,7 +268,7 @@ async def test_partition_that_is_not_archived_stays_out_of_range(broker):
 
 
 async def test_answers_wait_for_the_archive_and_keep_their_order(broker):
-    """What the broker says meanwhile comes after it; the client may even ask more."""
+    """Later answers of the broker come after it, and the client may even ask more."""
     archive = TopicArchive()
     archive.may_answer.clear()
     async with running(broker, archive) as server, connected(server.port) as client:
@@ -421,7 +421,7 @@ async def test_large_answers_pass_unchanged(broker, version):
 
 
 async def test_slow_client_holds_back_the_broker(broker):
-    """What the gateway keeps for it is bounded, however much the broker has to say."""
+    """The memory for a slow client is bounded, however much the broker has to say."""
     async with running(broker) as server:
         with socket.socket() as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -508,7 +508,7 @@ async def test_tls_on_both_sides(tmp_path):
 
 
 async def test_last_record_of_a_burst_is_not_left_in_the_cipher(tmp_path, broker):
-    """What has left the socket but did not fit is dealt with, though the socket is not readable for it."""
+    """Bytes left in the cipher are handled, though the socket is not readable for them."""
     certificate = write_certificate(tmp_path / "certificate.pem")
     async with (
         # Without a budget it reads 16 KiB at once, less than the two records below.

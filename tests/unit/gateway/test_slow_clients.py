@@ -62,7 +62,7 @@ async def test_client_that_sends_a_byte_at_a_time_is_closed(broker, is_first):
 
 
 async def test_client_that_takes_no_response_is_closed(broker):
-    """What is kept for it is given back."""
+    """The memory for the client is given back."""
     async with running(broker, **SOON) as server, connected(server.port) as client:
         client.writer.write(plain_request(1))
         head, _, answers = await broker.next()

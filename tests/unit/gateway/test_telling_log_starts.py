@@ -209,7 +209,7 @@ def deleted(version, **topics):
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS[InspectedApi.DELETE_RECORDS])
 async def test_deletion_is_told_to_the_archive_and_its_start_to_the_client(broker, version):
-    """What the broker has refused, and what the archive cannot have, is no deletion."""
+    """A deletion that the broker refuses, or that the archive cannot have, is none."""
     archive = BegunArchive()
     async with running(broker, archive) as server, connected(server.port) as client:
         request = deletion(version, tiered=30, plain=10, new=20)
@@ -322,7 +322,7 @@ def listed(version, offsets):
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS[InspectedApi.LIST_OFFSETS])
 async def test_earliest_is_told_by_partition(broker, version):
-    """What the archive cannot say of one partition spoils no other, and never what is certain."""
+    """An unknown start of one partition spoils no other, and never a certain one."""
     archive = BegunArchive()
     archive.listed = {("tiered", 0): ListedOffset(40), ("new", 0): FAULT}
     async with running(broker, archive) as server, connected(server.port) as client:

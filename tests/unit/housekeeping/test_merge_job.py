@@ -86,7 +86,7 @@ async def settled(daemon):
 
 @virtually
 async def test_small_segments_of_each_partition_become_few(daemon, store):
-    """What is read stays the same, and a pass without work has covered all at no cost."""
+    """The same records are read, and a pass without work has covered all at no cost."""
     async with daemon.running():
         await settled(daemon)
         before = [await values_in(archive_in(store), stored_manifest(store, one)) for one in daemon.writers]

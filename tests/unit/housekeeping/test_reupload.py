@@ -140,7 +140,7 @@ async def test_each_offset_can_be_read_from(store, writer):
 
 
 async def test_nothing_is_uploaded_twice(store, writer):
-    """What is in the archive as it is on disk is left alone, and compacted again it is uploaded again."""
+    """A segment whose file is archived as it is stays. It is uploaded again once it is compacted again."""
     await filled(writer, store)
     compact_all(writer)
     reuploading = Reuploading(store, writer)

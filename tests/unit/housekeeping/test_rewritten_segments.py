@@ -113,7 +113,7 @@ async def test_rest_of_a_local_segment_is_compared_as_ever(writer, store, archiv
 
 
 async def test_last_piece_of_a_local_segment_may_be_the_rewritten_one(writer, store, archive, tmp_path):
-    """What the file has after the last piece that is compared is not taken for too much."""
+    """The rest of the file after the last compared piece is not taken for too much."""
     await filled(writer, archive)
     writer.compact(0, 2, without=())
     await rewrite(store, writer, 2, without={3}, tmp_path=tmp_path)
@@ -314,7 +314,7 @@ def zero_second_batch(data):
     ],
 )
 async def test_damaged_file_replaces_nothing_that_is_whole(writer, store, archive, tmp_path, damage):
-    """What would end the scan of an active segment is no end of a part of a closed one."""
+    """A torn batch ends the scan of an active segment, but not that of a part of a closed one."""
     await filled(writer, archive)
     await rewrite(store, writer, 4, without={4}, tmp_path=tmp_path)
     writer.compact(0, 2, 4, without={4, 5})

@@ -151,7 +151,7 @@ def test_cut_back_before_the_start_leaves_nothing_and_begins_there(next_offset):
 
 
 def test_cut_back_manifest_goes_on_with_another_leader_s_segments():
-    """What follows the cut is appended as ever, and another replacement is added to the first."""
+    """Segments after the cut are appended as ever, and another replacement is added to the first."""
     cut = cut_back(LONG, 40, leader_epoch=12, now_ms=99)
     longer = cut.appended([remote(40, 43)], ((12, 40),))
     again = cut_back(longer, 40, leader_epoch=14, now_ms=100)
@@ -398,7 +398,7 @@ def test_merge_of_what_is_not_there_is_refused(merged):
 
 
 def test_merge_over_a_gap_is_refused():
-    """What is beside a recorded gap is not one segment."""
+    """Segments on both sides of a recorded gap are not one segment."""
     manifest = stored([remote(0, 4)]).with_gap(Gap(5, 6, "lost", 0)).appended([remote(7, 9)])
     with pytest.raises(ValueError, match="do not match the manifest"):
         manifest.merged(remote(0, 9, size_bytes=2048), now_ms=0)
@@ -427,7 +427,7 @@ def test_hint_is_a_record_of_the_trim_that_follows(trims_to, expected):
 
 
 def test_archive_begun_anew_forgets_no_trim():
-    """What was below its start may have been trimmed as expired, which needs no record."""
+    """Segments below the archive's start may have been trimmed as expired, which needs no record."""
     emptied = TWO.expired(2, now_ms=1)
     assert emptied.trimmed_offset == 10
     assert cut_back(emptied, 4, leader_epoch=1, now_ms=2).trimmed_offset == 30
@@ -461,7 +461,7 @@ def test_readers_see_an_archive_from_an_offset_on(offset, bases, start):
 
 
 def test_compacted_segments_take_the_place_of_their_originals():
-    """What was there is retired, in order, what is beside it stays, and more or fewer may follow."""
+    """The originals are retired in order, their neighbours stay, and more or fewer segments may follow."""
     parts = [remote(0, 4), remote(5, 9), remote(10, 19), remote(20, 29)]
     one = remote(5, 19, size_bytes=2047)
     found = stored(parts).compacted([one], now_ms=7)
@@ -492,7 +492,7 @@ def test_compaction_over_a_gap_is_refused():
 
 
 def test_compaction_knows_the_transactions_over_the_new_ends():
-    """What is inside of a new segment is forgotten; what crosses an end, old or new, is remembered once."""
+    """A transaction inside a new segment is forgotten. One that crosses an end is remembered once."""
     inside, ends, crosses_anew = (
         CrossingTransaction(1, 6, 12, 0),
         CrossingTransaction(2, 3, 13, 0),

@@ -34,7 +34,7 @@ def led(topic: str = "a", partition: int = 0, epoch: int = 1, topic_id: str = TO
     ],
 )
 def test_assignment_starts_and_stops(wanted, running, fenced, stop, start):
-    """What runs and is not wanted stops; what is wanted and does not run starts, unless fenced."""
+    """Unwanted archivers that run stop, and wanted ones that do not run start, unless fenced."""
     found = plan_assignment(set(wanted), set(running), set(fenced))
     assert found == AssignmentPlan(stop=tuple(stop), start=tuple(start))
 

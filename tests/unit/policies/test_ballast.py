@@ -38,7 +38,7 @@ def plan(free, held=0, *, state=DiskState.OK, releases=True, size=SIZE):
     ],
 )
 def test_ballast_plan(free, held, state, releases, expected):
-    """It is made where the disk stays all right with it, and goes only from a degraded disk, if it may."""
+    """The ballast is made if the disk has room for it, and goes only from a degraded disk, if it may."""
     assert plan(free, held, state=state, releases=releases) is expected
 
 

@@ -83,7 +83,7 @@ def test_capped_closes_the_least_recently_used_over_the_share():
 
 
 def test_predictive_keeps_what_a_reader_gets_to_next():
-    """What lies behind every reader goes first, then what is farthest ahead."""
+    """Chunks behind every reader go first, and then those that are farthest ahead."""
     open_chunks = chunks({4: 0, 5: 0, 0: 0, 1: 0, 3: 1, 9: 0, 8: 0, 7: 0, 6: 0})
     assert released(open_chunks, 10, limits(PREDICTIVE)) == [0, 1]
     plan = plan_releases(open_chunks, {"s": 10}, limits(PREDICTIVE, hydrated_ratio=0.3))

@@ -268,7 +268,7 @@ def test_what_has_expired_is_not_uploaded_again():
 
 
 def test_files_that_failed_are_tried_again_when_they_change():
-    """What an attempt could not read is known by its file, not by its offsets."""
+    """Files that could not be read are known by their identity, not by their offsets."""
     log = local_log([0, 100, 200, 300], sizes={0: 1})
     (run,) = plan_reuploads(log, THREE, bounds()).reuploads
     assert planned(log, failed={run.identity})[1][0] == FAILED

@@ -78,7 +78,7 @@ def test_what_was_lowered_goes_back_to_what_it_was(current):
     ],
 )
 def test_only_quotas_that_go_before_the_default_are_lowered(entity, is_lowered):
-    """What Kafka looks at after the default of every user and client needs no change."""
+    """Quotas that Kafka looks at after the default of every user and client need no change."""
     changes = plan_lowering({quota_entity(**entity): 5000.0}, RATE)
     assert any(change.previous == 5000.0 for change in changes) is is_lowered
     assert any(change.entity == EVERY_PRODUCER for change in changes)

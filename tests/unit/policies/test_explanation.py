@@ -143,7 +143,7 @@ def test_part_of_a_segment_in_the_archive_is_said():
 
 
 def test_trim_takes_what_is_past_the_local_target():
-    """What the size limit lets go is trimmable, the rest tells how many bytes it still takes."""
+    """A segment past the limit is trimmable. The others say how many bytes it still takes."""
     found = explained(facts(target_bytes=3 * 1024), manifest=archive(*BASES))
     assert [found[base].state for base in BASES] == [
         State.TRIMMABLE,
@@ -194,7 +194,7 @@ def test_log_without_an_active_segment_repeats_nothing():
 
 
 def test_stored_segment_in_a_hole_of_the_log_is_told():
-    """What is missing between two files, and is in the archive, says that no file has it."""
+    """An archived segment between two files says that no file has it."""
     log = local_log(BASES)
     holed = replace(log, segments=(log.segments[0], *log.segments[2:]))
     found = explained(facts(), log=holed, manifest=archive(*BASES))
@@ -297,7 +297,7 @@ def test_archive_only_segment_without_a_time_counts_from_its_upload():
     ],
 )
 def test_archive_without_total_retention_keeps_everything(total, because):
-    """What nothing deletes says so."""
+    """The next step says why nothing deletes the segment."""
     found = explained(facts(total=total), bases=(40, 50), manifest=archive(*BASES), start=40)
     assert (found[0].state, found[0].next_step) == (State.ARCHIVED, f"the segment stays: {because}")
 
@@ -328,7 +328,7 @@ def test_stored_segment_that_reaches_into_the_local_log_has_its_own_entry():
 
 
 def test_gap_and_missing_offsets_are_nowhere():
-    """What is recorded as lost says why; what has just gone is not a gap yet."""
+    """A recorded gap has its reason, and offsets that have just gone are not a gap yet."""
     manifest = archive(0, 10).with_gap(Gap(10, 19, "deleted too early", TIME_MS))
     found = explained(facts(), bases=(30, 40), manifest=manifest, start=30)
     assert seen(found) == {
@@ -406,7 +406,7 @@ def test_compacted_file_that_replaces_nothing_says_why():
     ],
 )
 def test_idle_partition_names_the_first_thing_to_change(flags, because):
-    """What stops a partition altogether is told with the most general reason first."""
+    """The reasons that stop a partition altogether come with the most general first."""
     found = why_idle(**{"is_written": True, "is_paused": False, "is_held": True, "is_led": True, **flags})
     assert because in found
     assert bool(found) == bool(because)
@@ -453,7 +453,7 @@ def test_explanation_sums_up_what_holds_for_all():
     now=st.integers(0, 250),
 )
 def test_explanation_agrees_with_the_policies(times, target_ms, target_bytes, total, now):
-    """What is said to be trimmable or expired is what is planned, and a due time keeps its word."""
+    """Segments that are called trimmable or expired are those that are planned, and a due time is right."""
     bases = range(0, 10 * (len(times) + 1), 10)
     rows = [
         remote(base, base + 9, max_timestamp_ms=TIME_MS + time, uploaded_at_ms=TIME_MS + 500)

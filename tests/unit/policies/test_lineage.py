@@ -421,7 +421,7 @@ def test_a_replacement_says_what_the_local_log_can_no_longer_give(
     ],
 )
 def test_a_replacement_that_drops_no_good_record_has_nothing_to_salvage(entries, epochs, missing):
-    """What precedes the divergence in a gap was never stored, so nothing is lost with it."""
+    """Records of a gap before the divergence were never stored, so nothing is lost with them."""
     found = plan(archive(*entries), bases=(160,), epochs=epochs).replacement
     assert (found.missing, found.only_archived) == (missing, None)
 
@@ -589,7 +589,7 @@ def test_reopened_transaction_is_named_with_the_marker_that_is_gone():
 
 
 def test_reopened_transaction_whose_records_left_the_disk_is_only_archived():
-    """What would be cut off is good, and is nowhere else."""
+    """The good records that would be cut off are nowhere else."""
     found = plan(crossed((150, 320, OLD)), epochs=SHORT, bases=(200,)).replacement
     assert (found.base_offset, found.missing, found.only_archived) == (
         100,

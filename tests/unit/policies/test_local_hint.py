@@ -185,7 +185,7 @@ def test_hint_moves_with_the_target_up_and_down(target_bytes, offset):
 
 @pytest.mark.parametrize("shape", [replace(SHAPE, storage_mode=CLOUD), replace(SHAPE, is_compacted=True)])
 def test_hint_that_has_no_say_any_more_is_cleared_once(shape):
-    """What is stored is cleared; when that is done there is nothing left to do."""
+    """A stored hint is cleared once, and then there is nothing left to do."""
     found = plan(shape)
     assert (found.step, found.offset, found.is_change, found.memory) == (HintStep.CLEAR, None, True, None)
     again = plan(shape, found.memory, stored=found.offset)

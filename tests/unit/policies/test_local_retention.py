@@ -337,7 +337,7 @@ def test_trim_says_why_it_ends(bases, reason):
     ],
 )
 def test_trim_counts_segments_below_the_log_start_as_gone(log_start_offset, expected):
-    """What the broker is removing already is not named again, and its bytes no longer count."""
+    """Segments that the broker is already removing are not named again, and their bytes do not count."""
     # Four segments of 1024 bytes and the active one: 3000 bytes need three of them to stay.
     found = plan([0, 10, 20, 30], BY_BYTES, log_start_offset=log_start_offset)
     assert trimmed(found) == expected

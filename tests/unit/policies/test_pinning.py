@@ -186,7 +186,7 @@ def test_budget_counts_and_gives_up_only_held_pins():
     st.lists(st.tuples(st.booleans(), st.integers(0, 50), st.integers(0, 5)), max_size=8), st.integers(0, 200)
 )
 def test_budget_is_kept_and_nothing_is_given_up_in_vain(drawn, budget_bytes):
-    """What stays fits, and would not fit together with the last one given up."""
+    """The remaining pins fit, and would not fit together with the last one given up."""
     pins = [
         pin(10 * at, 10 * at + 10, is_held=is_held, size_bytes=size_bytes, modified_ns=modified_ns)
         for at, (is_held, size_bytes, modified_ns) in enumerate(drawn)
@@ -340,7 +340,7 @@ def test_history_of_a_log_goes_as_far_back_as_its_pins(noted, anchor, epochs, ex
 
 
 def test_history_without_pins_is_the_broker_s():
-    """What is noted beside pins that are gone, or aside, is not asked for."""
+    """A note beside pins that are gone, or set aside, is not used."""
     for pins in ((), tuple(replace(each, is_stray=True) for each in HEAD), (pin(20, 30),)):
         log, _ = judged(log_with([(3, 20)]), PinnedLog(pins, ((2, 0), (3, 5))))
         assert log.epochs == ((3, 20),)

@@ -59,7 +59,7 @@ def test_cut_that_loses_a_winner_puts_the_originals_back():
 
 
 def test_cut_behind_all_winners_undoes_nothing():
-    """What was compacted stays, and its originals are held on."""
+    """The compacted segments stay, and their originals are held on."""
     manifest = compacted(archive(), 0, 1, winners_end=30)
     after = cut_back(manifest, 30, leader_epoch=1, now_ms=9)
     assert writers(after) == ["rewritten-e1", "rewritten-e1", "0a"]
@@ -102,7 +102,7 @@ def test_what_has_expired_does_not_come_back():
 
 
 def test_an_erasure_ends_the_holding():
-    """What was replaced is not put back; only the log could bring it back."""
+    """The replaced segments are not put back: only the log could bring their records back."""
     manifest = compacted(archive(), 0, 1)
     after = manifest.released(manifest.retired, is_settled=False)
     assert after.unsettled == Unsettled(0, 50)

@@ -74,7 +74,7 @@ def test_what_a_log_may_still_hold_is_rewritten_and_not_joined():
 
 
 def test_nothing_is_joined_over_a_gap():
-    """What is not archived stays a gap."""
+    """Offsets that are not archived stay a gap."""
     segments = rows(2)
     later = remote(300, 399, size_bytes=1000)
     manifest = stored(segments).with_gap(Gap(200, 299, "lost", 0)).appended([later])

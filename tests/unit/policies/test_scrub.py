@@ -83,7 +83,7 @@ def test_other_facts_are_a_finding(segment, size_bytes, crc32c):
 
 
 def test_index_without_a_noted_checksum_has_any():
-    """What was stored before index checksums were noted cannot be told by one."""
+    """A segment stored before index checksums were noted is accepted with any."""
     segment = replace(SEGMENT, index_crc32c=NO_CRC)
     assert segment_findings(PARTITION, segment, data=SOUND_DATA, index=ObjectFacts(300, 7)) == ()
 

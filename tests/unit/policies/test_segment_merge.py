@@ -125,7 +125,7 @@ def test_reasons_name_what_stays():
 
 
 def test_segments_past_the_bound_may_still_follow():
-    """What ends after the bound is not merged, and the run before it waits as at the end."""
+    """A segment that ends after the bound is not merged, and the run before it waits as at the end."""
     manifest = of_sizes(100, 100, 100, 1000)
     assert runs(manifest, up_to=39) == []
     assert plan_merges(manifest, LIMITS, up_to=39).resume_offset == 0

@@ -302,7 +302,7 @@ def test_bytes_on_their_way_out_are_not_removed_again():
 
 
 def test_bytes_on_their_way_out_count_for_every_partition():
-    """What a log start let go of is leaving, though the partition may give nothing itself."""
+    """Segments below a log's start are leaving, even of a partition that may give nothing itself."""
     partitions = [space_partition("a-0", [100] * 3, gone=2, not_reclaimable="this broker is not its leader")]
     found = plan_space(partitions, demand(5300, 5000))
     assert (found.leaving_bytes, found.excess_bytes) == (200, 100)
@@ -348,7 +348,7 @@ def test_partition_without_segments_is_named():
 
 
 def test_partitions_that_are_not_reclaimable_say_so_and_the_others_pay():
-    """What cannot be reclaimed is shown with its reason, and what is missing for it."""
+    """A partition that cannot be reclaimed is shown with its reason. The missing bytes are shown too."""
     partitions = [
         space_partition(
             "compacted-0", [10] * 9, not_reclaimable="compact-only: the broker refuses to trim it"

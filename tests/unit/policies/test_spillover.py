@@ -42,7 +42,7 @@ def test_manifest_within_its_target_keeps_all():
     ],
 )
 def test_parts_are_half_a_target_each(rows, size_bytes, parts):
-    """What is left is between half of the target and all of it."""
+    """The remaining size is between half of the target and all of it."""
     assert plan(rows, size_bytes) == parts
 
 

@@ -141,7 +141,7 @@ def test_total_retention_says_why_the_oldest_stays(limits, now_ms, because):
 
 
 def test_total_retention_goes_no_further_than_the_archive():
-    """What is only on the broker stays, however far above the limit and however old it is."""
+    """Segments that only the broker has stay, however old they are and however far above the limit."""
     manifest = stored([remote(0, 9), remote(10, 19)])
     log = local_log([10, 20, 30, 40])
     found = plan(manifest, NOTHING_STAYS, log=log, now_ms=FAR_FUTURE_MS)
@@ -159,7 +159,7 @@ def test_total_retention_takes_a_segment_exactly_as_old_as_the_limit(age_ms, seg
 
 
 def test_total_retention_stops_at_a_young_segment_before_an_old_one():
-    """What goes is a prefix, however old the segments behind it are."""
+    """Retention takes a prefix, however old the segments behind it are."""
     manifest = stored(
         [
             remote(0, 9),

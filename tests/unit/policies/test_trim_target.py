@@ -77,7 +77,7 @@ def test_trim_target_is_the_smaller_of_durable_and_hint(*, durable, hint, cloud_
     ],
 )
 def test_trim_target_is_never_below_the_log_start(durable, hint, cloud_gc):
-    """What is gone is gone: the target then stands where the log begins."""
+    """The target stands at the log's start if that is higher."""
     assert choose(durable, hint=hint, cloud_gc_offset=cloud_gc, log_start_offset=25).offset == 25
 
 

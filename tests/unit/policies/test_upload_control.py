@@ -231,7 +231,7 @@ def test_shares_brake_nothing_on_an_idle_machine(control, limit, shares, is_list
 
 @pytest.mark.parametrize("shares", [100, 1000])
 def test_the_hard_limit_holds_at_any_shares(shares):
-    """What a link costs has nothing to do with what others want of the machine."""
+    """The cost of a link has nothing to do with other load of the machine."""
     limits = PaceLimits(max_uploads=20, bytes_per_second=5 * MIB)
     assert pace_for(shares, DEFAULTS, limits, contention=CONTENDED).limit_bytes_per_second == 5 * MIB
 

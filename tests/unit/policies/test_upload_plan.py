@@ -394,5 +394,5 @@ SOLID = (remote(10, 19), remote(20, 29), remote(30, 39))
     ],
 )
 def test_admissible_prefix_ends_at_the_first_failure_or_hole(uploaded, next_offset, expected):
-    """What may be committed is contiguous from the archive's end; what follows a failure is not."""
+    """Uploads are committed if they are contiguous from the archive's end, and none after a failure is."""
     assert admissible_prefix(uploaded, next_offset=next_offset) == expected

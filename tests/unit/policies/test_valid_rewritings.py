@@ -101,7 +101,7 @@ def test_compaction_counts_as_a_whole():
 
 
 def test_compaction_whose_beginning_has_expired_stands():
-    """What it did away with there does not come back."""
+    """The expired segments that the compaction replaced do not come back."""
     records = [record(COMPACTED, [A, B, C], [NEW_A, NEW_B, NEW_C], at=3)]
     plan = planned(A, B, C, NEW_B, NEW_C, records=records)
     assert (plan.chosen, dict(plan.left_out)[A]) == ((NEW_B, NEW_C), SUPERSEDED)
@@ -109,7 +109,7 @@ def test_compaction_whose_beginning_has_expired_stands():
 
 
 def test_erasure_counts_segment_by_segment():
-    """What is missing of one says nothing of the others."""
+    """A missing segment of an erasure makes no difference to the others."""
     records = [record(REWRITTEN, [A, B], [NEW_A, NEW_B], at=3)]
     assert planned(A, B, C, NEW_B, records=records).chosen == (A, NEW_B, C)
 
@@ -235,7 +235,11 @@ def test_newer_leader_undoes_what_was_rewritten():
 
 
 def test_what_was_taken_out_and_is_back_is_told():
-    """What a job stored is missing, or others were stored later: then the old ones count."""
+    """
+    The old segments count if a job's segments are missing, or if others were stored later.
+
+    It is reported.
+    """
     erasure = [record(REWRITTEN, [A, B], [NEW_A, NEW_B], at=3)]
     compaction = [record(COMPACTED, [A, B, C], [NEW_A, NEW_B, NEW_C], at=3)]
     merged = stored(10, 29, at=4 + UNDER_WAY_MS, writer="0b")
@@ -281,7 +285,7 @@ def test_index_that_was_made_again_changes_nothing():
 
 
 def test_others_of_the_same_offsets_are_told_apart():
-    """What is left out has its own reason."""
+    """Each segment that is left out has its own reason."""
     other = stored(10, 19, at=0, writer="0c")
     plan = planned(A, B, other, NEW_A, NEW_B, records=[record(REWRITTEN, [A], [NEW_A], at=3)])
     assert plan.chosen == (NEW_A, B)

@@ -116,7 +116,7 @@ async def test_read_keeps_to_its_limit(writer, archive, host):
 
 
 async def test_read_goes_on_over_a_gap(writer, archive, host):
-    """What was lost is passed over, as a client passes over what compaction took."""
+    """Lost offsets are passed over, as a client passes over compacted ones."""
     for _ in range(3):
         writer.closed_segment()
     whole = await archived(writer, archive)
@@ -233,7 +233,7 @@ async def test_rest_of_a_chunk_that_was_cut_is_read(tmp_path, store):
 
 
 async def test_small_part_keeps_no_chunk_in_memory(tmp_path, writer, archive, store):
-    """What a slow client takes is no more than it was given."""
+    """A slow client holds no more memory than the bytes that it was given."""
     for _ in range(6):
         writer.append(b"v" * 300)
     writer.roll()

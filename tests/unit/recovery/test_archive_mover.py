@@ -167,7 +167,7 @@ async def test_record_that_goes_while_it_is_copied_is_not_missed(world, target, 
 
 
 async def test_second_copy_copies_only_what_is_new(world, target, moving, tmp_path):
-    """What the target's manifests name is not even asked for."""
+    """Objects that the target's manifests name are not even asked for."""
     first = await moving.copy()
     assert (
         sum(one.copy.copied_objects for one in first)
@@ -207,7 +207,7 @@ async def test_uploads_go_on_in_the_target_where_the_source_was_closed(world, ta
 
 
 async def test_move_that_is_called_again_leaves_a_daemon_in_the_target_alone(world, target, moving, tmp_path):
-    """What has gone on there is reported, and not written over."""
+    """A partition that has gone on in the target is reported, and not written over."""
     await moving.move()
     writer = world.writers[2]
     writer.closed_segment(b"after")
@@ -382,7 +382,7 @@ async def test_partition_of_which_nothing_is_archived_is_closed_too(world, targe
 
 
 async def test_topic_manifest_goes_with_the_topic(world, target, moving):
-    """What is set of a topic holds in the target; in the source it says where it went."""
+    """The topic's settings hold in the target. In the source its manifest says where it went."""
     await moving.move("third")
     there, here = await archive_in(target).manifests.load_topic(THIRD), await world.manifest(THIRD)
     assert (there.moved_to, here.moved_to) == ("", THERE)

@@ -163,7 +163,7 @@ async def test_transaction_over_the_end_gets_its_end(writer, archive, site, ende
 
 
 async def test_interrupted_attempt_is_gone_on_with(writer, archive, site, store):
-    """What is there and right is not fetched again; what is there and wrong is."""
+    """Right files of the first attempt are not fetched again, and wrong ones are."""
     for _ in range(3):
         writer.closed_segment()
     manifest = await archived(writer, archive)
@@ -360,7 +360,7 @@ async def test_restored_replica_has_no_producer_to_remember(writer, archive, sit
 
 @pytest.mark.parametrize("rolls", ["", "before the marker", "at the end"])
 async def test_aborted_transaction_is_in_the_index_where_its_marker_is(writer, archive, site, rolls):
-    """Also where the archive has no side files, and where the marker is written by the restore."""
+    """The index has the transaction without side files in the archive, and with a marker of the restore."""
     first = writer.append(b"a", producer_id=7)
     writer.append(b"b", producer_id=7)
     if rolls:

@@ -186,7 +186,7 @@ async def test_choice_can_be_changed_while_producers_are_held_back(nodes, quotas
 
 @pytest.mark.looptime
 async def test_daemon_that_died_while_its_disk_was_full_is_not_waited_for(nodes, quotas):
-    """Its state becomes unknown, and another daemon finds the record and puts the quotas back."""
+    """The state of the dead daemon becomes unknown. Another finds the record and puts the quotas back."""
     async with running(*nodes) as tasks:
         nodes[0].become(DEGRADED)
         await asyncio.sleep(1)

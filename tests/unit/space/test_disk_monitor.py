@@ -171,7 +171,7 @@ async def test_change_of_state_has_a_line_at_once(make_monitor, data):
 
 
 async def test_disk_that_hovers_at_the_threshold_does_not_flap(make_monitor, data):
-    """What the monitor knows of a disk goes into the next judgement."""
+    """The known state of a disk goes into the next judgement."""
     monitor = make_monitor()
     heard = []
     monitor.listen(lambda: heard.append(monitor.state))

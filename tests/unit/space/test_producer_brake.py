@@ -193,7 +193,7 @@ async def test_quota_that_is_new_meanwhile_is_lowered_and_put_back_too(side, quo
 
 
 async def test_lowered_quotas_keep_their_rate_when_the_setting_changes(side, store, quotas):
-    """What was recorded is what is looked for when quotas are put back."""
+    """The recorded rate is the one that is looked for when quotas are put back."""
     await side.hold_back()
     await side.hold_back(rate=5)
     assert quotas == LOWERED

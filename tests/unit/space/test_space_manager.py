@@ -347,7 +347,7 @@ async def test_without_tiering_there_is_no_cache(daemon, manager, told):
 
 @virtually
 async def test_cache_hears_when_the_areas_are_no_longer_managed(daemon, manager, told):
-    """What the logs took of its area last is not held against it for ever."""
+    """The bytes that the logs took last from the cache's area are not held against it for ever."""
     manager.set_config(daemon.config)
     assert told == []
     manager.set_config(daemon.config.model_copy(update={"space_management_enable": False}))

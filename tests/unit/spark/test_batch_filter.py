@@ -125,7 +125,7 @@ def test_times_count_from_the_delete_horizon_where_there_is_one():
 
 
 def test_batch_without_records_stays():
-    """What a broker's cleaner has left of a producer was not asked to be removed."""
+    """An empty batch, as a broker's cleaner leaves of a producer, was not asked to be removed."""
     data = memoryview(encode_batch(7, [], last_offset_delta=3, producer_id=4))
     assert filtered(data, []) is data
 

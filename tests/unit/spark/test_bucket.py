@@ -40,7 +40,7 @@ def test_runs_are_the_object_in_whole_batches(bucket, manifest, config):
 
 
 def test_reading_may_stop_in_the_middle(bucket, manifest):
-    """What was fetched ahead is let go of, and the bucket is as good as before."""
+    """The bytes fetched ahead are released, and the bucket is as good as before."""
     segment = manifest.segments[0]
     key = data_key(manifest.partition, segment)
     runs = bucket.runs(key, position=0, end=segment.size_bytes, chunk_bytes=200)

@@ -135,7 +135,7 @@ async def test_aborted_transaction_over_two_segments_stays_aborted(writer, store
 
 
 async def test_markers_have_no_key_that_could_be_erased(writer, store):
-    """What stands where records have theirs says which end it is; a client's record may have the same."""
+    """A marker's bytes in the place of a key say which end it is, and a client's record may have the same."""
     writer.append(b"1", b"2", keys=[b"\0\0\0\1", b"a"], producer_id=7)
     writer.commit(7)
     writer.roll()

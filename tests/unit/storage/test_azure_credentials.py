@@ -261,7 +261,7 @@ async def test_rotated_assertion_is_read_again(cloud, advance, tmp_path):
     ],
 )
 async def test_federation_needs_its_environment(cloud, monkeypatch, variable, value, match):
-    """What Kubernetes should have set and did not is a fault of the configuration, named at the start."""
+    """A variable that Kubernetes should have set is a fault of the configuration, named at the start."""
     async with cloud(TokenService()) as here:
         monkeypatch.setenv(variable, value)
         with pytest.raises(ConfigError, match=match):

@@ -86,7 +86,7 @@ async def put(store: AzureStore, **condition) -> None:
     ],
 )
 async def test_final_answers_have_classes_of_their_own(status, code, error):
-    """What the store answers for good is told by class, after one request, with the key."""
+    """A final answer of the store has a class of its own, after one request, with the key."""
     refusing = Refusing(status, code)
     async with store_of(refusing) as store:
         with pytest.raises(error) as caught:

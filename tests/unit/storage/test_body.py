@@ -283,7 +283,7 @@ async def test_sending_leaves_no_descriptor_open(slice_of, executor):
 
 
 def test_body_is_a_file_to_botocore(slice_of, executor):
-    """It has a length, and it can be read, asked for its position, and rewound."""
+    """A body has a length, and can be read, asked for its position, and rewound."""
     body = body_of(slice_of(b"0123456789"), executor)
     assert (len(body), body.tell(), body.read(4), body.tell(), body.read()) == (10, 0, b"0123", 4, b"456789")
     assert body.seek(0, os.SEEK_END) == 10

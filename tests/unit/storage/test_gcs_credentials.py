@@ -313,7 +313,7 @@ async def test_metadata_server_that_is_away_is_unavailable():
     ],
 )
 async def test_answer_without_a_usable_token_is_unavailable(document):
-    """What is no token is not sent to the store."""
+    """An answer that is no token is not sent to the store."""
 
     async def handle(exchange: Exchange) -> None:
         headers = {"Content_Type": "application/json"}

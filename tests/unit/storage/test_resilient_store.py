@@ -255,7 +255,7 @@ async def test_doubt_of_an_earlier_attempt_is_kept():
     ids=lambda error: type(error).__name__,
 )
 async def test_final_errors_pass_at_once(error):
-    """What another attempt cannot mend is not attempted again."""
+    """An error that another attempt cannot mend is not attempted again."""
     memory = MemoryStore()
     memory.fail_next("put", lambda: error)
     with pytest.raises(type(error)):

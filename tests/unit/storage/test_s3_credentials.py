@@ -336,7 +336,7 @@ async def test_token_that_expires_again_at_once_is_denied(role):
 
 @pytest.mark.parametrize("missing", ["AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"])
 async def test_sts_needs_its_environment(role, missing, monkeypatch):
-    """What the environment lacks is found before anything starts."""
+    """A missing variable of the environment is found before anything starts."""
     role("sts", "http://127.0.0.1:1")
     monkeypatch.delenv(missing)
     with pytest.raises(ConfigError, match=missing):

@@ -112,7 +112,7 @@ async def test_put_sends_the_file_with_its_checksum_and_nothing_more(
     ],
 )
 async def test_final_answers_have_classes_of_their_own(status, code, error):
-    """What the store answers for good is told by class, with the key and without the secret."""
+    """A final answer of the store has a class of its own, with the key and without the secret."""
     async with store_of(refusing(status, code)) as store:
         with pytest.raises(error) as caught:
             await store.put("dir/key", b"content", crc32c=0, condition=IfVersion('"v"'))

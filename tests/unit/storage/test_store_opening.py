@@ -161,7 +161,7 @@ async def test_store_that_cannot_be_loaded_is_a_fault_of_the_configuration(tmp_p
 
 
 async def test_file_store_is_tried_through_two_openings(tmp_path):
-    """What one writes the other sees at once, and nothing is left behind."""
+    """One opening sees at once what the other writes, and nothing is left behind."""
     make_marker(tmp_path)
     config = parsed(ON + f"cloud_storage_backend: file\ncloud_storage_file_root: {tmp_path}\n")
     async with opened_store(config, Metrics()) as store:

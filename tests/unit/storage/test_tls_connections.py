@@ -129,7 +129,7 @@ async def test_answer_before_the_end_of_a_body_is_heard(slice_of, executor, serv
 
 
 async def test_interim_answer_does_not_end_a_body(slice_of, executor, server_tls, client_tls, run):
-    """What a server says while it reads is heard between two pieces of the body, which then goes on."""
+    """An interim answer is heard between two pieces of the body, which then goes on."""
     file_slice, bodies = slice_of(content(LARGE)), []
 
     async def handle(exchange: Exchange) -> None:

@@ -48,7 +48,7 @@ def managed(retention_ms: int | None = 86_400_000, retention_bytes: int | None =
 
 
 async def test_retention_is_recorded_and_then_unlimited(manager, broker, registry):
-    """What was set on the topic is in its manifest, and the broker deletes nothing by itself any more."""
+    """The topic's own limits are in its manifest, and the broker deletes nothing by itself any more."""
     await manager.step(managed())
     assert registry.manifest(ORDERS).original_retention == OriginalRetention("86400000", None, 86_400_000, -1)
     assert broker.configs["orders"] == {
@@ -95,7 +95,7 @@ async def test_new_limit_on_the_broker_becomes_the_total_retention(manager, brok
     ],
 )
 async def test_limit_of_one_kind_leaves_the_record_of_the_other(manager, broker, registry, changed, expected):
-    """What the broker has of the other kind is tieringd's own."""
+    """The broker's limit of the other kind is tieringd's own."""
     has_bytes = "retention.ms" in changed
     if has_bytes:
         broker.configs["orders"]["retention.bytes"] = "7"
@@ -191,7 +191,7 @@ async def test_retention_is_not_taken_over_long_after_it_was_recorded():
 
 
 async def test_refusals_of_topics_that_are_gone_are_forgotten(manager, broker):
-    """What was refused is remembered while the topic is managed here."""
+    """A refusal is remembered while the topic is managed here."""
     broker.denied.add("orders")
     with capture_logs() as lines:
         for topics in (managed(), managed(), {}, managed(), managed()):

@@ -80,7 +80,7 @@ def test_replaced_partitions_say_what_was_given_and_the_others_what_they_said(dr
 
 @given(fetch_responses())
 def test_nothing_replaced_is_the_same_bytes(drawn):
-    """What is not replaced is the broker's, byte for byte."""
+    """A response without replacements is the broker's, byte for byte."""
     response = rebuilt(memoryview(drawn.frame), drawn.version, [])
     assert b"".join(response.pieces) == drawn.frame
 

@@ -41,7 +41,7 @@ def walked(version, frame, *, steps=()):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_log_starts_are_found_and_written_over_byte_by_byte(version):
-    """What kio reads back is what was written, and nothing else has changed, however the bytes arrive."""
+    """The decoder of kio reads the written values, and nothing else has changed, however the bytes arrive."""
     frame = response_frame(produce_response(version, topics_of(version, 70, 71, 72)))
     walk = walked(version, frame, steps=range(len(frame)))
     assert walk.is_done

@@ -164,7 +164,7 @@ async def test_object_comes_back_as_it_was(bucket):
 
 
 async def test_restored_orphan_has_its_grace_once_more(bucket):
-    """What an operator put back is not taken away again before its time."""
+    """A restored orphan is not taken away again before its time."""
     (key,) = await left_behind(bucket, 1)
     await bucket.scrub(fix=True)
     await bucket.parts.quarantine.restore(key)
@@ -211,7 +211,7 @@ async def test_crash_at_any_request_of_the_undo_loses_nothing(bucket):
 
 
 async def test_crash_at_any_request_of_the_deletion_loses_nothing_that_is_named(bucket):
-    """What is past its time goes, whole or not, and what manifests name stays."""
+    """Objects past their time go, whole or not, and those that manifests name stay."""
     orphans = await left_behind(bucket)
     await bucket.scrub(fix=True)
     bucket.clock.now_ms += 8 * DAY_MS

@@ -136,7 +136,7 @@ async def test_findings_tell_offsets_and_what_to_do(bucket):
 
 
 async def test_older_parts_are_scrubbed_past_a_missing_one(bucket):
-    """What lies before a missing spillover manifest is scrubbed too, where only one can be meant."""
+    """Parts before a missing spillover manifest are scrubbed too, if only one part can be meant."""
     await bucket.fill(6, local=2)
     parts = [
         key

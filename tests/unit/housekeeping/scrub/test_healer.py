@@ -108,7 +108,7 @@ async def test_merged_segment_is_put_together_from_several_files(bucket, keeps):
 
 
 async def test_part_of_a_local_segment_is_found_inside_it(writer, tmp_path):
-    """What was uploaded of a segment before it was closed is cut out of the closed one."""
+    """The part that was uploaded before its segment was closed is cut out of the closed file."""
     bucket = Bucket(writer, work_directory=tmp_path)
     bucket.archiver.set_limits(replace(bucket.archiver._limits, max_interval_ms=0))
     writer.append(b"one")

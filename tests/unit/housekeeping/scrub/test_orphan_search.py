@@ -207,7 +207,7 @@ async def test_topic_that_is_being_purged_has_no_faults_and_nothing_is_mended(bu
 
 
 async def test_topic_whose_purge_begins_under_the_scrub_has_no_faults(bucket):
-    """What goes after the topic was listed as live is no fault either, and is not mended."""
+    """An object that goes after the topic was listed as live is no fault, and is not mended."""
     await bucket.fill(3)
     gone = (await bucket.data_keys())[-1]
     scrub = bucket.parts.partitions.scrub

@@ -174,7 +174,7 @@ async def test_what_was_taken_back_meanwhile_is_no_fault(busy):
 
 
 async def test_expired_segments_may_be_gone(bucket):
-    """What has expired is on its way out: its objects are not missed, and what is held is."""
+    """Objects of expired segments are not missed, and those of held segments are."""
     await bucket.fill(8, local=3)
     held = (await bucket.data_keys())[-1]
     bucket.clock.now_ms += 70_000

@@ -71,7 +71,7 @@ def test_rows_are_what_aiokafka_reads(kind, codec):
 
 @pytest.mark.parametrize("codec", Codec, ids=lambda codec: codec.name.lower())
 def test_batches_of_another_writer_are_read(codec):
-    """What aiokafka's producer packs is read as aiokafka reads it."""
+    """Batches of aiokafka's producer are read as aiokafka reads them."""
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=int(codec),
@@ -256,7 +256,7 @@ def test_more_batches_than_one_call_takes():
 
 
 def test_record_batches_are_independent_of_the_decoder():
-    """What was yielded stays as it is while the decoder goes on, and when it has gone."""
+    """A yielded record batch stays as it is while the decoder goes on, and when the decoder has gone."""
     data = segment_bytes(batches=50, records_per_batch=10, codec=Codec.SNAPPY)
     found = decode(data, rows_max=16).batches
     assert pa.Table.from_batches(found).column("offset").to_pylist() == list(range(500))

@@ -128,7 +128,7 @@ def test_batch_that_unpacks_beyond_all_bounds_is_damaged():
 
 
 def test_headers_that_are_not_selected_do_not_count():
-    """What a record's headers take is of no interest where only values are wanted."""
+    """The size of headers does not matter if only values are selected."""
     data = encode_batch(0, [NewRecord(b"v", headers=[("n", b"c" * 500)])] * 9)
     assert [one.num_rows for one in decode(data, columns=("value",), bytes_max=20).batches] == [9]
 

@@ -120,7 +120,7 @@ async def test_damaged_manifest_is_told_and_the_rest_is_done(bucket, archive, co
 
 
 async def test_later_rounds_are_of_what_there_is_by_then(bucket, archive, config):
-    """What cannot be read by then is told, and so is what has left the bucket; the rest is done."""
+    """Partitions that cannot be read by then, or have left the bucket, are reported. The rest is done."""
     chosen = bucket.run(chosen_partitions(bucket, ["*"]))
     first, damaged, closed, changed = (one.partition for one in chosen.partitions)
     faults = []

@@ -169,7 +169,7 @@ def test_young_segments_and_what_follows_stay(manifest, lag_ms, segments):
 
 
 def test_segment_without_times_is_as_old_as_its_upload(manifest):
-    """It is not passed over for ever then, nor compacted too early."""
+    """The age of such a segment counts from its upload, so it is compacted neither never nor too early."""
     for now_ms, segments in [(DEFAULT_TIME_MS + 9, 0), (DEFAULT_TIME_MS + 10, 1)]:
         (first, *_) = manifest.segments
         timeless = manifest.compacted([replace(first, max_timestamp_ms=-1, writer_id="0c")], now_ms=0)
@@ -194,7 +194,7 @@ def test_segment_from_the_future_is_as_old_as_its_upload(manifest, lag_ms, segme
 
 
 def test_tombstones_stay_where_the_topic_goes_on_from_an_older_archive(bucket, manifest):
-    """What they hide may lie there."""
+    """The records that they hide may lie in the older archive."""
     options = CompactOptions(delete_retention_ms=5)
     (found,) = bucket.run(compaction_ranges(bucket, [manifest], options, now_ms=100))
     assert found.rules == CompactionRules(0, 95)

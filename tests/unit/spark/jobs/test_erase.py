@@ -103,7 +103,7 @@ def test_record_says_deleted_only_where_nothing_is_left(shelf, after_ms, is_dama
 
 
 def test_record_says_how_far_each_partition_was_gone_over(shelf):
-    """What is archived later was not searched, and a partition of a fault is not among them."""
+    """Offsets archived later were not searched, and a partition with a fault is not in the record."""
     shelf.fill(partition=0, segments=2)
     damaged = shelf.fill(partition=1)
     shelf.writer(partition=2)

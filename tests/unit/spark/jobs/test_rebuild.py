@@ -567,7 +567,7 @@ def test_store_that_does_not_answer_ends_a_rebuild(shelf, life):
 
 
 def test_tasks_survive_a_pickle(shelf, life):
-    """What goes to executors and comes back is plain."""
+    """The objects that go to executors and come back are plain."""
 
     def by_mail(what, tasks, work):
         return [

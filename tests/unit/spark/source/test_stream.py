@@ -377,7 +377,7 @@ def test_stream_may_begin_ahead_of_the_archive(archive, fails):
 
 
 def test_stream_may_begin_in_a_partition_that_is_not_archived_yet(archive):
-    """What is archived before its start is not read."""
+    """Records that are archived before the start of the stream are not read."""
     archive.filled(partition=1, segments=1)
     query = Query(archive, startingOffsets=AHEAD)
     assert query.steps() == [12]

@@ -167,7 +167,7 @@ def test_limited_batches_reach_the_end(waiting, max_offsets):
     is_initial=st.booleans(),
 )
 def test_checkpoint_holds_everything(offsets, begins, awaited, is_initial):
-    """What is read back is what was written, whatever the order of a dictionary."""
+    """A checkpoint is read as it was written, whatever the order of a dictionary."""
     found = StreamOffsets(offsets, {one.topic: "id" for one in offsets}, begins, awaited, is_initial)
     assert StreamOffsets.from_json(json.loads(json.dumps(found.to_json()))) == found
 

@@ -121,7 +121,7 @@ def test_clusters_that_share_a_bucket_are_told_apart(archive, bucket):
 
 
 def test_topic_that_was_moved_is_told(archive, bucket, warnings):
-    """What was archived since is in another bucket."""
+    """Records archived since are in another bucket."""
     writer = archive.filled("orders")
     archive.move(writer, "s3://other")
     topics = SubscriptionTopics(bucket, Subscription(topics=("orders",)))

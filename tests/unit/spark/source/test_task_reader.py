@@ -249,7 +249,7 @@ def test_recorded_gap_is_an_error(bucket, archive, writer):
 
 
 def test_recorded_gap_may_be_read_across(bucket, archive, writer, warnings):
-    """What is on both sides is read, and the gap told as far as it was asked for."""
+    """Records on both sides are read, and the gap is reported as far as it was asked for."""
     begin = writer.next_offset
     archive.lose(writer, b"x", b"y", b"z")
     writer.closed_segment(b"after")

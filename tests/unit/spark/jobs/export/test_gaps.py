@@ -53,7 +53,7 @@ async def test_gap_stops_the_export_before_anything_is_written(logs, directory):
 
 
 async def test_first_export_begins_where_the_archive_does(logs, directory):
-    """What expired before does not count as lost."""
+    """Offsets that expired before do not count as lost."""
     await logs.fill(3)
     await logs.edit(lambda manifest: manifest.expired(1, now_ms=1))
 
@@ -123,7 +123,7 @@ async def test_partition_that_was_empty_at_the_first_run_is_missed_when_it_expir
 
 
 async def test_topic_that_is_empty_at_the_first_run_is_begun_all_the_same(tmp_path, directory):
-    """What comes and expires until the second run was to be exported."""
+    """Records that come and expire before the second run count as lost."""
     logs = ArchivedLogs.made(tmp_path / "two", partitions=2)
     await logs.archive()
 

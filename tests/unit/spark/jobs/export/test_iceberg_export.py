@@ -314,7 +314,7 @@ class Between:
 
 
 async def test_run_that_another_overtakes_at_its_commit_appends_nothing_twice(logs, catalog, make_topic):
-    """What pyiceberg would do by itself: append the same files on top."""
+    """The same files are not appended on top, as pyiceberg would do by itself."""
     await logs.fill()
     meanwhile = []
     between = Between(catalog, lambda: meanwhile.append(exported(logs, make_topic())))

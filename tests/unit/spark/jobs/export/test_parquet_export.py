@@ -171,7 +171,7 @@ async def test_tasks_done_twice_write_the_same_files(logs, directory):
 
 
 async def test_failed_round_does_not_count(logs, directory):
-    """What it had written is written again."""
+    """The records of a failed round are written again."""
     await logs.fill()
 
     def run(work, portions):

@@ -120,7 +120,7 @@ def test_object_is_swapped_only_by_a_writer_that_has_read_it(bucket):
 
 
 def test_trial_of_a_store_is_beside_the_data(bucket):
-    """What is left when the job dies, at any request, must not break readers of the target."""
+    """The rest of a trial whose job dies at any request does not break readers of the target."""
     for dies_at in itertools.count(1):
         try:
             TargetStore(Dying(bucket.store, dies_at, after_effect=True), bucket.run).check(config_of(S3))
@@ -179,7 +179,7 @@ def test_swap_that_took_no_effect_is_an_error(bucket, is_known_to_fail):
 
 
 def test_swap_without_an_answer_that_lost_to_another_is_known_to_have_lost(bucket):
-    """What is stored is neither what was there nor ours."""
+    """The stored object is neither the one from before nor ours."""
     first = TargetStore(bucket.store, bucket.run).swap("key", b"1", None)
 
     class Overtaken(LosesAnswers):

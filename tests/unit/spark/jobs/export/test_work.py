@@ -70,7 +70,7 @@ async def test_isolation_holds_in_every_portion(logs):
 
 
 async def test_segments_that_are_merged_meanwhile_are_found_again(logs):
-    """What was read is not read again, however often they are merged."""
+    """Records that were read are not read again, however often the segments are merged."""
     await logs.fill(4)
     reading = read(logs, 1, 24)
     found = offsets([next(reading)])
