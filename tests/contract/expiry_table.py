@@ -1,5 +1,5 @@
 """
-What the retry table has besides for credentials that expire while a store uses them.
+The part of the retry table for credentials that expire while a store uses them.
 
 The proxy answers as a server does to expired credentials; the service that issues them is one of
 the tests' own. A store's test class inherits this table, and gives the fixtures `here`, a scene

@@ -1,5 +1,5 @@
 """
-What the retry table has besides for stores that send a large object in parts.
+The part of the retry table for stores that send a large object in parts.
 
 Parts store nothing: only the last request, which joins them, makes the object, and only it can be
 in doubt. A store's test class inherits this table together with `RetryTable`.

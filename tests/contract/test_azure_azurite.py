@@ -129,7 +129,7 @@ class TestAzureStoreWithAzurite(ObjectStoreContract, MissingBucketContract, Nest
         assert (await block_store.list_page("")).objects == ()
 
     async def test_emulator_that_cannot_join_is_told_apart(self, store, bucket):
-        """Azurite does not know the request that copies a block, so the caller is told to send the bytes."""
+        """Azurite does not know the request that copies a block, so the caller sends the bytes itself."""
         await put(store, "source", b"content")
         sources = [JoinSource("source", 7, crc32c(b"content"))]
         assert await store.join("key", sources, crc32c=crc32c(b"content")) is None

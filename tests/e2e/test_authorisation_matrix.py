@@ -192,7 +192,7 @@ async def _everything(behind):
 
 @pytest.mark.parametrize("principal", RULES)
 async def test_every_answer_is_the_brokers(matrix, principal):
-    """Only a principal that may read the trimmed topic is told anything that the broker does not tell."""
+    """Only a principal that may read the trimmed topic gets anything that the broker does not give."""
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connected(port)) for port in matrix.ports]
         for client in clients:

@@ -199,7 +199,7 @@ async def test_full_disk_of_one_broker_holds_producers_of_both_back_until_it_has
 async def test_daemons_that_were_killed_while_producers_were_held_back_let_them_go(
     pair, disk, daemons, objects, topic
 ):
-    """What was lowered is in the bucket, so daemons that start on a disk with room put it back."""
+    """The record of lowered quotas is in the bucket, so a new daemon on a disk with room restores them."""
     await pair.create_topic(topic, replicas=[[1]])
     daemons.launch()
     disk.fill()

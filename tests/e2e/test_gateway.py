@@ -342,7 +342,7 @@ async def test_log_dirs_show_what_the_archive_holds(behind, config_of, topic, ob
 
 
 async def test_reader_waits_while_the_store_fails(behind, seaweedfs, config_of, topic):
-    """Refused, reset and cut off in the middle: the client is told to try again, and misses nothing."""
+    """Requests are refused, reset and cut off in the middle: the client tries again, and misses nothing."""
     await behind.cluster.create_topic(topic, configs=SEGMENTS)
     await behind.cluster.produce(topic, _VALUES, max_batch_size=200_000)
     async with fault_proxy(seaweedfs.endpoint_url) as proxy:

@@ -80,7 +80,7 @@ def test_reload_says_what_needs_a_restart(config):
 
 
 def test_reload_of_a_wrong_file_keeps_the_configuration_in_use(config):
-    """Every fault of it is said, and the daemon goes on as before."""
+    """The log has every fault of the file, and the daemon goes on as before."""
     with running_daemon(config) as daemon:
         good = config.read_text()
         config.write_text(f"{good}\ncloud_storage_bukket: x\ncloud_storage_max_connections: none\n")

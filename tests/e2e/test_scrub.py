@@ -1,4 +1,4 @@
-"""A damaged bucket of a real S3 server: every planted fault is found and mended, and nothing else is said."""
+"""A damaged bucket of a real S3 server: every planted fault is found and mended, and no other is reported."""
 
 from __future__ import annotations
 

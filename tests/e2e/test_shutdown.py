@@ -127,7 +127,7 @@ def test_idle_daemon_stops_at_once(write, topic, number):
 
 
 def test_sigterm_ends_a_single_pass_after_the_segments_in_hand(write, seaweedfs, objects, topic, directory):
-    """A pass that is told to stop commits what it is in and says that something is left."""
+    """A pass that gets SIGTERM commits the segments in hand, and says that something is left."""
     add_segments(directory, segments=300, value_bytes=2_000)
     path = write()
     daemon = Daemon(path, path.with_suffix(".log"), "--once")

@@ -68,7 +68,7 @@ async def test_change_leaves_all_other_quotas(broker):
 
 
 async def test_quota_that_kafka_does_not_take_is_an_error_that_names_whom_it_is_for(broker):
-    """An answer without an error on the whole still tells of each entity."""
+    """An answer without an error on the whole still has an error for each entity."""
     with pytest.raises(BrokerDenied, match=r"to set the quota of user alice: INVALID_REQUEST"):
         await broker.alter_client_quotas({ALICE: {"no_such_quota": 1.0}})
     assert await broker.client_quotas() == {}

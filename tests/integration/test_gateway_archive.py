@@ -224,7 +224,7 @@ async def test_bytes_after_a_request_are_ignored_as_the_broker_ignores_them(trim
 
 @pytest.mark.parametrize("version", range(1, 5))
 async def test_log_dirs_gain_a_row_for_the_bucket(trimmed, archive, version):
-    """The broker's own rows stay, and only partitions that were asked for are told."""
+    """The broker's own rows stay, and only partitions that were asked for are in the answer."""
     module = request_module(35, version)
     asked = module.DescribableLogDirTopic(topic="plain", partitions=(0,))
     async with connected(trimmed.behind.port) as client:

@@ -1,4 +1,4 @@
-"""What real brokers tell of their log directories, and what is said of those that do not."""
+"""Log directories as real brokers report them, and the errors of brokers that do not."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Promises:
         may_expire: Callable[[LogWriter, RemoteSegment], bool] = lambda *_: False,
         delete_delay_seconds: float = 0.0,
     ) -> None:
-        """Take what is checked; *may_expire* says what total retention lets go of."""
+        """Take what is checked; *may_expire* says which segments total retention may take."""
         self._delete_delay_seconds = delete_delay_seconds
         self._gone_at: dict[str, float] = {}
         """When each data object left the manifest."""

@@ -394,7 +394,7 @@ def test_store_request_is_counted_timed_and_weighed():
 
 
 class Gateway:
-    """What a gateway tells of itself."""
+    """The counts and the state of a gateway."""
 
     def __init__(self) -> None:
         self.open_connections = 3

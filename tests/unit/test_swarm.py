@@ -250,7 +250,7 @@ class LoadingConsumer:
 
 
 async def test_member_asks_again_while_its_group_is_loaded():
-    """Committed offsets that a client is told of later are no broken promise."""
+    """Committed offsets that a client learns later are no broken promise."""
     reader = CommittedReader("reader", "", "", "group", acknowledged={0: 7, 1: 7}, asked={0: 7, 1: 7})
     reader._consumer = LoadingConsumer()
     await reader.on_partitions_assigned([TopicPartition("t", 0)])

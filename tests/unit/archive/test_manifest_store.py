@@ -110,7 +110,7 @@ async def test_lost_swap_under_the_same_epoch_fences(store, ours, theirs, partit
 
 
 async def test_lost_swap_to_a_newer_epoch_fences(store, ours, theirs, partition):
-    """A deposed leader's swap fails, and it is told which epoch owns the manifest."""
+    """A deposed leader's swap fails, and the error names the epoch that owns the manifest."""
     stored = await ours.commit(_NOTHING, longer(_NOTHING, partition), leader_epoch=1)
     won = await theirs.commit(stored, longer(stored, partition), leader_epoch=2)
 

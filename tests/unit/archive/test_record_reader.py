@@ -105,7 +105,7 @@ async def test_gap_is_told_only_to_readers_across_it(archive, with_gap):
 
 
 async def test_gap_at_the_end_is_told(archive, writer, with_gap):
-    """A gap that no segment follows yet is told when the records are over."""
+    """A gap that no segment follows yet is reported when the records are over."""
     ends_with_gap = with_gap.with_gap(
         type(with_gap.gaps[0])(with_gap.next_offset, with_gap.next_offset, "a test", 0)
     )
@@ -170,7 +170,7 @@ async def test_object_that_has_gone_is_not_an_end(writer, archive, store):
 
 
 async def test_records_that_cannot_be_parsed_name_their_object(writer, store):
-    """A batch with a right checksum and wrong records is told by object, position and offset."""
+    """The error of a batch with a right checksum and wrong records has object, position and offset."""
     writer.append(b"good")
     archive = archive_in(store)
     writer.roll()

@@ -69,7 +69,7 @@ async def expect_as_in_the_log(archive, writer, manifest) -> None:
 async def test_transaction_whose_marker_was_lost_past_the_archive_s_end_is_archived_again(
     writer, archive, broker, was_ended_as, ended_as
 ):
-    """All that is archived is on the lineage, and the index tells of an end that the log has no more."""
+    """All archived records are on the lineage, and the index has an end that the log has no more."""
     end = archived_up_to_a_marker(writer)
     getattr(writer, was_ended_as)(2)
     before = await archived(writer, archive)

@@ -109,7 +109,7 @@ async def test_outage_before_the_change_is_told_to_the_caller(writer, archiver, 
 
 
 async def test_change_that_fails_takes_those_behind_it_along(writer, archiver, store):
-    """Nothing of the manifest is known for certain then; each is told, and none is committed."""
+    """Nothing of the manifest is known for certain then. Each change fails, and none is committed."""
     await archiver.step(observed(writer))
     futures = [archiver.offer(Mark(1)), archiver.offer(Mark(2))]
     store.fail_next("put", lambda: store_unavailable("put"))

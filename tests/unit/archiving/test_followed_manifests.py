@@ -140,7 +140,7 @@ async def test_follower_refreshes_first_what_it_knows_least_of(followed_manifest
 
 
 async def test_follower_keeps_what_it_knows_while_the_store_is_away(followed_manifests, manifests, clock):
-    """An old copy is better than none, the step ends at the first failure, and it is said."""
+    """An old copy is better than none. The step ends at the first failure, which is logged."""
     await commit(manifests, stored([remote(0, 9)]))
     await followed_manifests.step([PARTITION, TWO])
     clock.now_ms += REFRESH_INTERVAL_MS

@@ -509,7 +509,7 @@ async def test_scan_whose_bounds_are_of_another_epoch_is_discarded(watch, writer
 
 
 async def test_scan_whose_files_are_newer_than_its_leadership_is_discarded(watch, writers):
-    """The files tell of a later leader than the broker does."""
+    """The files have a later leader epoch than the broker's answer."""
     writers[1].begin_epoch(3)
     snapshot = await watch.scan()
     assert writers[1].name in snapshot.unclear

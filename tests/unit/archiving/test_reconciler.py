@@ -267,7 +267,7 @@ async def test_rounds_come_at_their_interval(daemon):
 
 @virtually
 async def test_stop_lets_the_step_in_hand_finish(daemon, store):
-    """An archiver that is told to stop commits what it has in hand, and no step follows."""
+    """An archiver that has to stop commits what it has in hand, and no step follows."""
     store.latency_seconds = 1
     for _ in range(9):
         daemon.writers[0].closed_segment()

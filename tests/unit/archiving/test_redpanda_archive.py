@@ -24,7 +24,7 @@ NOW_MS = 1_800_000_000_000
 
 
 class TrimmingBroker:
-    """Lets go of whatever it is asked to, and remembers."""
+    """A broker that trims whatever it is asked to, and remembers it."""
 
     def __init__(self):
         self.trimmed_before = []

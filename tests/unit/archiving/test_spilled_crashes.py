@@ -123,7 +123,7 @@ class World:
 
 
 async def spill(world: World) -> None:
-    """The local log lets go of four of six segments."""
+    """Delete four of six segments from the local log."""
     await filled(world.writer, world.archiver, local=6)
     world.note_values()
     for _ in range(4):

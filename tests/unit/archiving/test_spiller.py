@@ -132,7 +132,7 @@ async def test_superfluous_part_of_the_same_offsets_is_not_taken_for_history(
 
 
 async def test_part_that_is_missing_is_said_to_be(writer, archiver, store):
-    """A reader that needs it is told to read the manifest again, and never that there is nothing."""
+    """A reader that needs the part has to read the manifest again, and never takes it for empty."""
     await filled(writer, archiver)
     manifest = stored_manifest(store, writer)
     gone = spilled_names(store, writer)[1]

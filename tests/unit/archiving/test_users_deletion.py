@@ -309,7 +309,7 @@ async def test_trim_is_recorded_before_it_is_asked_for(writer, archiver, store, 
 
 
 async def test_what_follows_a_recorded_trim_knows_of_the_record(writer, archiver, store, broker, clock):
-    """One step trims and lets go of what is past retention: each commit is made on the one before."""
+    """One step trims and then expires segments: each commit is made on the one before."""
     await filled(writer, archiver)
     total = TotalRetention(limit_ms=0, limit_bytes=None)
     clock.now_ms += MINUTE_MS
@@ -321,7 +321,7 @@ async def test_what_follows_a_recorded_trim_knows_of_the_record(writer, archiver
 
 
 class PutsFail(MemoryStore):
-    """A store that takes nothing, when it is told to."""
+    """A store whose PUTs fail on demand."""
 
     is_full = False
 
@@ -350,7 +350,7 @@ async def test_trim_that_cannot_be_recorded(writer, broker, clock, cut):
 
 
 class Vanishes(MemoryStore):
-    """A store whose bucket is not there any more, when it is told so."""
+    """A store whose bucket vanishes on demand."""
 
     is_gone = False
 

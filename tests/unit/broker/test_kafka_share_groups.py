@@ -1,4 +1,4 @@
-"""What brokers tell of share groups, and what it means when they do not."""
+"""Answers of brokers on share groups, and their meaning if brokers do not answer."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_configuration_is_found_through_the_environment(wrong):
 
 
 def test_configuration_on_the_command_line_goes_before_the_environment(wrong, site):
-    """An operator who names a file means that file."""
+    """The file on the command line goes before the one in the environment."""
     done = tieringd("archive", "topics", "-c", site.config, TIERINGD_CONFIG=str(wrong))
     assert done.exit_code == 0
 

@@ -126,7 +126,7 @@ def test_azure_needs_account_and_container_and_key_or_identity(lines, expected):
 
 @pytest.mark.parametrize("source", ["azure_vm_instance_metadata", "azure_aks_oidc_federation"])
 def test_identity_of_azure_alone_means_azure(source):
-    """The identity names the cloud, so what is missing is said in that cloud's words."""
+    """The identity names the cloud, so the problems have that cloud's property names."""
     found = faults(f"cloud_storage_credentials_source: {source}\n")
     assert [line.split(": ")[1] for line in found] == [
         "cloud_storage_azure_storage_account",

@@ -36,7 +36,7 @@ def test_file_is_loaded_and_its_name_is_in_messages(tmp_path):
 
 
 def test_file_that_cannot_be_used_says_why(tmp_path):
-    """No such file, a directory, an empty file and bytes that are no text are told apart."""
+    """A missing file, a directory, an empty file and bytes that are no text have different errors."""
     assert fault_of_file(tmp_path / "no.yaml") == f"{tmp_path}/no.yaml: this file does not exist"
     assert fault_of_file(tmp_path) == f"{tmp_path}: this is a directory; name the file in it"
     path = tmp_path / "t.yaml"

@@ -71,7 +71,7 @@ def test_ballast_inside_the_archive_is_refused():
     ],
 )
 def test_ballast_that_is_not_wanted_needs_no_properties(line, value):
-    """An operator who describes a ballast file most likely means to have one."""
+    """A description of a ballast file without the switch is a warning: most likely one is wanted."""
     assert warnings_of(f"{SMALLEST}{line}: {value}\n") == [
         f"{line}: has no effect while tune_ballast_file is false"
     ]

@@ -80,7 +80,7 @@ def test_remote_delete_is_off_while_tiering_is():
     ],
 )
 def test_remote_delete_that_deletes_nothing_says_so(properties, words):
-    """An operator who asks for it in the file is told where nothing is deleted, and what it takes."""
+    """The warning says where nothing is deleted, and what a deletion takes."""
     warnings = parsed(TIERED + f"topics: {{orders: {properties}}}\n").warnings
     assert len(warnings) == (words is not None)
     if words is not None:

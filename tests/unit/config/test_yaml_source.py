@@ -32,7 +32,7 @@ def test_yaml_fault_names_its_line(text, problem):
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n", "null\n"])
 def test_empty_text_says_what_is_needed(text):
-    """A file without properties is told apart from one with wrong ones."""
+    """A file without properties has another error than one with wrong properties."""
     assert problems_of(text) == ["t.yaml: is empty; it needs at least broker and state_directory"]
 
 

@@ -274,7 +274,7 @@ async def test_status_before_the_first_round_is_empty(client):
 
 
 async def test_status_tells_each_partition(client, one_round, archive, writer):
-    """Each archiver is told with what it did."""
+    """The status has each archiver with what it did."""
     await archive.manifests.ensure_topic(topic_key(writer.identified), partition_count=1)
     await one_round()
 

@@ -40,7 +40,7 @@ def log_dirs_request(version, topics):
 
 @pytest.mark.parametrize("version", range(1, 5))
 async def test_settings_of_a_topic_are_read_only(writer, archive, tmp_path, version):
-    """Nothing is deleted here; a limit that was recorded is told."""
+    """Nothing is deleted here, and a recorded limit is shown."""
     writer.closed_segment()
     await archive_topic(writer, archive)
     one = writer.identified

@@ -185,7 +185,7 @@ async def test_client_that_does_not_log_in_is_cut_off(archive, tmp_path, users_f
     ],
 )
 async def test_wrong_token_is_refused_and_the_connection_is_closed(archive, tmp_path, users_file, token):
-    """All are told the same, and no token is logged."""
+    """Every refusal is the same, and no token is logged."""
     with capture_logs() as lines:
         async with (
             guarded(archive, tmp_path, users_file, **PLAIN) as endpoint,

@@ -177,7 +177,7 @@ def test_merged_index_is_that_of_the_merged_bytes(log):
 @settings(max_examples=examples(300))
 @given(logs())
 def test_read_committed_sees_the_same_in_the_merged_segment(log):
-    """Each batch is visible just when it is in a scan of the whole; no transaction is told of twice."""
+    """Each batch is visible just when it is in a scan of the whole, and no transaction is listed twice."""
     data, parts = parts_of(*log)
     index = merged_index(parts)
     whole = ReadCommittedFilter(indexed(data, index.base_offset, index.last_offset + 1).index.aborted)
@@ -266,7 +266,7 @@ def test_broker_s_own_indexes_are_put_together():
 
 
 def test_time_index_leaves_out_what_is_not_later():
-    """An entry tells of the largest time so far, so a part with earlier times adds none."""
+    """An entry has the largest time so far, so a part with earlier times adds none."""
     parts = [
         indexed(
             batch(base, [b"v"], timestamp_ms=time_ms),

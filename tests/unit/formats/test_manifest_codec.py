@@ -275,7 +275,7 @@ def test_manifest_of_a_newer_version_says_what_to_do():
 
 
 def test_segment_index_is_not_a_manifest():
-    """The kinds of documents are told apart by their first bytes."""
+    """The first bytes of a document give its kind."""
     with pytest.raises(CorruptDataError, match="this is not a partition manifest: it begins with b'TRDI'"):
         decode_manifest((OWN / "segment-index.v1").read_bytes())
 

@@ -308,7 +308,7 @@ def test_bookkeeping_may_end_a_segment_at_its_last_offset():
 
 
 def test_unknown_batch_type_keeps_its_own_error():
-    """A type that a newer Redpanda writes is told apart from damage, and has a place and a hint."""
+    """A type that a newer Redpanda writes has an error other than damage, with a place and a hint."""
     unknown = raw_batch(encode_batch(0, [NewRecord(b"a")]), raw_offset=3, batch_type=99)
     log = RedpandaLog().roll(term=1).data([b"a", b"b"])
     segment = Segment(0, 0, 1, log.segments[0].data + unknown)

@@ -110,7 +110,7 @@ def test_sidecar_of_a_newer_version_says_what_to_do():
 
 
 def test_manifest_is_not_a_sidecar():
-    """The kinds of documents are told apart by their first bytes."""
+    """The first bytes of a document give its kind."""
     with pytest.raises(CorruptDataError, match="this is not a segment index: it begins with b'TRDM'"):
         decode_sidecar((OWN / "partition-manifest.v1").read_bytes())
 

@@ -302,7 +302,7 @@ async def test_client_that_may_not_read_any_more_is_told_so(broker, archive):
 
 
 async def test_archive_that_cannot_say_ahead_is_asked_again_by_the_client(broker, archive):
-    """The client is told nothing of an attempt that it did not make."""
+    """The client does not hear of an attempt that it did not make."""
     async with following(broker, archive) as (_, client, ahead, broker_side):
         archive.failure = StorageUnavailable("away")
         broker_side.write(fetched(ahead, OUT_OF_RANGE))

@@ -336,7 +336,7 @@ async def test_own_answers_that_stop_a_client_let_it_go_on(broker):
 
 
 async def test_connection_that_ends_amid_a_turn_leaves_nothing_counted():
-    """A send that fails closes it while messages are taken and answers are told off."""
+    """A failed send closes the connection while messages are taken and answers are sent."""
     budget = MemoryBudget(MIB)
     pending = PendingRequests(budget)
     frame = bytes(request_frame(fetch()))

@@ -198,7 +198,7 @@ async def test_offset_that_only_a_pin_has_is_waited_for(tmp_path, store, writers
 
 
 async def told(behind, broker_offset, number=0):
-    """Return what is told of a log start at once, and when it has been looked up."""
+    """Return the known log start at once, and after the look-up."""
     at_once = behind.answers.log_start("orders", number, broker_offset)
     await asyncio.sleep(0.1)
     return at_once, behind.answers.log_start("orders", number, broker_offset)
@@ -463,7 +463,7 @@ async def test_deletion_of_a_partition_never_led_names_no_later_leader_either(tm
 
 @virtually
 async def test_deletion_without_a_known_epoch_is_not_recorded(tmp_path, store, writers):
-    """The client is told to try again, and the next request has one."""
+    """The client has to try again, and its next request has a known epoch."""
     writer = writers[0]
     writer.closed_segment()
     await archived(writer, archive_in(store))

@@ -37,7 +37,7 @@ EVENT = "a client's answer is cut off: a cached file cannot be read"
 
 
 class FileArchive(TopicArchive):
-    """Answers with parts of one file, and keeps what it is told of it."""
+    """An archive that answers with parts of one file, and keeps the reports on that file."""
 
     def __init__(self, path):
         super().__init__()

@@ -95,7 +95,7 @@ async def test_partition_that_is_gone_is_forgotten_and_may_come_again(job):
 
 
 async def test_without_a_feed_each_pass_is_over_all(job):
-    """Nothing tells of changes, so anything may have changed."""
+    """Anything may have changed if no feed reports changes."""
     sweep = PartitionSweep(lambda: job.partitions, share=job.share, forget=job.forgotten.append)
     for _ in range(2):
         job.served = []

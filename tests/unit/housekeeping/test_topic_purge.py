@@ -254,7 +254,11 @@ async def test_cluster_that_was_formatted_again_deletes_nothing_older(world, pur
 
 
 async def test_ordered_purge_waits_until_the_topic_is_told_to_be_gone(world, purging):
-    """A topic that is not told of may live; when it is told to be gone, the purge begins."""
+    """
+    A topic that the broker does not name may live.
+
+    The purge begins when the broker says that it is gone.
+    """
     now_ms = world.clock.now_ms
     before = world.keys_of(THIRD)
     await purging.archive.manifests.change_topic(THIRD, lambda found: ordered_to_go(found, now_ms=now_ms))

@@ -260,7 +260,7 @@ def test_what_is_spilled_is_passed_over():
 
 
 def test_what_has_expired_is_not_uploaded_again():
-    """A file whose archived segment was let go of replaces nothing."""
+    """A file whose archived segment has expired replaces nothing."""
     manifest = THREE.expired(1, now_ms=5)
     log = local_log([0, 100, 200, 300], sizes={0: 1, 100: 1})
     runs, passed = planned(log, manifest)

@@ -303,7 +303,7 @@ def test_archive_without_total_retention_keeps_everything(total, because):
 
 
 def test_segments_past_total_retention_go_for_good():
-    """Both tiers give up what total retention does not keep, and the local target has no say."""
+    """Both tiers give up what total retention does not keep, whatever the local target is."""
     topic = facts(total=TotalRetention(None, 3 * 1024))
     found = explained(topic, bases=(10, 20, 30, 40), manifest=archive(*BASES), start=10)
     assert seen(found) == {
@@ -317,7 +317,7 @@ def test_segments_past_total_retention_go_for_good():
 
 
 def test_stored_segment_that_reaches_into_the_local_log_has_its_own_entry():
-    """A segment that another leader cut elsewhere is told beside the file that holds its end."""
+    """A segment that another leader cut elsewhere stands beside the file that holds its end."""
     found = explained(facts(), bases=(15, 20, 30), manifest=archive(0, 20), start=15)
     assert seen(found) == {
         0: (Place.ARCHIVE, State.ARCHIVED),

@@ -40,7 +40,7 @@ def test_gap_over_the_end_is_cut_there():
 
 @pytest.mark.parametrize(("end_offset", "next_start"), [(40, 40), (30, 40), (35, 40)])
 def test_offsets_without_a_copy_are_a_gap(end_offset, next_start):
-    """A reader comes across, and is told."""
+    """A reader goes on over the gap, which is reported."""
     part = history_part(THREE, end_offset=end_offset, next_start=next_start)
     assert (part.next_offset, part.gaps) == (40, (Gap(30, 39, GONE, 0),))
 

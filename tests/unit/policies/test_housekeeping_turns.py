@@ -71,7 +71,7 @@ def test_idle_store_gives_a_turn():
     ("traffic", "because"), [(BUSY, "there were 11 requests"), (THROTTLED, "asked to slow down 2 times")]
 )
 def test_busy_store_pauses_what_waits(traffic, because):
-    """The reason is said, and it is tried again well within the window."""
+    """The plan gives the reason, and the next attempt comes well within the window."""
     plan = planned(job(), traffic=traffic)
     assert (plan.state, plan.job) == (HousekeepingState.PAUSED, None)
     assert because in plan.reason

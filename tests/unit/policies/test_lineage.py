@@ -468,7 +468,7 @@ def test_good_segments_after_a_gap_are_only_archived():
     ],
 )
 def test_only_what_is_on_the_lineage_of_a_log_is_durable_of_it(manifest, epochs, expected):
-    """An old copy of the manifest may tell of records that another leader's have replaced."""
+    """An old copy of the manifest may have records that another leader's have replaced."""
     assert archived_end(manifest, replace(local_log((0, 100, 200)), epochs=epochs)) == expected
 
 

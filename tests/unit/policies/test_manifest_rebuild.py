@@ -1,4 +1,4 @@
-"""Which stored segments make up an archive: what merges, crashes and elections leave is told apart."""
+"""Stored segments that make up an archive, apart from leftovers of merges, crashes and elections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of merging, segment by segment."""
+"""The explanation of merging, segment by segment."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_both_objects_of_a_segment_can_be_wrong():
 
 @given(remote_segments(5))
 def test_right_facts_are_no_finding(segment):
-    """An object as the manifest has it is sound, whether its checksum is told or not."""
+    """An object as the manifest has it is sound, with and without a reported checksum."""
     for crc32c, index_crc32c in ((segment.crc32c, segment.index_crc32c), (None, None)):
         told = None if index_crc32c == NO_CRC else index_crc32c
         assert (

@@ -46,7 +46,7 @@ def test_cluster_that_is_chosen_has_all_its_names():
 
 
 def test_cluster_that_shows_up_later_takes_no_name_away():
-    """The one that has it keeps it, with its newest incarnation; that it is contested is told."""
+    """The cluster that has the name keeps it, with its newest incarnation. The contest is reported."""
     chosen = choose_topics([WEST, OLD, NEW], before={"orders": "east"})
     assert chosen.topics == {"orders": NEW}
     assert chosen.contested == {"orders": ("east", "west")}

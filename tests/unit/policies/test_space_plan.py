@@ -398,7 +398,7 @@ def test_plan_is_told_whole():
 
 
 def test_plan_of_an_empty_disk_is_empty():
-    """No partition at all is no error, and what is missing is said."""
+    """No partition at all is no error, and the missing bytes are reported."""
     found = plan_space([], demand(5200, 5000))
     assert (found.removed_bytes, found.short_by_bytes, found.kept, found.cursor) == (0, 200, (), None)
 

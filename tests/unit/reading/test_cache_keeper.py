@@ -272,7 +272,7 @@ async def test_foreign_files_are_said_once_and_stay(tmp_path, store, stored):
 
 @virtually
 async def test_directory_that_cannot_be_used_is_tried_again(tmp_path, store, stored):
-    """Readers are streamed to meanwhile, and it is said once."""
+    """Readers are streamed to meanwhile, and the fault is logged once."""
     (tmp_path / "cache").write_text("a file")
     host = host_with(tmp_path, store, LARGE)
     host.assert_tidy = lambda: None

@@ -158,7 +158,7 @@ async def test_gap_at_the_end_is_a_batch_without_records(writer, archive, host):
 
 
 async def test_aborted_transactions_come_with_their_records(writer, archive, host):
-    """A reader of committed records is told which to leave out."""
+    """A reader of committed records gets the list of transactions to leave out."""
     writer.append(b"no", producer_id=7)
     writer.append(b"yes", producer_id=8)
     writer.abort(7)

@@ -414,7 +414,7 @@ async def test_partition_that_never_had_a_record_is_left_alone(writer, archive, 
 
 
 async def test_full_disk_is_an_error_and_leaves_the_place_as_it_was(writer, archive, site):
-    """A place that cannot be built in is said with its path."""
+    """The error has the path of the place that cannot be built in."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     blocked = site.staging

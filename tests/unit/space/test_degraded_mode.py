@@ -228,7 +228,7 @@ async def test_daemon_that_does_not_know_its_disks_says_and_does_nothing(store, 
 
 @pytest.mark.looptime
 async def test_fault_is_said_once_and_tried_again(store, quotas):
-    """A broker that refuses is said when it begins and after it was well, not every ten seconds."""
+    """A broker that refuses is logged when that begins and after it was well, not every ten seconds."""
     node = Node(1, store, quotas)
     node.state = DEGRADED
     with capture_logs() as lines:

@@ -195,7 +195,7 @@ async def test_active_segments_stay_however_full_the_disk_is(daemon, manager, wr
 
 @virtually
 async def test_what_is_not_durable_stays(daemon, manager, writers, disk):
-    """The archive ends before the last closed segments. That is said, and the shortfall is a metric."""
+    """The archive ends before the last closed segments. The plan says so, and the shortfall is a metric."""
     async with daemon.running():
         kept = [writer.closed_segment() for writer in writers]
         disk.total_bytes = 100

@@ -276,7 +276,7 @@ async def test_compaction_is_whole_or_not_at_all(writer, store):
 
 
 async def test_expired_segments_are_left_out_of_a_swap(writer, store):
-    """Retention let go of the oldest meanwhile: the rest is swapped."""
+    """Retention took the oldest segments meanwhile, and the rest is swapped."""
     for number in range(3):
         writer.append(b"%d" % number, b"y", keys=[b"a", b"only-%d" % number])
         writer.roll()
@@ -307,7 +307,7 @@ async def spill_all_but(archive, writer, rows_left: int, *, rows_of_part: int) -
 
 @pytest.mark.parametrize("target_bytes", [1, 300])
 async def test_spilled_history_is_compacted_and_spilled_again(writer, store, target_bytes):
-    """Readers see the latest of each key, the live manifest tells of no more, and the counts are right."""
+    """Readers see the latest of each key, the live manifest has no more, and the counts are right."""
     for number in range(140):
         writer.append(b"%d" % number, b"y", keys=[b"a", b"only-%d" % number])
         writer.roll()
@@ -335,7 +335,7 @@ async def test_spilled_history_is_compacted_and_spilled_again(writer, store, tar
 
 
 async def test_damaged_object_is_not_compacted(writer, store):
-    """Whole batches that are not the manifest's are told as well as damaged ones."""
+    """Whole batches that are not the manifest's are faults, as damaged ones are."""
     writer.append(b"1", keys=[b"a"])
     writer.append(b"2", keys=[b"b"])
     writer.roll()

@@ -114,7 +114,7 @@ async def test_unreadable_records_are_erased_as_well(writer, store):
 
 
 async def test_aborted_transaction_over_two_segments_stays_aborted(writer, store):
-    """One of them is rewritten: it tells of the transaction still, and keeps the marker of both."""
+    """One of the segments is rewritten: it still has the transaction, and keeps the marker of both."""
     writer.append(b"1", keys=[b"a"], producer_id=7)
     writer.roll()
     writer.append(b"2", b"3", keys=[b"secret", b"b"], producer_id=7)
@@ -264,7 +264,7 @@ async def test_spilled_history_is_erased_and_spilled_again(writer, store):
 
 
 async def test_damaged_segment_is_not_taken_for_one_without_the_key(writer, store):
-    """A batch with another checksum, and an object of other batches, are told."""
+    """A batch with another checksum is a fault, and so is an object of other batches."""
     writer.append(b"1", keys=[b"a"])
     writer.append(b"2", keys=[b"b"])
     writer.roll()

@@ -87,7 +87,7 @@ async def test_bytes_carry_an_md5_over_tls_too(server_tls, certificate):
 
 @pytest.mark.parametrize("in_blocks", [False, True])
 async def test_md5_of_the_answer_is_compared(slice_of, in_blocks):
-    """A service that tells of other bytes than were sent has stored other bytes."""
+    """A service whose answer has another MD5 has stored other bytes."""
 
     async def handle(exchange: Exchange) -> None:
         await exchange.read_body()

@@ -72,7 +72,7 @@ class Sink:
 
 
 class HalfReader:
-    """Reads a part of the first body, says so, and goes on when it is told."""
+    """A server that reads a part of the first body, says so, and goes on when it may."""
 
     def __init__(self):
         self.has_begun = asyncio.Event()

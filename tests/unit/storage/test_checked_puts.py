@@ -87,7 +87,7 @@ async def test_damaged_object_is_stored_again(tells, condition):
 
 
 async def test_store_that_keeps_other_bytes_is_given_up():
-    """No caller is told that the object exists."""
+    """No caller takes the object for stored."""
     store = TrustingStore(tells=True)
     store.flips = 3
     with pytest.raises(ChecksumRejected, match="3 times in a row"):

@@ -88,7 +88,7 @@ SOFT_DELETE = "<DeleteRetentionPolicy><Enabled>{}</Enabled><Days>7</Days></Delet
     ],
 )
 async def test_azure_tells_by_blob_container_and_account(policy, of_blob, of_container, kept):
-    """Versions are told by a blob alone."""
+    """Only a blob shows whether versions are kept."""
     asked = []
 
     async def handle(exchange):

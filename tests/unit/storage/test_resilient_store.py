@@ -295,7 +295,7 @@ async def test_slot_is_free_during_a_pause():
 
 
 async def test_oldest_put_in_flight_is_known():
-    """The start of the oldest put that has not ended is told, through its retries, and None without one."""
+    """The start of the oldest PUT under way is known through its retries, and is None without one."""
     memory = MemoryStore(latency_seconds=2)
     memory.fail_next("put", unavailable())
     store = store_over(memory)

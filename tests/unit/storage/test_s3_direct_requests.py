@@ -72,7 +72,7 @@ def is_of_the_sdk(exchange) -> bool:
 
 @pytest.mark.parametrize("name", calls_of(None))
 async def test_request_is_that_of_the_sdk(slice_of, name):
-    """The first request is the SDK's, the second is not, and the server is told the same by both."""
+    """The first request is the SDK's and the second is not, and both say the same to the server."""
     encrypted = {"encryption": "aws:kms", "kms_key_id": "key", "storage_class": "STANDARD_IA"}
     call = calls_of(slice_of)[name]
     async with asked(**encrypted) as (store, seen):

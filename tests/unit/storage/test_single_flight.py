@@ -11,7 +11,7 @@ from tieringd.storage.single_flight import SingleFlight
 
 
 class Work:
-    """Work that ends when it is told to, and counts how often it was begun."""
+    """Work that ends on demand, and counts how often it was begun."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -41,7 +41,7 @@ async def flights():
 
 @pytest.fixture
 async def reported():
-    """Collect what the loop's exception handler is told."""
+    """Collect the reports to the loop's exception handler."""
     told = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
     yield told

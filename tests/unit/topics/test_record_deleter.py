@@ -165,7 +165,7 @@ async def test_partition_without_an_archive_or_with_a_closed_one_is_refused(writ
 
 @pytest.mark.parametrize("error", [BrokerDenied("POLICY_VIOLATION"), BrokerUnavailable("no answer")])
 async def test_broker_that_refuses_leaves_the_archive_as_it_is(writers, store, cluster, delete, error):
-    """The other partition is deleted, the outcome tells of both, and a repeat ends it."""
+    """The other partition is deleted, the outcome has both, and a repeat ends it."""
     cluster.refusals[0] = error
     done = await delete(6)
     assert [one.fault for one in done.results] == [str(error), ""]

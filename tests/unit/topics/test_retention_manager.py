@@ -79,7 +79,7 @@ async def test_unlimited_topic_is_left_alone(manager, broker):
 
 
 async def test_new_limit_on_the_broker_becomes_the_total_retention(manager, broker, registry):
-    """An operator who sets another limit means the topic's retention, and gets it recorded."""
+    """A new limit of an operator is meant as the topic's retention, and is recorded."""
     await manager.step(managed())
     broker.configs["orders"]["retention.ms"] = "1000"
     await manager.step(managed(retention_ms=1000))

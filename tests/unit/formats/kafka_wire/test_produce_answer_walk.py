@@ -18,7 +18,7 @@ VERSIONS = PRODUCE_VERSIONS[PRODUCE_VERSIONS.index(FIRST_LOG_START) :]
 
 
 def topics_of(version, *starts):
-    """Return two topics whose partitions have these log starts; the last one tells of errors as well."""
+    """Return two topics whose partitions have these log starts. The last one has errors as well."""
     one, two = (uuid.UUID(int=1), uuid.UUID(int=2)) if version >= 13 else ("one", "two")
     plain = {index: {"log_start_offset": start} for index, start in enumerate(starts[:-1])}
     failed = {

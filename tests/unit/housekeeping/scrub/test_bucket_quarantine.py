@@ -126,7 +126,7 @@ async def test_orphans_go_into_quarantine_with_a_report(bucket):
 
 
 async def test_scrub_without_fix_moves_nothing(bucket):
-    """Orphans are told, and stay where they are."""
+    """Orphans are reported, and stay where they are."""
     orphans = await left_behind(bucket)
     before = dict(bucket.store.objects)
 

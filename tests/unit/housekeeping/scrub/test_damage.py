@@ -1,4 +1,4 @@
-"""A damaged bucket: every planted fault is found under its own name, and nothing else is said."""
+"""A damaged bucket: every planted fault is found under its own name, and no other is reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DAMAGES = {
 
 
 def kinds_of(bucket, key, damage) -> set[FaultKind]:
-    """Return the kinds that may be told of an object."""
+    """Return the kinds of findings that an object may have."""
     is_gone = damage == "removed"
     if key == topic_manifest_key(bucket.topic_key):
         return {FaultKind.TOPIC_MANIFEST_MISSING if is_gone else FaultKind.TOPIC_MANIFEST_DAMAGED}

@@ -104,7 +104,7 @@ async def test_no_manifest_is_read_for_what_is_young(bucket):
 
 
 async def test_missing_manifest_of_young_objects_is_a_fault(bucket):
-    """A partition without its manifest is told at once, however young its objects are."""
+    """A partition without its manifest is reported at once, however young its objects are."""
     await bucket.fill(2)
     bucket.store.remove(manifest_key(bucket.writer.identified))
     assert [one.kind.value for one in (await bucket.scrub()).findings] == ["manifest_missing"]
@@ -246,7 +246,7 @@ async def test_topic_whose_purge_begins_during_the_scrub_has_no_fault(bucket):
 
 
 async def test_one_topic_can_be_scrubbed_alone(two):
-    """Nothing is said or moved of the others."""
+    """Other topics have no findings, and none of their objects is moved."""
     ours, other = two
     await ours.fill(2)
     await other.fill(2)

@@ -233,7 +233,7 @@ async def test_object_that_is_there_at_the_second_read_is_no_fault(bucket):
 
 @pytest.mark.parametrize(("operation", "deep"), [("head", False), ("get", True), ("get_range", True)])
 async def test_store_that_does_not_answer_is_no_fault(bucket, operation, deep):
-    """Nothing is said of objects that could not be asked for."""
+    """Objects that could not be asked for have no findings."""
     await bucket.fill(2)
     bucket.store.fail_next(operation, lambda: store_unavailable(operation))
     with pytest.raises(StorageUnavailable):

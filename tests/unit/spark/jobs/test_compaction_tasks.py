@@ -1,4 +1,4 @@
-"""What a task of a compaction tells of its segments, and makes of them."""
+"""The report of a compaction task on its segments, and its rewritten segments."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_task_tells_the_latest_of_each_key_and_sums_up(config, manifest):
 
 
 async def test_keys_are_handed_on_before_they_are_too_many(tmp_path, config):
-    """A key is told of several times then, and the last time is right."""
+    """A key is reported several times then, and the last time is right."""
     writer = LogWriter(tmp_path / "many")
     for number in range(20):
         writer.append(b"x", keys=[b"%d" % (number % 5)])

@@ -37,7 +37,7 @@ class LostAnswer(MemoryStore):
 
 
 def test_record_whose_answer_was_lost_is_stored():
-    """All that it tells of is done by then: a job that failed over it would leave no trace of that."""
+    """All that the record reports is done by then: a job that failed over it would leave no trace of that."""
     backend = LostAnswer()
     limits = StoreLimits(initial_backoff_seconds=0.001, max_backoff_seconds=0.001)
     bucket = SimpleNamespace(store=ResilientStore(backend, limits), run=asyncio.run)

@@ -1,4 +1,4 @@
-"""Telling how far Spark's tasks are, on a tracker that is not Spark's."""
+"""The progress of Spark's tasks, on a tracker that is not Spark's."""
 
 from __future__ import annotations
 

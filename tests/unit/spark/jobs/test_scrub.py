@@ -1,4 +1,4 @@
-"""Scrub without Spark: each planted fault is found under its own name, and nothing else is said."""
+"""Scrub without Spark: each planted fault is found under its own name, and no other is reported."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_partition_that_leaves_during_the_scrub_has_no_fault(spilled):
 
 
 def test_segment_that_retention_took_meanwhile_is_no_fault(shelf):
-    """The manifest is read again before anything is said."""
+    """The manifest is read again before anything is reported."""
     writer = shelf.fill(segments=4)
     before = shelf.manifest(writer)
 

@@ -1,4 +1,4 @@
-"""The end of a job that writes: what it tells of swaps whose answers are lost."""
+"""The end of a job that writes: its report of swaps whose answers are lost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def swapped(store, writer, tmp_path, *failures, clock=None) -> SwapOutcome
 
 @pytest.mark.parametrize("failures", [(), (False,), (True,)], ids=["answered", "not sent", "not answered"])
 async def test_swap_is_tried_again(store, writer, tmp_path, failures):
-    """An archive that was changed is told of as changed."""
+    """An archive that was changed is reported as changed."""
     outcome = await swapped(store, writer, tmp_path, *failures)
     assert outcome.faults == []
     assert (outcome.figures()["segments_before"], outcome.figures()["segments_after"]) == (6, 2)
@@ -92,7 +92,7 @@ def test_job_that_has_replaced_nothing_fails():
 
 
 async def test_deletion_ends_with_the_store(store, writer, tmp_path):
-    """Each of the other partitions would wait for it as long; one fault tells of all."""
+    """Each of the other partitions would wait for the store as long, so one fault stands for all."""
     await swapped(store, writer, tmp_path)
     outcome, asked = SwapOutcome(), []
 

@@ -1,4 +1,4 @@
-"""What is told of an error of Spark's: a line that says what to look at."""
+"""The message of Spark's errors: a line that says what to look at."""
 
 from __future__ import annotations
 

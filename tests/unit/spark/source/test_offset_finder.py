@@ -156,7 +156,7 @@ def test_what_the_archive_does_not_have_is_told(warnings, asked, readable, lost)
 
 
 def test_both_ends_may_be_missing(warnings):
-    """Each is told."""
+    """Each missing end is reported."""
     assert readable_range(ORDERS[0], MANIFEST, 0, 300, rule=LENIENT) == (100, 200)
     assert [each["base_offset"] for each in warnings.of("records are not in the archive")] == [0, 200]
 

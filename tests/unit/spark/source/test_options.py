@@ -1,4 +1,4 @@
-"""What users may ask for, what is told of a wrong option, and which options have no effect."""
+"""Options of users, the errors of wrong ones, and options that have no effect."""
 
 from __future__ import annotations
 

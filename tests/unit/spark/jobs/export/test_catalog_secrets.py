@@ -1,4 +1,4 @@
-"""Secrets of a catalogue: whatever it says in its errors, ours do not tell them."""
+"""Secrets of a catalogue: our errors never have them, whatever the catalogue's own errors say."""
 
 from __future__ import annotations
 

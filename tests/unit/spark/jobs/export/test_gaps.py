@@ -208,7 +208,7 @@ class Outrun:
 
 
 async def test_loss_of_a_round_that_another_run_did_is_that_run_s(logs, directory):
-    """Each is told by one of them."""
+    """Each loss is reported by one of the two runs."""
     await logs.fill(1)
     await logs.edit(lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
     others = []
@@ -224,7 +224,7 @@ async def test_loss_of_a_round_that_another_run_did_is_that_run_s(logs, director
 
 
 async def test_loss_of_a_round_that_a_killed_run_began_is_told_by_the_run_that_ends_it(logs, directory):
-    """The killed one had no time for it; what is lost after that round is told with the next one."""
+    """The killed run had no time to report it. A loss after that round is reported with the next one."""
     await logs.fill(1)
     await logs.edit(lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
 

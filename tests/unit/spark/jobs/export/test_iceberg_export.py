@@ -342,7 +342,7 @@ class Crowded:
 
 
 async def test_runs_may_begin_at_once(logs, catalog, make_topic):
-    """The namespace that another one makes is as good; without one the catalogue's error is told."""
+    """The namespace that another run makes is as good. Without one, the catalogue's error is raised."""
     await logs.fill()
 
     with pytest.raises(StorageUnavailable, match="UNIQUE constraint failed"):
@@ -462,7 +462,7 @@ async def test_table_that_was_rolled_back_is_exported_to_from_where_it_was_then(
 async def test_table_that_was_rolled_back_to_what_tells_no_offsets_is_refused(
     logs, catalog, make_topic, is_compacted_again
 ):
-    """The table's property tells of an export that its rows are not there of any more."""
+    """The table's property is of an export whose rows the table does not have any more."""
     await logs.fill()
     exported(logs, make_topic())
     compact(catalog)

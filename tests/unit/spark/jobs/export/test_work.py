@@ -29,7 +29,7 @@ def offsets(batches):
 
 
 def read(logs, from_offset, next_offset, *, isolation="read_committed", fails_on_gap=True, lost=None):
-    """Return the batches of a range; *lost* takes what the archive has let go of it."""
+    """Return the batches of a range; *lost* takes the offsets that the archive has no more."""
     portion = portion_of(logs, from_offset, next_offset)
     losses = Losses(portion, fails_on_gap, [] if lost is None else lost)
     return Work(lambda: logs.bucket, None, isolation, fails_on_gap).batches(portion, losses)
