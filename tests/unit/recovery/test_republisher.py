@@ -155,7 +155,7 @@ async def test_codec_of_a_partition_is_that_of_its_newest_segment(writer, archiv
 
 
 async def test_codec_of_a_segment_that_has_gone_is_none(writer, archive, store):
-    """Retention during a recovery is a reported gap, and no failure."""
+    """A segment whose index has gone has no known codec: retention during a recovery is no failure."""
     writer.closed_segment()
     manifest = await archived(writer, archive)
     await store.delete_many([index_key(writer.identified, manifest.segments[0])])

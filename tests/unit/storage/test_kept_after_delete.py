@@ -88,7 +88,7 @@ SOFT_DELETE = "<DeleteRetentionPolicy><Enabled>{}</Enabled><Days>7</Days></Delet
     ],
 )
 async def test_azure_tells_by_blob_container_and_account(policy, of_blob, of_container, kept):
-    """Only a blob shows whether versions are kept."""
+    """Only the answer about a blob shows that versions are kept."""
     asked = []
 
     async def handle(exchange):

@@ -208,7 +208,7 @@ class Outrun:
 
 
 async def test_loss_of_a_round_that_another_run_did_is_that_run_s(logs, directory):
-    """Each loss is reported by one of the two runs."""
+    """The run that did the round reports its loss, and the other run does not."""
     await logs.fill(1)
     await logs.edit(lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
     others = []
