@@ -201,7 +201,7 @@ async def test_client_in_go_reads_the_same_offsets(kafka, archive_of_samples, sa
 
 
 async def test_seeks_and_times_are_found(kafka, archive_of_samples, sample_objects):
-    """From any offset, and from any time, as the broker finds it; and the ends are the archive's."""
+    """Any offset and any time is found as the broker finds it, and the ends are those of the archive."""
     topic = codec_topic("lz4")
     partition = ClientPartition(topic, 0)
     manifest = archived_manifest(sample_objects, topic)
